@@ -1,4 +1,4 @@
-//! The one-way switch that ends all waits in a process.
+//! The abort flag, which ends all waits in a process. Once raised, the flag stays raised.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ struct State {
     wakers: Vec<Waker>,
 }
 
-/// Raised once, by whichever comes first: an error of this rank, or the news of another rank's error. Cheap to check in a spin
-/// loop. Code that sleeps registers a waker.
+/// Holds the job's first error: this rank's own error, or an error that another rank reported. A spin loop can check the flag at
+/// low cost. Code that sleeps registers a waker.
 #[derive(Default)]
 pub(crate) struct Abort {
     raised: AtomicBool,
@@ -51,7 +51,8 @@ impl Abort {
         self.state.lock().error.clone()
     }
 
-    /// Waits up to `limit` for the error: shared memory may show the abort before the message has arrived.
+    /// Waits up to `limit` for the error, and returns it. A rank may see the abort in shared memory before the message with the
+    /// error arrives on the control connection.
     pub(crate) fn wait(&self, limit: Duration) -> Option<CommError> {
         let mut state = self.state.lock();
         self.changed.wait_while_for(&mut state, |state| state.error.is_none(), limit);

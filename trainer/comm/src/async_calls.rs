@@ -1,5 +1,5 @@
-//! Asynchronous collectives: each runs after all calls submitted before, while the calling thread continues. [`Work::wait`]
-//! returns the buffer. PyTorch: `async_op=True`.
+//! Asynchronous collectives. Each collective runs after all calls that were submitted before, while the calling thread continues.
+//! [`Work::wait`] returns the buffer. PyTorch: `async_op=True`.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 

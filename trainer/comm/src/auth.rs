@@ -1,4 +1,4 @@
-//! Who may join: a secret per run, which both ends prove to know without sending it.
+//! Authentication of connections: both ends prove that they know the run's secret, without sending it.
 //!
 //! ```text
 //! dialer   → listener   hello:  magic, purpose, rank, world, nonce          (HELLO_BYTES)
@@ -8,9 +8,10 @@
 //! listener → dialer     0, or a length and the reason why the rank cannot join
 //! ```
 //!
-//! All parts have fixed sizes and must arrive before a deadline. An unauthenticated peer therefore costs the listener at most a
-//! few hundred bytes and one handshake slot for a few seconds. Both sides choose fresh nonces, so a recorded handshake is
-//! useless later. Data after the handshake is neither encrypted nor signed: it is as private as the network is.
+//! All parts of the dialer have fixed sizes and must arrive before a deadline. So an unauthenticated peer costs the listener at
+//! most a few hundred bytes and one handshake slot for a few seconds. Both sides choose new nonces, so a recorded handshake
+//! cannot be replayed. Data after the handshake is neither encrypted nor signed, so anyone who can read the network can read
+//! the data.
 
 use std::fmt;
 use std::io::{ErrorKind as IoKind, Read, Write};
@@ -32,7 +33,7 @@ pub(crate) const REPLY_BYTES: usize = MAGIC.len() + NONCE + PROOF_BYTES;
 /// Time limit of the whole handshake, on either side.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const MAX_REFUSAL: usize = 4096;
-/// Why a peer is refused that sends something else.
+/// The reason for refusing a peer that speaks another protocol.
 const OTHER_PROTOCOL: &str = "it does not speak this protocol: another program, or another version of this one";
 const OTHER_SECRET: &str = "it does not know this run's secret";
 
@@ -56,8 +57,8 @@ impl Secret {
         hex::decode(text.trim()).map(Self)
     }
 
-    /// Derives a secret from the user's words, or from another secret and a purpose. Words that others can guess make a secret that
-    /// others can guess.
+    /// Derives a secret from the user's words, or from another secret and a purpose. The secret is only as hard to guess as the
+    /// words.
     pub fn from_words(words: &[&str]) -> Self {
         let mut mac = Self([0; 32]).mac();
         for word in words {
@@ -114,7 +115,7 @@ pub(crate) enum Purpose {
     Mesh = 2,
 }
 
-/// The dialer's first message. Nothing in it is believed before the proof is checked.
+/// The dialer's first message. The listener does not trust its content before it has checked the proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub purpose: Purpose,
@@ -185,7 +186,7 @@ impl Challenge {
     }
 }
 
-/// Encodes the listener's last message: empty, or the reason for the refusal.
+/// Encodes the listener's last message: an empty text, or the reason for the refusal.
 pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
     let text = refusal.unwrap_or_default().as_bytes();
     let text = &text[..text.len().min(MAX_REFUSAL)];
@@ -200,7 +201,7 @@ pub(crate) enum HandshakeError {
     Broken(String),
     /// The other side has not proved that it belongs to this job.
     Unauthenticated(&'static str),
-    /// The other side belongs to this job and refuses this rank, or is refused.
+    /// The other side belongs to this job, and one side refuses the other.
     Refused(String),
 }
 
@@ -254,7 +255,8 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
     }
     let (nonce, proof) = reply.split_at(NONCE);
     if !secret.verify(b"listener", &said, nonce, proof) {
-        // Tells an honest listener why the connection ends. A proof would help a dishonest one to join elsewhere.
+        // The zeros tell an honest listener why the connection ends. A real proof would help a dishonest listener to join
+        // elsewhere.
         let _ = io.write(&[0; PROOF_BYTES]);
         return Err(HandshakeError::Unauthenticated(OTHER_SECRET));
     }
@@ -271,7 +273,7 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
     if len > 0 { Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())) } else { Ok(()) }
 }
 
-/// Runs the listener's half of the handshake on a blocking stream. `admit` may refuse a peer that has proved itself.
+/// Runs the listener's half of the handshake on a blocking stream. `admit` may refuse a peer that has proved the secret.
 pub(crate) fn listen(
     stream: &TcpStream,
     secret: &Secret,

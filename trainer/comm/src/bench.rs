@@ -22,7 +22,7 @@ pub struct BenchConfig {
     pub op: ReduceOp,
     /// Whether to use memory that ranks share ([`super::Shared`], as training does) where the transport has it.
     pub shared: bool,
-    /// Approximate time to measure each size, after a warm-up of a quarter of it.
+    /// Approximate time to measure each size. The warm-up before takes a quarter of this time.
     pub time: Duration,
     /// Measurements of each size; the median counts.
     pub rounds: usize,
@@ -102,8 +102,8 @@ pub(super) fn expected(op: ReduceOp, world: usize, i: usize) -> f64 {
     }
 }
 
-/// Measures all sizes. Every rank of the group calls this with the same configuration and gets the same rows, apart from the
-/// rounding of the clock. Calls `report` with each row as soon as it is ready.
+/// Measures all sizes. Every rank of the group calls this function with the same configuration and gets the same rows. Calls
+/// `report` with each row as soon as the row is ready.
 ///
 /// # Errors
 /// Those of [`Communicator`].
@@ -178,8 +178,8 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
     let mut wrong = [wrong as i64];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
 
-    // The result stays in place as the next input. Sums may overflow to infinity, which is not slower, and the result is checked
-    // above. Products may become denormal numbers or not, by chance.
+    // Each result is the next input. Sums may overflow to infinity, which is not slower, and the first result was checked above.
+    // Products may become denormal numbers, which are slower.
     let mut array = Some(data);
     let seconds = timed(comm, config, &mut |turns| {
         for _ in 0..turns {
@@ -254,7 +254,7 @@ impl BenchRow {
 /// Returns `{"results": [...]}`, the text that `--json` prints.
 ///
 /// # Errors
-/// None that a row can cause.
+/// Serialization errors, which do not occur for these rows.
 pub fn json(rows: &[BenchRow]) -> serde_json::Result<String> {
     serde_json::to_string_pretty(&serde_json::json!({ "results": rows }))
 }

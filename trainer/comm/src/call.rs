@@ -1,8 +1,8 @@
-//! What each rank calls, compared before any data moves.
+//! Compares the calls of all ranks before any data moves.
 //!
-//! Every collective starts with a comparison of all ranks' [`CollectiveCall`]s. No rank leaves a collective before it has seen
-//! that all agree. So all ranks notice a different call in that same collective, and all report the same two sides: the call
-//! of the lowest rank, and the call of the lowest rank that differs from it.
+//! Every collective starts with a comparison of all ranks' [`CollectiveCall`]s. No rank leaves a collective before all calls
+//! have been compared. So all ranks notice a mismatch in the same collective, and all report the same two calls: the call of
+//! the lowest rank, and the call of the lowest rank that differs from it.
 
 use std::fmt;
 
@@ -140,7 +140,7 @@ impl CollectiveCall {
         Some(Self { op, dtype, reduce, root, memory, count, group, sequence })
     }
 
-    /// Returns the position of the call for messages: `collective #17 of the world`.
+    /// Describes the position of the call for error messages: `collective #17 of the world`.
     pub(crate) fn place(&self, group: &str) -> String {
         match self.op {
             OpKind::Send | OpKind::Recv => format!("in {group}"),

@@ -19,12 +19,12 @@ use super::transport::{GroupRanks, Transport};
 pub(super) struct Inner {
     pub(super) group: GroupRanks,
     pub(super) name: Arc<str>,
-    /// With the number of collectives so far.
+    /// The number of collectives so far, and the transport.
     pub(super) transport: Mutex<(u64, Box<dyn Transport>)>,
     pub(super) stream: Arc<CommStream>,
-    /// The messages that are on their way, if any are.
+    /// The batch that new messages join. `None` before the first message.
     pub(super) messages: Mutex<Option<MessageBatch>>,
-    /// Dropped last: the process says goodbye after all groups are gone.
+    /// Dropped last: the process sends its goodbye to the store after all groups are gone.
     pub(super) process: Arc<Process>,
 }
 
@@ -51,7 +51,7 @@ impl Inner {
 ///   roots. All ranks of the job return the same error.
 /// - [`ErrorKind::Timeout`] if a rank does not arrive within [`CommConfig::timeout`](super::CommConfig::timeout).
 /// - [`ErrorKind::PeerLost`] if a rank died or left, [`ErrorKind::NoAnswer`] or [`ErrorKind::Reset`] if the network between hosts
-///   was down for longer than that, [`ErrorKind::Aborted`] after an [`abort`](Self::abort).
+///   was down for longer than the timeout, [`ErrorKind::Aborted`] after an [`abort`](Self::abort).
 /// - [`ErrorKind::Usage`] if the arguments cannot work on any rank, [`ErrorKind::System`] if the operating system fails.
 ///
 /// An error ends the job: every later call on any rank returns the first error.
@@ -128,7 +128,8 @@ impl Communicator {
         self.inner.process.fail(CommError::new(ErrorKind::Aborted, message).blame(rank));
     }
 
-    /// Returns the error that ended the job, if it has ended. Does not wait: for loops that compute for long between collectives.
+    /// Returns the error that ended the job, or `None` while the job runs. Does not wait, so a loop that computes for a long time
+    /// between collectives can poll it.
     pub fn error(&self) -> Option<CommError> {
         self.inner.process.abort.error()
     }
@@ -138,7 +139,7 @@ impl Communicator {
         CollectiveCall { op, dtype, reduce: None, root: None, memory: None, count: count as u64, group, sequence: 0 }
     }
 
-    /// Runs one collective now. The queue must be empty, or this must be its thread.
+    /// Runs one collective on the calling thread. The queue must be empty, or the caller must be the queue's thread.
     pub(super) fn run<R>(
         &self,
         mut call: CollectiveCall,
@@ -159,7 +160,7 @@ impl Communicator {
         result
     }
 
-    /// Returns an error about this rank's arguments, which ends the job like any other.
+    /// Returns an error about this rank's arguments. This error ends the job, as every error does.
     pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
         let message = format!("{what} on rank {} of {}: {cause}", self.rank(), self.inner.name);
         Err(self.inner.process.fail(CommError::usage(message).blame(self.inner.process.rank)))

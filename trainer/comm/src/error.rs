@@ -1,4 +1,4 @@
-//! Errors in a form that can be sent: the error that one rank raises is the error that all ranks report.
+//! Errors that can be sent to other ranks. All ranks report the error that the first rank raised.
 
 use super::wire::{Reader, Writer};
 
@@ -22,7 +22,7 @@ pub enum ErrorKind {
     System = 7,
     /// A rank, or the rendezvous, has not answered for too long: its host or the network is down.
     NoAnswer = 8,
-    /// A rank, or the rendezvous, does not know the connection any more: it has ended, or has given up after an outage.
+    /// A rank, or the rendezvous, reset the connection: its process has ended, or has given up after an outage.
     Reset = 9,
 }
 
@@ -93,7 +93,7 @@ impl CommError {
     }
 }
 
-/// Returns the line behind the message, if there is a hint.
+/// Returns the line of the hint, which follows the message, or an empty text.
 fn hint_line(hint: &str) -> String {
     if hint.is_empty() { String::new() } else { format!("\nhint: {hint}") }
 }

@@ -1,8 +1,9 @@
-//! SIGSEGV and SIGBUS from another process, and which signals this process ignores.
+//! Handles SIGSEGV and SIGBUS that another process sends, and tells which signals this process ignores.
 //!
-//! Rust's runtime catches both signals, to report a stack overflow. For any other address it restores the default action and
-//! returns, so that the faulting instruction runs again and ends the process. A signal of `kill` has no such instruction: the
-//! process would continue. The handler here ends the process then, and leaves real faults to Rust's handler.
+//! Rust's runtime catches both signals, to report a stack overflow. For any other address the runtime's handler restores the
+//! default action and returns. The faulting instruction then runs again and ends the process. A signal that `kill` sends has no
+//! faulting instruction, so the process would continue. The handler here ends the process in this case, and passes real faults
+//! to the runtime's handler.
 
 use std::io;
 use std::mem::{MaybeUninit, transmute};
@@ -16,7 +17,8 @@ type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 /// The handlers of Rust's runtime for SIGSEGV and SIGBUS. 0: none.
 static RUNTIME: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-/// Makes a SIGSEGV or SIGBUS that a process sends end this process, as a fault does. Call this function once, at the start.
+/// Installs the handlers: a SIGSEGV or SIGBUS that another process sends then ends this process, as a fault does. Call this
+/// function once, at the start.
 ///
 /// # Errors
 /// The kernel refuses a handler.
@@ -31,12 +33,12 @@ pub fn end_when_sent() -> io::Result<()> {
             action.assume_init()
         };
         if old.sa_sigaction == SIG_DFL || old.sa_flags & SA_SIGINFO == 0 {
-            // The default action ends the process, and a handler of another kind is not the runtime's
+            // The default action ends the process already. A handler without `SA_SIGINFO` is not the runtime's.
             continue;
         }
         runtime.store(old.sa_sigaction, Ordering::Relaxed);
         let handler: Handler = on_signal;
-        // The runtime's flags, with its alternate stack: a thread that has overflowed its stack has no other
+        // Keeps the runtime's flags and its alternate stack: a thread that has overflowed its stack has no other stack.
         let new = sigaction { sa_sigaction: handler as usize, sa_flags: old.sa_flags | SA_SIGINFO | SA_ONSTACK, ..old };
         // SAFETY: `new` is complete, and `on_signal` calls only functions that are safe in a handler.
         if unsafe { sigaction(signal, &new, std::ptr::null_mut()) } != 0 {

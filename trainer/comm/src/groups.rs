@@ -5,8 +5,9 @@ use super::error::{CommError, ErrorKind, Result};
 use super::transport::GroupRanks;
 
 impl Communicator {
-    /// Makes a communicator of `ranks`, which are ranks of this group in the order of their new ranks. All ranks of this group
-    /// call it with the same list. Ranks that are not in the list get `None`. PyTorch: `new_group`.
+    /// Makes a communicator of `ranks`, which are ranks of this group. A rank's index in the list becomes its rank in the new
+    /// group. All ranks of this group call this function with the same list. Ranks that are not in the list get `None`.
+    /// PyTorch: `new_group`.
     ///
     /// # Errors
     /// See [`Communicator`]. [`ErrorKind::Mismatch`] on every rank if the lists differ.
@@ -36,11 +37,12 @@ impl Communicator {
         Self::on(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
     }
 
-    /// Makes a communicator of the same ranks that is independent of this one, as `MPI_Comm_dup` does. Collectives of both may run
-    /// at the same time on different threads, and in a different order on each rank. All ranks of this group call it. It costs
-    /// memory (`shm`) or a connection to each rank (`tcp`): make it once, not for each use.
+    /// Makes a communicator of the same ranks that is independent of this one, as `MPI_Comm_dup` does. Collectives of both may
+    /// run at the same time on different threads, and in a different order on each rank. All ranks of this group call this
+    /// function. A duplicate costs memory (`shm`) or a connection to each rank (`tcp`), so make it once and reuse it.
     ///
-    /// Clones of a communicator, its groups and its asynchronous calls take turns instead.
+    /// In contrast, the collectives of a communicator's clones, of its groups and of its asynchronous calls run one after the
+    /// other.
     ///
     /// # Errors
     /// See [`Communicator`]. [`ErrorKind::Setup`] if there is no memory or no connection.

@@ -1,4 +1,4 @@
-//! Memory that the ranks of one host have once, whatever transport connects them.
+//! Memory that exists once per host and that all ranks of the host map. It works with every transport.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,15 +16,15 @@ pub struct HostMemory {
     part: Range<usize>,
 }
 
-/// Bytes that all ranks of this host read and none writes, made by [`HostMemory::freeze`]. They are freed with the last rank that has
-/// them.
+/// Read-only bytes that all ranks of this host share, made by [`HostMemory::freeze`]. The kernel frees them when the last rank
+/// has dropped its value.
 pub struct HostBytes {
     memory: Mapping,
     len: usize,
 }
 
 impl HostMemory {
-    /// Returns the place of this rank's part. The parts of a host's ranks follow each other and are of about the same length.
+    /// Returns the range of this rank's part. The parts of a host's ranks follow each other, and their lengths are about equal.
     pub fn part(&self) -> Range<usize> {
         self.part.clone()
     }
@@ -35,12 +35,14 @@ impl HostMemory {
         unsafe { self.memory.slice_mut(HEADER + self.part.start, self.part.len()) }
     }
 
-    /// Gives the parts of all ranks of this host to all of them to read. All ranks of the communicator call this.
+    /// Makes the bytes read-only, and the parts of all ranks of this host readable for each of them. All ranks of the
+    /// communicator call this function.
     ///
     /// # Errors
     /// See [`Communicator`].
     pub fn freeze(self) -> Result<HostBytes> {
-        // The barrier publishes what this rank wrote. Behind it each rank has passed its memory by value.
+        // The barrier publishes the bytes that this rank wrote. After the barrier no rank can write: `freeze` takes `self` by
+        // value.
         self.comm.barrier()?;
         Ok(HostBytes { memory: self.memory, len: self.len })
     }
@@ -48,7 +50,7 @@ impl HostMemory {
 
 impl AsRef<[u8]> for HostBytes {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: in bounds. Only `HostMemory` writes, and each rank has given it up (`freeze`).
+        // SAFETY: in bounds. Only `HostMemory` writes, and each rank has consumed its `HostMemory` (`freeze`).
         unsafe { self.memory.slice(HEADER, self.len) }
     }
 }
@@ -71,8 +73,8 @@ impl Communicator {
     /// length.
     ///
     /// # Errors
-    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if a host has not enough memory, or if a rank may not open
-    /// another's (another user).
+    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if a host has not enough memory, or if a rank may not
+    /// open the memory of another rank (which runs as another user).
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
         let hosts = self.texts(&host::of_shared_memory())?;
         let own = &hosts[self.rank()];
@@ -104,7 +106,7 @@ impl Communicator {
         Ok(gathered.parts().map(|text| String::from_utf8_lossy(text).into_owned()).collect())
     }
 
-    /// Fails on every rank if one of them passes the reason of a failure.
+    /// Returns an error on every rank if any rank passes the reason of a failure.
     fn agree(&self, refused: Option<String>) -> Result<()> {
         let causes = self.texts(refused.as_deref().unwrap_or_default())?;
         let Some(rank) = causes.iter().position(|cause| !cause.is_empty()) else { return Ok(()) };

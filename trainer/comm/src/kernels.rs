@@ -39,7 +39,7 @@ macro_rules! integer {
         #[inline(always)] fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
         #[inline(always)] fn min(self, other: Self) -> Self { Ord::min(self, other) }
         #[inline(always)] fn max(self, other: Self) -> Self { Ord::max(self, other) }
-        // `CollectiveCall` refuses the mean of integers before any data moves.
+        // Never called: `communicator::check` refuses the mean of integers before any data moves.
         #[inline(always)] fn divide(self, _count: usize) -> Self { self }
     })*};
 }

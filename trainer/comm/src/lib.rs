@@ -7,13 +7,13 @@
 //! | `ProcessGroup` | [`Communicator`] |
 //! | `new_group` | [`Communicator::group`]; `None` for ranks outside of the group |
 //! | `get_rank`, `get_world_size` | [`Communicator::rank`], [`Communicator::world`] |
-//! | `all_reduce(async_op=True)` and its `Work` | [`Communicator::all_reduce_async`] and [`Work`]; so for the other collectives |
+//! | `all_reduce(async_op=True)` and its `Work` | [`Communicator::all_reduce_async`] and [`Work`]; likewise other collectives |
 //! | `send`, `recv`, `isend`, `irecv` | [`Communicator::send`], `recv`, `isend`, `irecv` |
 //! | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | `all_gather`, `reduce_scatter`, `all_to_all` |
 //! | `all_to_all_single` with split sizes | [`Communicator::all_to_all_v`] |
 //! | `all_gather_object` (lengths differ) | [`Communicator::all_gather_v`], for elements |
 //! | `average_gradients` of the tutorial | [`Communicator::average_gradients`] |
-//! | `TCPStore` | [`StoreServer`] and [`StoreClient`], with a secret and with news of failures |
+//! | `TCPStore` | [`StoreServer`] and [`StoreClient`], with a secret and with failure notifications |
 //! | backends gloo, mpi, nccl | [`TransportKind`]: `shm`, `tcp`, `mpi`; for GPUs [`cuda`]: custom kernels or NCCL |
 //! | NCCL's registered buffers | [`Shared`] |
 //! | `monitored_barrier`, `TORCH_DISTRIBUTED_DEBUG=DETAIL` | always on: see below |
@@ -24,21 +24,22 @@
 //! # Guarantees
 //!
 //! - A reduction has the same bits on every rank and in every run.
-//! - If ranks call different collectives, all ranks return the same error, which names both sides. Every wait has a limit.
-//! - The first error on any rank ends the job on all ranks at once: a mismatch, a timeout, a death, an abort.
-//! - No way of ending leaves anything behind: shared memory has no name, and sockets belong to processes.
+//! - If ranks call different collectives, all ranks return the same error, which names both calls. Every wait has a timeout.
+//! - The first error on any rank ends the job on all ranks at once: a mismatch, a timeout, a dead rank, an abort.
+//! - The kernel frees all resources when the processes end, also after SIGKILL: shared memory has no name, and sockets belong to
+//!   processes.
 //!
 //! # Code map, from the top
 //!
 //! - `communicator.rs`, `groups.rs`: [`Communicator`], which checks arguments, keeps the order of calls, and reports errors to
-//!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `messages.rs`: messages, and what is made of them. `shared.rs`:
-//!   [`Shared`] arrays.
-//! - `process.rs`: what all groups of a process share, and the path of an error to all ranks.
+//!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `messages.rs`: point-to-point messages, and the collectives
+//!   that are built on messages. `shared.rs`: [`Shared`] arrays.
+//! - `process.rs`: the state that all groups of a process share, and the path of an error to all ranks.
 //! - `transport.rs`: the trait of a transport. `shm/` works on one host, `tcp/` between any hosts, `solo.rs` for one rank, `mpi/`
 //!   over the MPI library (feature `mpi`).
-//! - `call.rs`: how ranks make sure that all make the same call. `message.rs`: the same for sends and receives.
-//! - `rendezvous.rs`: from the launcher's settings to a communicator. `store/`: the rendezvous and the control connection,
-//!   which reports deaths and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
+//! - `call.rs`: compares the calls of all ranks. `message.rs`: compares a send with its receive.
+//! - `rendezvous.rs`: joins the job and makes its communicator. `store/`: the rendezvous and the control connection, which
+//!   reports dead ranks and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
 //! - `kernels.rs`, `dtype.rs`: reductions on the CPU.
 //! - `system/`: what differs between Linux and macOS. On macOS, `no_shm.rs` replaces `shm/`, and `private_host_memory.rs`
 //!   replaces `host_memory.rs`.

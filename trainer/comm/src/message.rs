@@ -51,7 +51,7 @@ impl Message {
         .blame(peer))
     }
 
-    /// Returns the error for a peer that waits in a collective and so will never answer.
+    /// Returns the error for a peer that waits in a collective, and therefore will never answer the message.
     pub(crate) fn peer_in_collective(
         me: usize,
         call: &CollectiveCall,
@@ -65,7 +65,7 @@ impl Message {
             .blame(peer)
     }
 
-    /// Returns the error for a peer that sent nothing, or took nothing, in time.
+    /// Returns the error for a peer that sent nothing, or received nothing, within the timeout.
     pub(crate) fn timed_out(
         me: usize,
         call: &CollectiveCall,

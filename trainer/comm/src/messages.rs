@@ -1,8 +1,8 @@
-//! Messages between two ranks, blocking or not, and the collectives that consist of them.
+//! Point-to-point messages, blocking or not, and the collectives that are built on messages.
 //!
-//! `isend` and `irecv` are put into a batch, which one task of the stream's queue moves on until it is empty: all messages of a
-//! batch together, so that a ring of ranks that all send first does not wait for itself. A message joins the current batch
-//! unless a collective was submitted since. So messages and collectives keep their order in the code.
+//! `isend` and `irecv` add their message to a batch. One task of the stream's queue advances all messages of a batch together
+//! until all are done (MPI: progress). So a ring of ranks that all send first does not deadlock. A message joins the current
+//! batch unless a collective was submitted after the batch. So messages and collectives keep the order of the code.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -23,11 +23,11 @@ use super::transport::{MessageBody, MessageOp, Transport};
 const RESERVED: u64 = u64::MAX;
 /// Most elements that [`Communicator::average_gradients`] reduces at once: 25 MiB, as PyTorch's `bucket_cap_mb`.
 const BUCKET: usize = (25 << 20) / size_of::<f32>();
-/// How often to look for progress before sleeping, and how long to sleep.
+/// Number of polls without progress before the thread sleeps between polls, and the length of a sleep.
 const LOOKS: u32 = 100;
 const NAP: Duration = Duration::from_micros(100);
 
-/// Messages that a task of the queue moves on, and the number of that task.
+/// A batch of messages, and the number of the queue's task that advances the batch.
 pub(super) struct MessageBatch {
     shared: Arc<SharedBatch>,
     task: u64,
@@ -101,9 +101,9 @@ impl<T: Element> PendingMessage for Pending<T> {
 }
 
 impl Communicator {
-    /// Sends `data` to rank `to`. Returns when `data` may change again. Messages with the same tag arrive in the order of sending.
-    /// Little is buffered: a long message, or the third that is not received yet, waits until its receiver asks for it. The tag
-    /// `u64::MAX` is reserved.
+    /// Sends `data` to rank `to`. Returns when the caller may change `data` again. Messages with the same tag arrive in the
+    /// order of sending. Buffers are small (two chunks of 64 KB with `shm`), so a send may wait until its receiver receives. The
+    /// tag `u64::MAX` is reserved.
     ///
     /// # Errors
     /// See [`Communicator`].
@@ -128,9 +128,10 @@ impl Communicator {
         self.run(call, |t, call| t.recv(call, tag, cast_slice_mut(data)))
     }
 
-    /// Starts to send `data` to rank `to`, while this thread continues. [`Work::wait`] returns the buffer. Messages of this
-    /// communicator that are started before a collective move together, whatever their order. They must be received before any
-    /// rank is in the next collective. Messages of different groups take turns, as collectives do. PyTorch: `isend`.
+    /// Starts to send `data` to rank `to`, while this thread continues. [`Work::wait`] returns the buffer. All messages of this
+    /// communicator that are started before the same collective advance together, in any order. Every message must be received
+    /// before any rank enters the next collective. Messages of different groups run one after the other, as collectives do.
+    /// PyTorch: `isend`.
     pub fn isend<T: Element>(&self, data: Vec<T>, to: usize, tag: u64) -> Work<Vec<T>> {
         self.post(OpKind::Send, data, to, tag)
     }
@@ -141,8 +142,9 @@ impl Communicator {
         self.post(OpKind::Recv, data, from, tag)
     }
 
-    /// Part `j` of rank `i`'s `send` becomes part `i` of rank `j`'s result. `counts` has the number of elements of each part of
-    /// `send`; the counts of the result's parts come with it. PyTorch: `all_to_all_single` with split sizes; MPI: `MPI_Alltoallv`.
+    /// Copies part `j` of rank `i`'s `send` to part `i` of rank `j`'s result, for all `i` and `j`. `counts` has the number of
+    /// elements of each part of `send`. The result has the counts of its own parts. PyTorch: `all_to_all_single` with split
+    /// sizes; MPI: `MPI_Alltoallv`.
     ///
     /// # Errors
     /// See [`Communicator`].
@@ -261,10 +263,11 @@ impl Communicator {
         work
     }
 
-    /// Moves a batch on until it is empty.
+    /// Advances a batch until all its messages are done. Runs on the queue's thread.
     ///
-    /// Gives the communicator up before the last result: a caller that has all its results, and ends the program, is then the last
-    /// owner and waits for the end of MPI and of the rendezvous. Nobody waits for this thread.
+    /// Drops its communicator before it sends the last result. A caller may end the program as soon as it has all results. The
+    /// caller's communicator is then the last one, and its drop waits for the end of MPI and of the rendezvous. The queue's
+    /// thread must not be the last owner, since the end of the program does not wait for this thread.
     fn serve(self, batch: &SharedBatch) -> Result<()> {
         let mut active: Vec<Box<dyn PendingMessage>> = Vec::new();
         let (mut looks, mut until) = (0, Instant::now());
@@ -308,7 +311,7 @@ impl Communicator {
         }
     }
 
-    /// Moves messages on. Returns whether any has moved.
+    /// Advances messages. Returns whether any byte has moved.
     fn progress(&self, active: &mut [Box<dyn PendingMessage>], until: Instant) -> Result<bool> {
         let (process, stream) = (&self.inner.process, &self.inner.stream);
         let mut guard = self.inner.transport.lock();

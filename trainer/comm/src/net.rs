@@ -1,4 +1,4 @@
-//! Options of sockets, and what the errors of TCP connections mean.
+//! Socket options, and the classification of errors of TCP connections.
 
 use std::io::ErrorKind as IoKind;
 use std::net::{IpAddr, TcpStream};
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::system;
 
-/// Makes the kernel end a connection when the other host has not answered for `limit` (a pulled cable, a host without power),
-/// and not earlier: a shorter outage of the network is survived. Sent data has to be acknowledged in this time, and a quiet
-/// connection is probed. The death of a process is noticed at once, since it closes the process's sockets. A stopped process
-/// still answers probes. On macOS only the probes have this limit.
+/// Makes the kernel end a connection when the other host has not answered for `limit` (a pulled cable, a host without power), and
+/// not earlier. So the connection survives a shorter outage of the network. The other host must acknowledge sent data within the
+/// limit, and the kernel probes an idle connection. The death of a process is noticed at once, since the kernel closes its
+/// sockets. The host of a stopped process still answers probes. On macOS the limit applies to probes only.
 pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
@@ -17,7 +17,7 @@ pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> std::io::Res
     system::limit_silence(stream, limit)
 }
 
-/// What to do about a host that has not answered.
+/// Hint for the error about a host that has not answered.
 pub(crate) const OUTAGE_HINT: &str = "the network between the hosts is down, or that host is; longer outages are survived with \
                                       a larger timeout ([parallel] timeout_s)";
 
@@ -28,7 +28,7 @@ pub(crate) enum Ending {
     Closed,
     /// The other host has not answered for as long as [`limit_silence`] allows.
     Silent,
-    /// The other end does not know the connection any more: its process has ended, or has given up after an outage.
+    /// The other end reset the connection: its process has ended, or has given up after an outage.
     Reset,
     /// Another error of the operating system.
     Failed,
@@ -38,7 +38,7 @@ impl Ending {
     /// Classifies an error of a connection that was established.
     pub(crate) fn of(error: &std::io::Error) -> Self {
         match error.kind() {
-            // After an outage the kernel reports the last error on the way, if there was one.
+            // After an outage the kernel reports the last ICMP error (such as "host unreachable"), if any, instead of a timeout.
             IoKind::TimedOut | IoKind::HostUnreachable | IoKind::NetworkUnreachable | IoKind::NetworkDown => {
                 Self::Silent
             }

@@ -1,4 +1,4 @@
-//! Replaces `shm/` on systems other than Linux, which have no memory without a name to wait on: memfd, futex and `/proc`.
+//! Replaces `shm/` on systems other than Linux, which lack what `shm/` needs: memfd, futexes and `/proc`.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::rendezvous::TransportKind;
 use crate::store::StoreClient;
 use crate::transport::{GroupRanks, Transport};
 
-/// No transport makes one.
+/// A type without values: without shared memory, no transport makes a window.
 pub(crate) struct Window(Infallible);
 
 impl Window {
@@ -21,7 +21,7 @@ impl Window {
     }
 }
 
-/// Refuses.
+/// Returns the error that this system has no shared-memory transport.
 ///
 /// # Errors
 /// Always.

@@ -1,4 +1,4 @@
-//! Replaces `host_memory.rs` on systems other than Linux: each rank has memory of its own, as if it had a host of its own.
+//! Replaces `host_memory.rs` on systems other than Linux. Each rank has private memory, as if it were alone on its host.
 
 use std::fmt;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub struct HostMemory {
 pub struct HostBytes(Vec<u8>);
 
 impl HostMemory {
-    /// Returns the place of this rank's part: all bytes.
+    /// Returns the range of this rank's part: all bytes.
     pub fn part(&self) -> Range<usize> {
         0..self.bytes.len()
     }
@@ -31,7 +31,7 @@ impl HostMemory {
     /// # Errors
     /// See [`Communicator`].
     pub fn freeze(self) -> Result<HostBytes> {
-        // The ranks wait for each other as they do on Linux, so that a mistake in their order shows here too
+        // Waits as on Linux does, so that a wrong order of calls fails on every system.
         self.comm.barrier()?;
         Ok(HostBytes(self.bytes))
     }

@@ -1,4 +1,4 @@
-//! What all groups of a process share, and the path of an error to all ranks.
+//! The state that all groups of a process share, and the path of an error to all ranks.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -21,7 +21,7 @@ use super::transport::{GroupRanks, Transport};
 /// How long to wait for the other ranks' activities after a timeout.
 const ANSWER_LIMIT: Duration = Duration::from_millis(500);
 
-/// What a stream is doing, for timeout messages of other ranks.
+/// The current or last collective of a stream. Other ranks print it in their timeout messages.
 struct Activity {
     call: CollectiveCall,
     group: Arc<str>,
@@ -67,12 +67,13 @@ pub(crate) struct Process {
     /// The MPI library, which a process starts once.
     #[cfg(feature = "mpi")]
     mpi: Mutex<Option<Arc<super::mpi::Runtime>>>,
-    /// Dropped last: the goodbye is sent after everything else is gone. `None` for a job of one process.
+    /// Dropped last, since its drop sends the goodbye to the server. `None` for a job of one process.
     pub(super) store: Option<StoreClient>,
 }
 
-/// An order of collectives in a process, like a CUDA stream: a communicator and the groups made of it take turns. A duplicate
-/// has its own stream and shares nothing that is locked while a collective waits.
+/// An order of collectives in a process, like a CUDA stream. A communicator and the groups made from it share a stream, so their
+/// collectives run one after the other. A duplicate has its own stream, and no lock is held across streams while a collective
+/// waits.
 pub(super) struct CommStream {
     pub(super) queue: Queue,
     mesh: Option<Arc<Mutex<Mesh>>>,
@@ -80,7 +81,7 @@ pub(super) struct CommStream {
 }
 
 impl CommStream {
-    /// Makes a stream for `group`. All its ranks call this together.
+    /// Makes a stream for `group`. All ranks of the group call this function together.
     pub(super) fn new(process: &Process, group: &GroupRanks) -> Result<Self> {
         let mesh = match (process.kind, &process.store, &process.secret) {
             (TransportKind::Tcp, Some(store), Some(secret)) if group.len() > 1 => {

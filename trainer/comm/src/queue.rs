@@ -1,8 +1,8 @@
-//! Asynchronous collectives: a thread that runs them in the order of their submission.
+//! The queue of asynchronous collectives. One thread runs them in the order of submission.
 //!
-//! A communicator and the groups made of it share one queue, that of their `CommStream` (`process.rs`). A synchronous call
-//! waits until the queue is empty before it starts. So a stream has one order of collectives, the order in the code. If all
-//! ranks run the same code, no two of them can wait for each other in different collectives. A duplicate has its own queue.
+//! A communicator and the groups made from it share the queue of their `CommStream` (`process.rs`). A synchronous call waits
+//! until the queue is empty before it starts. So the collectives of a stream run in the order of the code. If all ranks run the
+//! same code, no two ranks can wait for each other in different collectives. A duplicate has its own queue.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -48,7 +48,8 @@ impl QueueState {
                 }
             };
             drop(state);
-            // A panic must not leave others waiting. The task's `Work` reports it, since its sender is gone.
+            // A panic must not end this thread, since other tasks wait for it. The panic drops the sender of the task's `Work`,
+            // and `Work::wait` then returns an error.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
             self.lock().pending -= 1;
             self.changed.notify_all();
@@ -115,7 +116,8 @@ impl Drop for Queue {
         self.shared.changed.notify_all();
         let thread = self.thread.get_mut().take();
         if let Some(thread) = thread {
-            // The last task may have been the last owner of the communicator. This is its thread then, which ends by itself.
+            // The last task may have been the last owner of the communicator. Then this code runs on the queue's own thread,
+            // which cannot join itself and ends anyway.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }

@@ -1,4 +1,4 @@
-//! From the launcher's settings to a communicator, like `init_process_group`.
+//! Joins the job and makes its communicator, like `init_process_group`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -118,8 +118,8 @@ impl CommConfig {
     }
 }
 
-/// Joins the job: connects to the store, waits in a barrier that names missing ranks, then sets the transport up. PyTorch:
-/// `init_process_group`.
+/// Joins the job: connects to the store, waits for all ranks in a barrier whose error names missing ranks, and then sets the
+/// transport up. PyTorch: `init_process_group`.
 ///
 /// # Errors
 /// [`Usage`](super::ErrorKind::Usage), [`Setup`](super::ErrorKind::Setup) or [`Timeout`](super::ErrorKind::Timeout). All other
@@ -135,7 +135,7 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
     join_through(store, config)
 }
 
-/// Like [`join`], over an existing control connection, as a worker of the launcher has one.
+/// Does what [`join`] does, over an existing control connection. The launcher's workers have such a connection.
 ///
 /// # Errors
 /// As [`join`].
@@ -151,7 +151,7 @@ pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communica
 /// Makes a job of one rank, which needs no rendezvous.
 ///
 /// # Errors
-/// None in practice; the type is that of [`join`].
+/// None in practice. The return type is the same as that of [`join`].
 pub fn solo() -> Result<Communicator> {
     let limit = Duration::from_secs(1);
     Communicator::world_of(Process::new(0, 1, TransportKind::Shm, limit, limit, None))

@@ -1,4 +1,4 @@
-//! Arrays in memory that a transport reduces fastest, like NCCL's registered buffers and MPI's allocated windows.
+//! Arrays in the memory that a transport reduces fastest, like NCCL's registered buffers and MPI's allocated windows.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -55,7 +55,7 @@ impl<T: Element> fmt::Debug for Shared<T> {
 
 impl Communicator {
     /// Makes an array of `len` zeros on each rank, for [`Communicator::all_reduce_shared`]. All ranks of the group call this with
-    /// the same length. Make it once and use it often: it costs two waits for all ranks, a file and a mapping.
+    /// the same length. Allocate the array once and reuse it: the allocation costs two waits for all ranks, a file and a mapping.
     ///
     /// # Errors
     /// See [`Communicator`]. [`super::ErrorKind::Setup`] if the memory cannot be allocated.
@@ -67,11 +67,11 @@ impl Communicator {
         Ok(Shared { memory, group: self.inner.group.id, number })
     }
 
-    /// Reduces the first `count` elements of `data` over all ranks; every rank gets the result. All ranks pass the same one of
-    /// their arrays.
+    /// Reduces the first `count` elements of `data` over all ranks; every rank gets the result. All ranks pass the array that
+    /// the same call of [`Communicator::shared`] made.
     ///
     /// # Errors
-    /// See [`Communicator`]. After an error the array is lost, since other ranks may still access it.
+    /// See [`Communicator`]. After an error the caller does not get the array back, since other ranks may still access the array.
     pub fn all_reduce_shared<T: Element>(&self, data: Shared<T>, count: usize, op: ReduceOp) -> Result<Shared<T>> {
         self.synchronize();
         let Shared { memory, group, number } = data;

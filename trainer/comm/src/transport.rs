@@ -4,13 +4,13 @@ use super::call::{CollectiveCall, OpKind};
 use super::error::{CommError, Result};
 use super::shm::Window;
 
-/// Longest time that a rank waits for the reason of an abort that it has already noticed.
+/// Longest wait for the error message of an abort, after the abort itself was noticed.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "`tcp` waits for the reason in its own way"))]
 pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// The collectives of one group. Every method first makes sure that all ranks of the group make the same `call`, and otherwise
-/// fails on all of them. `call.sequence` counts the group's collectives from 1. Slices have the alignment of `call.dtype`.
-/// After an error the transport cannot be used again.
+/// The collectives of one group. Every collective first compares the calls of all ranks. If two calls differ, the collective
+/// fails on all ranks. `call.sequence` counts the group's collectives from 1. Slices have the alignment of `call.dtype`. After
+/// an error the transport cannot be used again.
 pub(crate) trait Transport: Send {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()>;
     fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()>;
@@ -41,8 +41,8 @@ pub(crate) trait Transport: Send {
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()>;
     /// `call.root` is the sender. The sender's next message with that tag must have the type and length of `data`.
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()>;
-    /// Moves messages on as far as possible without waiting for other ranks, and returns whether any has moved. Messages to
-    /// one rank go in their order; a blocked one holds up no message to another rank, and no message that arrives.
+    /// Advances messages as far as possible without waiting for other ranks, and returns whether any byte has moved. Messages
+    /// to one rank are sent in order. A blocked message delays neither messages to other ranks nor messages that arrive.
     fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool>;
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct MessageOp<'a> {
     pub call: CollectiveCall,
     pub tag: u64,
     pub body: MessageBody<'a>,
-    /// Bytes of header and body that a sender has passed on.
+    /// Bytes of header and body that the sender has already written.
     pub sent: usize,
     pub is_done: bool,
 }

@@ -33,7 +33,7 @@ impl Writer {
     }
 }
 
-/// Takes fields off the front. Returns `None` if the bytes run out or are invalid.
+/// Reads fields from the front. Each method returns `None` if bytes are missing or invalid.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -63,8 +63,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Largest control message, in bytes. Keys and values are addresses and file-descriptor numbers: 16 MiB is generous, and keeps
-/// a damaged length from allocating gigabytes.
+/// Largest control message, in bytes. Keys and values are short (addresses, file-descriptor numbers). The limit prevents a
+/// damaged length from allocating gigabytes.
 pub(crate) const MAX_FRAME: usize = 16 << 20;
 
 /// Removes the first whole frame from `buffer` and returns it. `Err` with the length if it is out of bounds.

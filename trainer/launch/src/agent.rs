@@ -1,14 +1,14 @@
-//! Starts a node's launcher for `ssh_launcher.rs`, on another host behind ssh or on this one.
+//! Starts a node's launcher for `ssh_launcher.rs`, on another host over ssh, or on this host.
 //!
 //! ```text
 //! agent → standard output   trainer-agent {"version": …, "build": …, "port": …}     the ssh launcher compares the programs
 //! standard input → agent    an [`Order`] as one line of JSON: folder, arguments, secret, part of the job
-//!                           `signal 15`                                             passed on to the launcher
+//!                           `signal 15`                                             forwarded to the launcher
 //!                           the end of the stream                                   the ssh launcher is gone: end the launcher
 //! ```
 //!
-//! From its first line on, the standard output is the launcher's. The agent's exit code is the launcher's too. The secret comes
-//! over standard input: a command line is visible to all users of a host.
+//! After the agent's first line, the launcher writes to the standard output. The agent's exit code is the launcher's exit code.
+//! The secret is sent over standard input, since all users of a host can see a command line.
 
 use std::io::{self, BufRead, Read, Write};
 use std::net::TcpListener;
@@ -35,7 +35,7 @@ use comm::fnv;
 pub(super) const GREETING: &str = "trainer-agent ";
 /// Longest order in bytes.
 const LONGEST_ORDER: u64 = 4 << 20;
-/// Time that the launcher has to save a checkpoint and to end when the ssh launcher is gone.
+/// Time for the launcher to save a checkpoint and to end when the ssh launcher is gone.
 const END_LIMIT: Duration = Duration::from_secs(180);
 
 /// The agent's first line.
@@ -44,11 +44,11 @@ pub(super) struct Greeting {
     pub(super) version: String,
     /// Checksum of the executable.
     pub(super) build: String,
-    /// A free port of this host, for the launchers to meet if this is node 0.
+    /// A free port of this host, for the rendezvous of the launchers if this is node 0.
     pub(super) port: u16,
 }
 
-/// What the agent starts.
+/// The ssh launcher's message with everything that the agent needs to start a launcher.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Order {
     pub(super) directory: PathBuf,
@@ -71,7 +71,7 @@ impl Greeting {
     }
 }
 
-/// Does the agent's work and returns the exit code.
+/// Runs the agent and returns the exit code.
 pub(super) fn run() -> u8 {
     match serve() {
         Ok(code) => code,
@@ -84,7 +84,7 @@ pub(super) fn run() -> u8 {
 
 fn serve() -> Result<u8> {
     let broken = |what: &str, error: io::Error| LaunchError::failed(format!("{what}: {error}"), "see `ulimit -a`");
-    // The launcher decides about signals. One to this process, as from a batch system, must not leave it alone
+    // Ignore signals to this process, for example from a batch system: the launcher decides, and must not lose its agent.
     for signal in STOPPING {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
             .map_err(|e| broken("cannot catch signals", e))?;
@@ -97,7 +97,7 @@ fn serve() -> Result<u8> {
     let mut line = String::new();
     input.by_ref().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| broken("cannot read the order", e))?;
     if line.is_empty() {
-        // The job ends before it has begun, with a reason that the ssh launcher reports
+        // The ssh launcher ends the job before its start, and reports the reason itself.
         return Ok(0);
     }
     let order: Order = serde_json::from_str(&line)
@@ -114,7 +114,7 @@ fn serve() -> Result<u8> {
         }
         launcher.signal(Signal::TERM);
         std::thread::sleep(END_LIMIT);
-        // Its workers die with it
+        // The workers die with their launcher.
         launcher.signal(Signal::KILL);
     });
     let status = child.wait().map_err(|e| broken("cannot wait for the launcher", e))?;
@@ -129,7 +129,7 @@ fn serve() -> Result<u8> {
     })
 }
 
-/// Starts the launcher, which the kernel kills with this process.
+/// Starts the launcher. The kernel kills the launcher when this process ends.
 fn start(order: &Order) -> Result<Child> {
     if !order.directory.is_dir() {
         return Err(LaunchError {

@@ -21,15 +21,15 @@ pub(super) struct Announcer<S> {
     pub(super) world: usize,
     /// Host and port, for messages.
     pub(super) place: String,
-    /// How often to say who is missing.
+    /// Interval between messages about missing members.
     pub(super) interval: Duration,
-    /// How long the job waits, for messages.
+    /// Timeout of the rendezvous, for messages.
     pub(super) limit: Duration,
 }
 
 impl<S: Fn(&str) + Send + 'static> Announcer<S> {
-    /// Starts a thread that prints. The returned function takes the events of the rendezvous; the thread ends when the function
-    /// is dropped.
+    /// Starts a thread that prints the messages. The returned function takes the events of the rendezvous. The thread ends when
+    /// the function is dropped.
     ///
     /// # Errors
     /// No thread is left.
@@ -54,7 +54,7 @@ impl<S: Fn(&str) + Send + 'static> Announcer<S> {
         };
         start_thread("announcer", "the rendezvous", run)?;
         Ok(move |event| {
-            // The thread outlives this function's owner
+            // The receiver exists: the thread runs until this function is dropped.
             let _ = sender.send(event);
         })
     }
@@ -65,7 +65,7 @@ struct Announcements {
     missing: BTreeSet<usize>,
     refused: usize,
     notices: u32,
-    /// Somebody has left: nobody else is waited for.
+    /// Whether a member has left or failed. Then no message about missing members is needed.
     over: bool,
 }
 
@@ -100,7 +100,7 @@ impl Announcements {
     }
 }
 
-/// Returns the line that says for whom a process waits, and the reason why it must, where that is known.
+/// Returns the message about a wait for `whom`, with the reason if it is known.
 pub(super) fn waiting_for(whom: &str, place: &str, passed: Duration, limit: Duration, reason: Option<&str>) -> String {
     let (passed, limit) = (passed.as_secs_f64(), limit.as_secs_f64());
     let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));

@@ -1,4 +1,4 @@
-//! What is special about workers that are any program: it is started through [`helper`](crate::helper), and found in `PATH`.
+//! Workers that run any program: the launcher finds the program in `PATH` and starts it through [`helper`](crate::helper).
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use super::error::{LaunchError, Result};
 use super::port;
 
-/// A program that does not call [`worker::attach`](crate::worker::attach). Its workers get torchrun's variables, a log folder
-/// `attempt_K/RANK`, and all of them are on the screen, with their rank before each line.
+/// A program that does not call [`worker::attach`](crate::worker::attach). Its workers get torchrun's variables and a log folder
+/// `attempt_K/RANK`. The output of all workers is shown on the screen, with the rank before each line.
 #[derive(Debug, Clone)]
 pub struct AnyProgram {
     /// `TORCHELASTIC_RUN_ID`.
     pub run_id: String,
 }
 
-/// Returns the path of `program`, looked for in `PATH` unless it has a slash, as a shell does.
+/// Returns the path of `program`. Like a shell, searches in `PATH` unless the name has a slash.
 ///
 /// # Errors
 /// There is no such file, or the user may not execute it.
@@ -68,8 +68,8 @@ pub(super) fn through_helper(program: &Path, arguments: &[OsString]) -> Vec<OsSt
     head.into_iter().chain(arguments.iter().cloned()).collect()
 }
 
-/// Returns the port for the workers' own rendezvous on this host: `wanted`, or a free one for 0. The workers bind it, so
-/// another process may take it before (torchrun does the same).
+/// Returns the port for the workers' own rendezvous on this host: `wanted`, or a free port if `wanted` is 0. The workers bind
+/// the port later, so another process may take it before them. torchrun has the same race.
 ///
 /// # Errors
 /// `wanted` is taken.

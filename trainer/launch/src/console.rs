@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-/// Spells control characters out, except newlines and tabs. File names, class names and files hold what others wrote: on the
-/// screen it must not set the terminal's title, erase lines or turn text around.
+/// Escapes control characters, except newlines and tabs. File names, class names and files may contain text of others. On the
+/// screen such text must not set the terminal's title, erase lines or reverse the direction of text.
 pub fn printable(text: &str) -> Cow<'_, str> {
     spelled(text, |symbol| matches!(symbol, '\n' | '\t'))
 }
 
-/// Does what [`printable`] does, and spells newlines and tabs too: the text stays on its line.
+/// Does what [`printable`] does, and also escapes newlines and tabs, so the text stays on its line.
 pub fn printable_line(text: &str) -> Cow<'_, str> {
     spelled(text, |_| false)
 }
@@ -28,8 +28,8 @@ fn spelled(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// Whether a terminal obeys the character instead of showing it: control characters, line separators, and marks that change the
-/// direction of the text after them.
+/// Returns whether a terminal interprets the character instead of showing it: control characters, line separators, and marks that
+/// change the direction of the following text.
 fn acts_on_terminals(symbol: char) -> bool {
     symbol.is_control() || matches!(symbol, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

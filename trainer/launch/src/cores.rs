@@ -1,4 +1,4 @@
-//! CPU cores: which exist, in what order, and which worker uses which.
+//! Lists the CPU cores and assigns cores to workers.
 
 use std::fs;
 use std::io;
@@ -12,14 +12,15 @@ pub const MASK_BYTES: usize = CpuSet::MAX_CPU / 8;
 /// Cores and threads of the workers of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreAssignment {
-    /// Threads of a worker's pool. All workers have the same number, so that no rank computes differently.
+    /// Number of threads in a worker's pool. All workers have the same number, since the number of threads may change the last
+    /// bits of results.
     pub threads: usize,
-    /// Cores of each worker, by local rank. `None` where there are more workers than cores: then all workers share all cores.
+    /// Cores of each worker, by local rank. `None` if there are more workers than cores. Then all workers share all cores.
     pub cores: Option<Vec<Vec<usize>>>,
 }
 
-/// Splits `cores` among `workers` in runs of neighbours. Where the division leaves a rest, the first workers get one core
-/// more. `quota` is the number of cores that may be busy at once (a container's limit), which may be smaller.
+/// Splits `cores` among `workers`. Each worker gets consecutive cores. If the division leaves a remainder, the first workers
+/// get one more core. `quota` is the number of cores that may be busy at once (a container's limit), which may be smaller.
 pub fn assign(cores: &[usize], quota: usize, workers: usize) -> CoreAssignment {
     let threads = (cores.len().min(quota) / workers.max(1)).max(1);
     let cores = (workers > 0 && workers <= cores.len()).then(|| {
@@ -36,7 +37,7 @@ pub fn assign(cores: &[usize], quota: usize, workers: usize) -> CoreAssignment {
     CoreAssignment { threads, cores }
 }
 
-/// Returns the cores that this process may use. Neighbours (threads of a core, cores of a socket) are next to each other.
+/// Returns the cores that this process may use, sorted so that the threads of a core and the cores of a socket are consecutive.
 pub fn available() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     let mut cores: Vec<usize> = members(&set).collect();
@@ -59,13 +60,14 @@ pub fn affinity_mask() -> io::Result<[u8; MASK_BYTES]> {
     Ok(mask)
 }
 
-/// Returns the number of threads for the rank with the mask `own`: each core is divided by the number of ranks of the host
-/// that may use it. `all` has the masks of these ranks, `own` included. At least 1, at most [`quota`].
+/// Returns the number of threads for the rank with the mask `own`: the sum of its shares of cores. A core that `n` ranks of the
+/// host may use counts as `1/n` for each. `all` has the masks of all ranks of the host, `own` included. At least 1, at most
+/// [`quota`].
 pub fn threads_of_rank(own: &[u8], all: &[&[u8]]) -> usize {
     let has = |mask: &[u8], core: usize| mask[core / 8] & (1 << (core % 8)) != 0;
     let share = |core: usize| 1.0 / all.iter().filter(|mask| has(mask, core)).count() as f64;
     let cores: f64 = (0..8 * own.len()).filter(|&core| has(own, core)).map(share).sum();
-    // Three thirds of a core add up to a little less than 1
+    // Compensates rounding: three thirds of a core add up to a little less than 1.
     ((cores + 1e-6) as usize).clamp(1, quota())
 }
 
@@ -73,19 +75,19 @@ fn members(set: &CpuSet) -> impl Iterator<Item = usize> + '_ {
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu))
 }
 
-/// Reads a number from the kernel's description of a core. 0 where it is unknown, which keeps the kernel's order of cores.
+/// Reads a number from the kernel's description of a core. Returns 0 if it is unknown, which keeps the kernel's order of cores.
 fn topology(cpu: usize, name: &str) -> usize {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/{name}");
     fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Limits the calling thread, and the processes that it starts, to some cores until dropped. A child that inherits its
-/// cores has them from its first instruction on.
+/// Limits the calling thread, and the processes that it starts, to some cores until the guard is dropped. A child process
+/// inherits the limit, so it is limited from its first instruction on.
 pub struct AffinityGuard(Option<CpuSet>);
 
 impl AffinityGuard {
-    /// `None` limits nothing. If the kernel refuses (a core went offline, or this is macOS), all cores stay allowed: slower, but
-    /// correct.
+    /// Limits the thread to `cores`; `None` limits nothing. If the kernel refuses (a core went offline, or the system is
+    /// macOS), all cores stay allowed: this is slower, but correct.
     pub fn new(cores: Option<&Vec<usize>>) -> Self {
         let (Some(cores), Ok(before)) = (cores, sched_getaffinity(None)) else { return Self(None) };
         let mut set = CpuSet::new();
@@ -97,7 +99,7 @@ impl AffinityGuard {
 impl Drop for AffinityGuard {
     fn drop(&mut self) {
         if let Some(before) = &self.0 {
-            // This cannot fail: the set was this thread's own a moment ago
+            // This cannot fail: the thread had this set before.
             let _ = sched_setaffinity(None, before);
         }
     }

@@ -1,13 +1,13 @@
-//! The error of this crate: why no job runs.
+//! The error of this crate: why a job cannot run.
 
 use std::fmt;
 
 /// Exit code of bad usage: flags or variables that contradict each other.
 pub const USAGE: u8 = 2;
-/// Exit code where a worker died, or where the job could not be started.
+/// Exit code if a worker died, or if the job could not be started.
 pub const WORKER_DIED: u8 = 3;
 
-/// Why no job runs. `Display` writes the cause and, on a second line, the hint.
+/// Why a job cannot run. `Display` writes the cause and, on a second line, the hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchError {
     /// The process's exit code.
@@ -19,12 +19,12 @@ pub struct LaunchError {
 }
 
 impl LaunchError {
-    /// Blames flags or variables: exit code 2.
+    /// Makes an error about flags or variables: exit code 2.
     pub fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { code: USAGE, message: message.into(), hint: hint.into() }
     }
 
-    /// Blames the machine, the network or another node: exit code 3.
+    /// Makes an error about the machine, the network or another node: exit code 3.
     pub fn failed(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { code: WORKER_DIED, message: message.into(), hint: hint.into() }
     }

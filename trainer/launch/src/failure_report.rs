@@ -1,4 +1,5 @@
-//! `error.json`: a worker's report of its own failure, for its launcher. torchrun's workers write a file of the same name.
+//! `error.json`: the report that a worker writes about its own failure, for the launcher. torchrun's workers write a file of
+//! the same name.
 
 use std::fs;
 use std::io;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the file in a worker's folder of logs.
 pub(super) const FILE_NAME: &str = "error.json";
-/// The variable by which torchrun names the file to its workers.
+/// The variable by which torchrun passes the file's path to its workers.
 pub(super) const TORCHELASTIC_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
 /// How a worker failed.
@@ -43,9 +44,9 @@ pub(super) struct FailureReport {
     pub(super) thread: Option<String>,
     /// The worker's last status.
     pub(super) doing: String,
-    /// Whether another rank's end, or a wait for another rank, is the cause. Then this failure is not the root cause.
+    /// Whether the cause is the end of another rank, or a wait for another rank. Then this failure is not the root cause.
     pub(super) consequence: bool,
-    /// The rank that is to blame, where that is known.
+    /// The rank that caused the failure, if known.
     #[serde(default)]
     pub(super) culprit: Option<usize>,
     /// Milliseconds since 1970.
@@ -53,7 +54,7 @@ pub(super) struct FailureReport {
 }
 
 impl FailureReport {
-    /// Writes the file atomically: the launcher sees all of it or nothing.
+    /// Writes the file atomically: the launcher sees the whole file or no file.
     ///
     /// # Errors
     /// The folder does not exist, or the disk is full.
@@ -61,11 +62,11 @@ impl FailureReport {
         Folder::of_file(path)?.replace(path.file_name().unwrap_or_default(), &serde_json::to_vec_pretty(self)?)
     }
 
-    /// Reads the file at `path`. `None` where there is none, or where its content is something else.
+    /// Reads the file at `path`. Returns `None` if there is no file, or if its content is not a failure report.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let bytes = fs::read(path).ok()?;
         serde_json::from_slice(&bytes).ok().or_else(|| {
-            // Its own timestamp has whole seconds, too coarse to find the earliest failure
+            // Use the file's modification time: the timestamp inside has whole seconds, too coarse to find the earliest failure.
             let at = fs::metadata(path).and_then(|found| found.modified()).unwrap_or_else(|_| SystemTime::now());
             Self::of_torchelastic(&bytes, unix_ms(at))
         })
@@ -92,7 +93,7 @@ impl FailureReport {
     }
 }
 
-/// Milliseconds from 1970 to `at`.
+/// Returns the milliseconds from 1970 to `at`.
 pub(super) fn unix_ms(at: SystemTime) -> u64 {
     at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }

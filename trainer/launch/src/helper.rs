@@ -1,9 +1,10 @@
-//! Small processes that the launcher starts from its own executable, so that nothing is left behind however it ends.
+//! Helper processes, which the launcher starts from its own executable. They ensure that no process is left when the launcher
+//! dies.
 //!
 //! | first argument | what the process does |
 //! |---|---|
-//! | `launch-exec` | asks the kernel to be killed with the launcher (on Linux), and becomes a worker: any program, which cannot ask itself |
-//! | `launch-guard` | ends the workers' process groups when the launcher has died: a shell's children survive the shell |
+//! | `launch-exec` | sets the parent-death signal (on Linux), which any program cannot do itself, and executes the program |
+//! | `launch-guard` | kills the workers' process groups when the launcher has died: a shell's children survive the shell |
 //! | `launch-agent` | starts a node's launcher on another host (`agent.rs`) |
 
 use std::ffi::OsString;
@@ -28,11 +29,11 @@ pub(super) const GUARD: &str = "launch-guard";
 /// First argument of the process that starts a node's launcher on another host.
 pub(super) const AGENT: &str = "launch-agent";
 
-/// Exit codes of a shell for a program that cannot be run, and for one that is not there.
+/// Exit codes of a shell for a program that cannot be executed, and for a program that does not exist.
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Does the work of a helper if the first argument asks for one, and returns the exit code. Call it first thing in `main`.
+/// Runs a helper if the first argument names one, and returns the exit code. Call this function first in `main`.
 pub fn run_if_asked() -> Option<u8> {
     let mut arguments = std::env::args_os().skip(1);
     match arguments.next()?.to_str()? {
@@ -43,18 +44,18 @@ pub fn run_if_asked() -> Option<u8> {
     }
 }
 
-/// Replaces this process by a program that the kernel kills with its launcher.
+/// Replaces this process by a program that the kernel kills when the launcher ends.
 fn become_worker(arguments: Vec<OsString>) -> u8 {
     let [launcher, program, rest @ ..] = arguments.as_slice() else {
         Screen::default().say(&format!("error: {EXEC} is for the launcher: LAUNCHER PROGRAM ARGUMENTS"));
         return CANNOT_RUN;
     };
-    // The setting survives exec, unlike a thread that watches the launcher
+    // This setting survives exec. A thread that watches the launcher would not.
     if let Err(error) = set_parent_death_signal(Signal::KILL) {
         Screen::default().say(&format!("error: a worker cannot have its parent-death signal: {error}"));
         return CANNOT_RUN;
     }
-    // The launcher may have died before that call
+    // The launcher may have died before the call above.
     if getppid().map(|parent| parent.as_raw_nonzero().to_string()) != launcher.to_str().map(str::to_owned) {
         return WORKER_DIED;
     }
@@ -63,7 +64,7 @@ fn become_worker(arguments: Vec<OsString>) -> u8 {
     if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN }
 }
 
-/// The launcher's end of the guard. Dropping it ends the guard, which kills the groups that are still on its list.
+/// The launcher's connection to the guard. Dropping it ends the guard, which then kills the groups that are still on its list.
 #[derive(Debug)]
 pub(super) struct Guard {
     pipe: Mutex<PipeWriter>,
@@ -79,7 +80,7 @@ impl Guard {
             let (read, write) = io::pipe()?;
             let mut command = Command::new(std::env::current_exe()?);
             command.arg(GUARD).stdin(Stdio::from(read)).stdout(Stdio::null()).stderr(Stdio::null());
-            // Not in the terminal's foreground group, whose Ctrl-C is for the launcher
+            // Run outside of the terminal's foreground group: Ctrl-C must reach only the launcher.
             command.process_group(0).spawn()?;
             Ok(Self { pipe: Mutex::new(write) })
         };
@@ -88,25 +89,25 @@ impl Guard {
         })
     }
 
-    /// Puts the process group of a worker on the list.
+    /// Adds the process group of a worker to the list.
     pub(super) fn add(&self, group: Pid) {
         self.write('+', group);
     }
 
-    /// Takes a group off the list. Its number may soon be another group's.
+    /// Removes a group from the list. Another group may get the same number soon.
     pub(super) fn remove(&self, group: Pid) {
         self.write('-', group);
     }
 
     fn write(&self, verb: char, group: Pid) {
-        // Without a guard, which somebody has killed, the kernel still ends the workers themselves
+        // If the guard was killed, the kernel still kills the workers themselves, though not their children.
         let _ = self.pipe.lock().write_all(format!("{verb}{}\n", group.as_raw_nonzero()).as_bytes());
     }
 }
 
-/// Reads the list from standard input until the launcher is gone, and kills the groups on it.
+/// Reads the list from standard input until the launcher has ended, and then kills the groups on the list.
 fn guard() -> u8 {
-    // A batch system signals all processes of a job, and the guard must outlive the launcher
+    // Ignore signals: a batch system may signal all processes of a job, and the guard must outlive the launcher.
     for signal in STOPPING {
         let _ = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)));
     }
@@ -116,7 +117,7 @@ fn guard() -> u8 {
     0
 }
 
-/// Returns the groups that were put on the list and not taken off it.
+/// Returns the groups that were added to the list and not removed.
 fn remaining(text: &str) -> Vec<Pid> {
     let mut groups = Vec::new();
     for line in text.lines() {

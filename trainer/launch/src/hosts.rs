@@ -1,4 +1,4 @@
-//! The hosts of a job that one command starts: `-H host1:4,host2:4`, or a file of hosts, as mpirun and horovodrun read them.
+//! The hosts of a job that one command starts: `-H host1:4,host2:4`, or a host file, in the formats of mpirun and horovodrun.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,17 +13,17 @@ use super::environment::Variables;
 use super::error::{LaunchError, Result};
 use super::rendezvous_parameters::MOST_MEMBERS;
 
-/// The variable by which `ssh_launcher.rs` tells a node's launcher its part of the job. Its value is a [`NodePlan`].
+/// The variable by which `ssh_launcher.rs` passes a node's part of the job to the node's launcher. The value is a [`NodePlan`].
 pub const NODE: &str = "TRAINER_NODE";
-/// Maximum size of a file of hosts in bytes. A larger file is something else, given by mistake.
+/// Maximum size of a host file in bytes. A larger file was named by mistake.
 const LARGEST_FILE: u64 = 1 << 20;
-/// How hosts are written.
+/// Hint about the format of hosts.
 const HINT: &str = "-H host1:4,host2:4 names two hosts with 4 slots each; a file has a line `host1 slots=4` or `host1:4` for each host";
 
-/// A host, and how many ranks it has room for.
+/// A host and its number of slots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// What ssh is asked to connect to: a name, an address, or `user@name`.
+    /// The argument for ssh: a name, an address, or `user@name`.
     pub name: String,
     /// Number of ranks.
     pub slots: usize,
@@ -40,14 +40,14 @@ pub struct NodePlan {
     pub workers: usize,
     /// Host of node 0.
     pub master_addr: String,
-    /// Where node 0's launcher listens.
+    /// Port on which node 0's launcher listens.
     pub master_port: u16,
     /// The flags that start the same hosts again.
     pub flags: Vec<String>,
 }
 
 impl NodePlan {
-    /// Reads [`NODE`]. `None` where it is not set.
+    /// Reads [`NODE`]. Returns `None` if the variable is not set.
     ///
     /// # Errors
     /// The value is not what this program sets.
@@ -155,7 +155,7 @@ fn with_colon(word: &str) -> std::result::Result<Host, String> {
 /// Checks a host's name and number of slots.
 fn named(name: &str, number: &str) -> std::result::Result<Host, String> {
     let known = |symbol: char| symbol.is_ascii_alphanumeric() || "._-@:%".contains(symbol);
-    // ssh would take a leading `-` for an option
+    // ssh would parse a leading `-` as an option.
     if name.starts_with('-') || !name.chars().all(known) {
         return Err(format!("`{name}` is not a host name"));
     }
@@ -184,8 +184,8 @@ fn checked(place: &str, hosts: Vec<Host>) -> Result<Vec<Host>> {
     }
 }
 
-/// Fills the hosts' slots in their order with `ranks`, by default with as many as there are slots. Returns the hosts that get
-/// any, with their numbers of ranks. `flag` is the name of the flag that asks for `ranks`.
+/// Fills the hosts' slots in order with `ranks` ranks, by default one per slot. Returns the hosts that get ranks, with their
+/// numbers of ranks. `flag` is the name of the flag that sets `ranks`.
 ///
 /// # Errors
 /// There are more ranks than slots, or none.
@@ -209,7 +209,7 @@ pub fn fill(hosts: &[Host], ranks: Option<usize>, flag: &str) -> Result<Vec<Host
     Ok(filled.filter(|host| host.slots > 0).collect())
 }
 
-/// Writes hosts as `-H` reads them.
+/// Formats hosts as a value of `-H`.
 pub fn list(hosts: &[Host]) -> String {
     let word = |host: &Host| match host.name.contains(':') {
         true => format!("[{}]:{}", host.name, host.slots),

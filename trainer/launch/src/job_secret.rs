@@ -17,10 +17,10 @@ pub(super) struct JobSecret {
 }
 
 impl JobSecret {
-    /// Returns the user's secret. If there is none, node 0 makes one, and the other nodes wait for it.
+    /// Returns the user's secret. If the user has set none, node 0 makes a secret, and the other nodes wait for it.
     ///
     /// # Errors
-    /// Node 0 does not come in time, another user's process offers a secret, or a signal ends the wait.
+    /// Node 0 does not start in time, a process of another user offers a secret, or a signal ends the wait.
     pub(super) fn of(
         parameters: &RendezvousParameters,
         wait: &mut NodeWait<'_>,

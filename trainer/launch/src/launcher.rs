@@ -1,4 +1,4 @@
-//! Runs one node's part of a job, from start to exit code.
+//! Runs one node's part of a job, from the start to the exit code.
 
 use std::ffi::OsString;
 use std::fs;
@@ -32,36 +32,36 @@ use folder::Folder;
 /// How long the launcher waits.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// A worker without heartbeats for this long has stalled. A node without an answer for this long is given up.
+    /// A worker that sends no heartbeats for this long counts as failed. So does a node that does not answer for this long.
     pub stall: Duration,
-    /// How long nodes and workers wait for each other at the start.
+    /// Longest wait of nodes and workers for each other at the start.
     pub join: Duration,
     /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// How long workers may take to save a checkpoint after a signal.
+    /// Longest time for workers to save a checkpoint and exit after a signal.
     pub stop: Duration,
-    /// How often the launcher says for whom it waits.
+    /// Interval between messages about a wait.
     pub notice: Duration,
 }
 
-/// What the workers of a job write to.
+/// The log folder of a job's workers, and their additional variables.
 #[derive(Debug, Clone)]
 pub struct JobFolder {
-    /// `logs/`: gets one folder `rank-N` per worker, and `attempt-K/` with the folders of attempts that failed. Of workers that
-    /// are any program it gets `attempt_K/N`. The folder above it exists.
+    /// `logs/`. It gets one folder `rank-N` per worker, and `attempt-K/` with the folders of failed attempts. Workers that are
+    /// any program have folders `attempt_K/N`. The parent folder must exist.
     pub logs: PathBuf,
-    /// Further environment variables of each worker.
+    /// Additional environment variables of each worker.
     pub variables: Vec<(String, OsString)>,
 }
 
-/// What the first signal to the launcher asks of the workers. A second signal ends them at once.
+/// The launcher's reaction to the first signal. A second signal ends the workers at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnSignal {
-    /// To save a checkpoint and exit.
+    /// Asks the workers to save a checkpoint and exit.
     Save,
-    /// To end at once: they have nothing to save.
+    /// Ends the workers at once, since they have nothing to save.
     End,
-    /// What the signal asks of any program: they get the signal, and [`Timeouts::grace`] to end.
+    /// Forwards the signal to the workers, which have [`Timeouts::grace`] to end.
     Forward,
 }
 
@@ -70,23 +70,25 @@ pub enum OnSignal {
 pub struct LaunchConfig {
     /// Number of workers on this node.
     pub workers: usize,
-    /// Executable of the workers: this program, or any.
+    /// Executable of the workers: this program, or any other.
     pub program: PathBuf,
     /// Arguments of the workers: this process's arguments.
     pub arguments: Vec<OsString>,
-    /// Set where the workers are any program. Then this process's `main` calls [`helper::run_if_asked`](crate::helper).
+    /// Set if the workers run a program other than this one. Then this process's `main` must call
+    /// [`helper::run_if_asked`](crate::helper).
     pub any_program: Option<AnyProgram>,
     /// How long the launcher waits for workers and nodes.
     pub timeouts: Timeouts,
-    /// What a signal to the launcher asks of the workers.
+    /// The reaction to the first signal.
     pub on_signal: OnSignal,
-    /// How often a job that failed is started again.
+    /// Most restarts of a job that failed.
     pub max_restarts: usize,
-    /// Whether each worker is limited to its own cores, where there are enough.
+    /// Whether each worker is limited to its own cores, if there are at least as many cores as workers.
     pub pin: bool,
     /// Set for a job on several nodes.
     pub rendezvous: Option<RendezvousParameters>,
-    /// Host and port where the workers of a job on one node meet: the loopback, and by default a port that the kernel chooses.
+    /// Host and port of the workers' rendezvous in a job on one node: the loopback address, and by default a port that the kernel
+    /// chooses.
     pub address: (String, u16),
 }
 
@@ -120,10 +122,11 @@ impl LaunchConfig {
     }
 
     /// Runs the job and returns the exit code: 0 done, 2 a worker has reported wrong input, 3 a worker died (the reports are on
-    /// stderr), 128 + n stopped by signal n. Call it from the main thread: workers die with the thread that starts them.
+    /// stderr), 128 + n stopped by signal n. Call this function from the main thread: workers die with the thread that starts
+    /// them.
     ///
-    /// `folder` returns the job's folder, given the world size. It is called once, when the port is bound and all nodes have
-    /// joined: a job that cannot start leaves no folder, and only then is the number of its workers known.
+    /// `folder` makes the job's folder, given the world size. It is called once, when the port is bound and all nodes have
+    /// joined. So a job that cannot start leaves no folder, and the world size is known.
     ///
     /// # Errors
     /// The job cannot be started: the port is taken, a node does not come, a process cannot be started, `folder` fails.
@@ -179,7 +182,8 @@ impl LaunchConfig {
         }
     }
 
-    /// Runs the job once. `attempt` is corrected where other nodes are further. `secret` is the job's, once it is known.
+    /// Runs the job once. Sets `attempt` to node 0's number, which may be higher. `secret` holds the job's secret once it is
+    /// known.
     fn attempt(
         &self,
         attempt: &mut usize,
@@ -202,7 +206,7 @@ impl LaunchConfig {
             }
             _ => (0, self.address.0.clone(), self.address.1, random_secret()?),
         };
-        // Node 0 hosts the store of all workers. Any programs meet by themselves
+        // Node 0 hosts the store of all workers. Workers that are any program make their own rendezvous.
         let store = match node {
             0 if self.any_program.is_none() => {
                 let config =
@@ -241,7 +245,7 @@ impl LaunchConfig {
         let nodes = self.rendezvous.as_ref().map_or(1, |nodes| nodes.nnodes);
         let local_world = self.workers;
         let group = WorkerGroup { world, nodes, first_rank, local_world, node, attempt, host, port, secret };
-        // Dropped after the workers, which it does not have to end then
+        // The guard is dropped after the workers. If they have ended by then, it has nothing to kill.
         let guard = self.any_program.as_ref().map(|_| Guard::start()).transpose()?;
         let mut workers = self.start(&group, folder, screen, guard.as_ref())?;
         let supervisor = Supervisor {
@@ -280,7 +284,7 @@ impl LaunchConfig {
         NodeRendezvous::join(parameters, &secret.secret, &own, attempt, &mut wait, self.timeouts, screen)
     }
 
-    /// Returns a new wait for the other nodes.
+    /// Makes a wait for the other nodes that starts now.
     fn wait<'a>(&self, screen: &'a Screen, interrupted: &'a mut dyn FnMut() -> Option<i32>) -> NodeWait<'a> {
         let place = self.rendezvous.as_ref().map(|nodes| port::joined(&nodes.master_addr, nodes.master_port));
         NodeWait::new(screen, place.unwrap_or_default(), self.timeouts, interrupted)
@@ -339,7 +343,7 @@ impl LaunchConfig {
                 },
                 guard,
             };
-            // On an error, dropping the list ends the workers that run already
+            // On an error, `workers` is dropped, which ends the workers that run already.
             let worker = WorkerProcess::start(spec)?;
             tracing::debug!(rank, pid = worker.pid.as_raw_nonzero(), "started a worker");
             workers.push(worker);
@@ -348,7 +352,8 @@ impl LaunchConfig {
     }
 }
 
-/// Moves the logs of a failed attempt away before the next attempt. A run that is resumed may have logs of earlier attempts.
+/// Moves the logs of a failed attempt to `attempt-K` before the next attempt. A resumed run may already have logs of earlier
+/// attempts, so K is the first free number.
 fn archive(logs: &Path, attempt: usize) -> Result<()> {
     let move_all = || -> io::Result<()> {
         let mut number = attempt;
@@ -375,8 +380,9 @@ fn archive(logs: &Path, attempt: usize) -> Result<()> {
     })
 }
 
-/// Returns the name of the folder of an attempt in the logs of any program: that of the attempt, unless an earlier job has one.
-/// Nodes may share the logs, so another node's first rank in it is no earlier job.
+/// Returns the name of an attempt's folder in the logs of any program: the first `attempt_K` that no earlier job has used.
+/// Nodes of this job may share the folder of logs, so a folder counts as used only if it has a folder for this node's first
+/// rank.
 fn attempt_folder(logs: &Path, attempt: usize, first_rank: usize) -> String {
     let name = |number: usize| format!("attempt_{number}");
     let is_free = |number: &usize| !logs.join(name(*number)).join(first_rank.to_string()).exists();

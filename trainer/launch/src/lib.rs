@@ -14,18 +14,23 @@
 //!      worker::attach ─▶ Worker::join                                (worker.rs, worker_status.rs)
 //! ```
 //!
-//! The same program with the same arguments is launcher and worker. Workers may also be any program ([`AnyProgram`]), which gets
-//! torchrun's variables; a program that calls [`init`] becomes a rank of its launcher's job. [`SshLauncher`] starts the launchers of
-//! several hosts over ssh (`ssh_launcher.rs`, `agent.rs`). [`detect`] decides which from the environment, and knows
-//! the workers of torchrun, Slurm, MPI and Kubeflow too (`environment/`). `node_rendezvous.rs` joins launchers of several
-//! machines, `rank_rendezvous.rs` the ranks. No wait is silent: `announcer.rs` says who was refused and who is missing.
-//! `local_secret.rs` shares a secret between processes of one user on one host. `system/` has what differs on macOS.
+//! Launcher and workers run the same program with the same arguments. [`detect`] decides from the environment variables whether
+//! this process is a launcher or a worker. It also recognises the workers of torchrun, Slurm, MPI and LSF, and Kubeflow's pods
+//! (`environment/`).
 //!
-//! # What a worker of this launcher has
+//! Workers may also run any other program ([`AnyProgram`]), which gets torchrun's variables. A program that calls [`init`]
+//! becomes a rank of its launcher's job. [`SshLauncher`] starts the launchers of several hosts over ssh (`ssh_launcher.rs`,
+//! `agent.rs`).
+//!
+//! `node_rendezvous.rs` connects the launchers of several machines, `rank_rendezvous.rs` connects the ranks. During a long
+//! wait, `announcer.rs` prints which peers were refused and which are missing. `local_secret.rs` shares a secret between
+//! processes of one user on one host. `system/` has the functions that differ on macOS.
+//!
+//! # What a worker gets from this launcher
 //!
 //! | what | how |
 //! |---|---|
-//! | its place in the job | `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` |
+//! | rank and rendezvous | `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`, `MASTER_ADDR`, `MASTER_PORT` |
 //! | its launcher | `TRAINER_WORKER`, a process id. The worker dies with its launcher (parent-death signal and pidfd) |
 //! | the job's secret | `TRAINER_SECRET`, a new one for each attempt; never on a command line |
 //! | its attempt | `TRAINER_ATTEMPT`, from 0 to `--max-restarts` |
@@ -36,12 +41,16 @@
 //!
 //! # How a job ends
 //!
-//! All workers exit with 0: the launcher does too. A worker fails, sends no heartbeats for longer than the timeout, or another
-//! node reports a failure: the store tells all ranks, which leave their collectives at once. The launcher reports the root
-//! cause with the worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or
-//! starts all workers again. A signal asks the workers for a checkpoint; they exit with 128 + n, and so does the launcher. A
-//! second signal kills them, but a SIGHUP is never that second signal: a terminal that closes sends several. The launcher itself is killed: the kernel kills its workers. Shared memory has no name in any
-//! file system, and sockets and processes end with the group: nothing is left to clean up.
+//! - **All workers exit with 0.** The launcher exits with 0 too.
+//! - **A failure.** A worker fails, or sends no heartbeats for longer than the timeout, or another node reports a failure. The
+//!   store then notifies all ranks, which leave their collectives at once. The launcher reports the root cause with the
+//!   worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or restarts all
+//!   workers.
+//! - **A signal.** The launcher asks the workers to save a checkpoint. The workers exit with 128 + n, and so does the launcher. A
+//!   second signal kills the workers. A SIGHUP never counts as the second signal, since a closing terminal sends several.
+//! - **The launcher is killed.** The kernel kills its workers.
+//!
+//! In all cases nothing is left to clean up: shared memory has no name in any file system, and the kernel closes the sockets.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "`output::Screen` writes to the screen")]
 

@@ -7,9 +7,9 @@ use super::error::{LaunchError, Result};
 use super::port;
 use comm::{StoreConfig, StoreEvent, StoreServer};
 
-/// Returns the address to listen on so that others reach `host`: the address asked for, and no other. Only a name that leads
-/// to this machine's own address for other hosts alone (a service's name, 127.0.1.1 in /etc/hosts) leaves no choice but all
-/// addresses. `note` gets a sentence for the user if the name cannot be resolved.
+/// Returns the address to listen on so that other processes can connect to `host`. Prefers the one address of `host`. Returns
+/// all addresses (`0.0.0.0`) if `host` does not resolve, on this machine, to an address that other hosts can use: a service's
+/// name, or 127.0.1.1 in /etc/hosts. `note` gets a sentence for the user if the name cannot be resolved.
 pub(super) fn listen_address(host: &str, several_hosts: bool, note: impl FnOnce(&str)) -> String {
     const ALL: &str = "0.0.0.0";
     let literal = host.parse::<IpAddr>().is_ok();
@@ -27,7 +27,7 @@ pub(super) fn listen_address(host: &str, several_hosts: bool, note: impl FnOnce(
     }
 }
 
-/// Does the same as [`StoreServer::bind`], with errors that name the port and the process that has it.
+/// Does what [`StoreServer::bind`] does, with errors that name the port and the process that listens on it.
 ///
 /// # Errors
 /// This process cannot listen on the address.
@@ -38,7 +38,7 @@ pub(super) fn bind(
     on_event: impl FnMut(StoreEvent) + Send + 'static,
 ) -> Result<StoreServer> {
     let address = port::joined(host, port);
-    // Tries first: the store's own error does not name the process that has the port
+    // Try to bind here first, since the store's own error does not name the process that has the port.
     if port != 0 {
         TcpListener::bind(&address).map_err(|error| port::cannot_listen(host, port, &error))?;
     }

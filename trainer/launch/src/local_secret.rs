@@ -1,8 +1,9 @@
-//! A job's secret between processes of one user on one host, where no launcher and no user has given one.
+//! Shares a job's secret between processes of one user on one host, if neither the launcher nor the user has set a secret.
 //!
-//! One process offers a random secret on a Unix socket in the abstract namespace. The kernel says whose process is at the other
-//! end (`SO_PEERCRED`), and both ends insist on their own user. So neither another user's process can ask for the secret, nor
-//! offer one of its own. The name of the socket may be guessed. It is in no file system and ends with its process.
+//! One process offers a random secret on a Unix socket in the abstract namespace. The kernel reports the user of the process at
+//! the other end (`SO_PEERCRED`), and both ends accept only their own user. So a process of another user can neither get the
+//! secret nor offer another secret. Others may guess the name of the socket, which is therefore not a secret. The name is in no
+//! file system, and the kernel frees it with its process.
 
 use std::io::{self, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -21,12 +22,12 @@ use comm::{Secret, fnv};
 
 /// Length of a secret's text.
 const DIGITS: usize = 64;
-/// How long either side waits for the other during an exchange, which takes microseconds.
+/// Longest wait for the other side during an exchange. An exchange takes microseconds.
 const EXCHANGE: Duration = Duration::from_secs(5);
 /// Time until the next attempt to accept a connection after an error.
 const RETRY: Duration = Duration::from_millis(10);
 
-/// Offers a secret until it is dropped.
+/// Offers a secret until this value is dropped.
 #[derive(Debug)]
 pub(super) struct SecretOffer {
     name: String,
@@ -65,9 +66,9 @@ impl SecretOffer {
                     return;
                 }
                 match stream {
-                    // A peer that breaks off asks again, or is no member of the job
+                    // Ignore errors: if the peer belongs to the job, it asks again.
                     Ok(stream) => _ = answer(stream, &text),
-                    // No descriptor is left, for example. The peer stays in the queue
+                    // For example, no file descriptor is left. The peer stays in the listen queue.
                     Err(_) => std::thread::sleep(RETRY),
                 }
             }
@@ -80,7 +81,7 @@ impl SecretOffer {
 impl Drop for SecretOffer {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
-        // Wakes the thread. If there is no descriptor left for that, the thread ends with the process
+        // Connecting wakes the thread. If no file descriptor is left for this, the thread ends with the process.
         if connect(&self.name).is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -107,15 +108,15 @@ fn connect(name: &str) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Returns the user of the process at the other end, as it was when it connected or began to listen.
+/// Returns the user of the process at the other end, at the time when the process connected or began to listen.
 fn owner(stream: &UnixStream) -> io::Result<Uid> {
     Ok(Uid::from_raw(comm::peer_user(stream)?))
 }
 
-/// Asks for the secret that is offered under `name`. `None` while nobody offers one.
+/// Asks for the secret that is offered under `name`. Returns `None` while no process offers a secret.
 ///
 /// # Errors
-/// Another user's process offers it.
+/// A process of another user offers a secret under this name.
 pub(super) fn request(name: &str) -> Result<Option<Secret>> {
     let Ok(mut stream) = connect(name) else { return Ok(None) };
     let other = owner(&stream).map_err(|error| foreign(&format!("a process whose user is not known ({error})")))?;

@@ -1,16 +1,16 @@
-//! Replaces `local_secret.rs` on macOS, which has no socket names that end with their process. The user gives the secret there.
+//! Replaces `local_secret.rs` on macOS, which has no abstract Unix sockets. On macOS the user must set the secret.
 
 use std::convert::Infallible;
 
 use super::error::{LaunchError, Result};
 use comm::Secret;
 
-/// No process makes one.
+/// A type without values: on macOS no process offers a secret.
 #[derive(Debug)]
 pub(super) struct SecretOffer(#[allow(dead_code, reason = "makes the type empty")] Infallible);
 
 impl SecretOffer {
-    /// Refuses.
+    /// Returns the error that Linux is needed.
     ///
     /// # Errors
     /// Always.
@@ -19,17 +19,17 @@ impl SecretOffer {
     }
 }
 
-/// The callers drop an offer to end it. clippy wants a `Drop` for that.
+/// The callers drop an offer explicitly, and clippy accepts this only for types with `Drop`.
 impl Drop for SecretOffer {
     fn drop(&mut self) {}
 }
 
-/// Returns a name that nobody asks for.
+/// Returns an empty name, which is not used.
 pub(super) fn name(_: &[String]) -> String {
     String::new()
 }
 
-/// Refuses.
+/// Returns the error that Linux is needed.
 ///
 /// # Errors
 /// Always.

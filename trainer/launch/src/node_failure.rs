@@ -1,4 +1,4 @@
-//! What launchers tell each other, and why they part.
+//! The messages that launchers exchange about nodes and failures, and the error of a rendezvous.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::error::LaunchError;
 use super::rendezvous_parameters::RendezvousParameters;
 use comm::{CommError, ErrorKind};
 
-/// What a launcher tells the other launchers about its node.
+/// A node's description, which its launcher sends to the other launchers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct NodeInfo {
     pub(super) workers: usize,
@@ -24,16 +24,16 @@ pub(super) struct NodeFailure {
     /// Whether the job may be started again.
     #[serde(rename = "again")]
     pub(super) restartable: bool,
-    /// This node has noticed that the connection to `node` is broken. `what` names the node.
+    /// Whether this node has noticed that the connection to `node` is broken. Then `what` names the node.
     #[serde(skip)]
     pub(super) of_connection: bool,
 }
 
 impl NodeFailure {
-    /// Describes an error of the launchers' store. The store's members are nodes, and node 0 hosts it.
+    /// Makes the failure for an error of the launchers' store. The store's members are nodes, and node 0 hosts the store.
     ///
-    /// A launcher that has ended closes its connections, and does not come back. After an outage of the network both sides are
-    /// still there: the job may be started again.
+    /// A launcher that has ended closes its connections, and does not come back. After an outage of the network both launchers
+    /// still run, so the job may be started again.
     pub(super) fn of(
         parameters: &RendezvousParameters,
         nodes: &[NodeInfo],
@@ -55,7 +55,7 @@ impl NodeFailure {
         Self { node, what, restartable, of_connection: true }
     }
 
-    /// What the user can do about a broken connection.
+    /// Returns what the user can do about a broken connection.
     pub(super) fn hint(&self) -> Option<&'static str> {
         match (self.of_connection, self.restartable) {
             (false, _) => None,
@@ -68,7 +68,7 @@ impl NodeFailure {
     }
 }
 
-/// Why launchers did not meet.
+/// Why the rendezvous of launchers failed.
 pub(super) enum RendezvousError {
     Failed(LaunchError),
     /// The connection to another node has broken.

@@ -1,16 +1,17 @@
-//! Rendezvous of the launchers of a job on several nodes: they meet at node 0's address, assign the ranks, and end together.
+//! Rendezvous of the launchers of a job on several nodes. The launchers connect at node 0's address, assign the ranks, and end
+//! together.
 //!
 //! ```text
 //! node 0 listens at --master-addr:--master-port for the launchers (a store with one member per node)
-//! node 0          sets  attempt = how often the job was started    the others adopt it: they may have missed an attempt
+//! node 0          sets  attempt = number of earlier starts         the other nodes use this number: they may have missed a start
 //! node R          sets  node/R  = its workers, host name, flags    every node reads all: world size and first ranks
 //! node 0          sets  workers = the port of the workers' store   a second store, on a port that the kernel chose
 //! node R          sets  failed  = the first failure                every node ends its workers and reports the failure
 //! node R          sets  ended/R when its workers are done          node 0 waits for all: it hosts both stores
 //! ```
 //!
-//! Each attempt has its own stores. A connection that an outage of the network has broken ends the attempt on both sides, and
-//! the job may be started again: see [`NodeFailure::of`].
+//! Each attempt has its own stores. If an outage of the network breaks a connection, the attempt ends on both sides, and the
+//! job may be started again: see [`NodeFailure::of`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,20 +40,20 @@ pub(super) struct NodeRendezvous {
     parameters: RendezvousParameters,
     /// By node, once all nodes have joined.
     nodes: Vec<NodeInfo>,
-    // The order of these fields matters: the client leaves before the store is dropped
+    // Fields are dropped in order: the client must leave before the store is dropped.
     watch: Option<JoinHandle<()>>,
     client: Arc<StoreClient>,
     failure: Arc<Mutex<Option<NodeFailure>>>,
     over: Arc<AtomicBool>,
-    /// Longest silence of another node.
+    /// A connection ends when the other node has not answered for this long.
     answer_limit: Duration,
-    /// How often the job was started before.
+    /// Number of earlier starts of the job.
     pub(super) attempt: usize,
     _server: Option<StoreServer>,
 }
 
 impl NodeRendezvous {
-    /// Meets the other launchers.
+    /// Connects to the other launchers, and exchanges the nodes' numbers of workers.
     ///
     /// # Errors
     /// Node 0 cannot listen, a node does not join in time, nodes have different flags, or a signal ends the wait.
@@ -75,7 +76,7 @@ impl NodeRendezvous {
         let (server, address) = match node_rank {
             0 => {
                 let server = host_store(parameters, &config, timeouts, screen)?;
-                // Not by its name, which may lead here for the other nodes only
+                // Connect to the own address, not to the name: the name may resolve to this machine only on other nodes.
                 let port = server.local_addr().port();
                 let address = match server.local_addr().ip() {
                     all if all.is_unspecified() => port::joined("127.0.0.1", port),
@@ -110,7 +111,7 @@ impl NodeRendezvous {
         Ok(rendezvous)
     }
 
-    /// Tells the other nodes about this one, and reads what they say about themselves.
+    /// Publishes this node's [`NodeInfo`], and reads those of the other nodes.
     fn exchange(&mut self, own: &NodeInfo, wait: &mut NodeWait<'_>) -> std::result::Result<(), RendezvousError> {
         let node_rank = self.parameters.node_rank;
         if node_rank == 0 {
@@ -159,7 +160,7 @@ impl NodeRendezvous {
                     )
                     .into());
                 }
-                // Node 0's store knows all that are missing and says so
+                // On node 0 the store's announcer prints all missing nodes.
                 Err(_) if self.parameters.node_rank == 0 => wait.check_signals()?,
                 Err(_) => wait.go_on(&format!("node {node}"), None)?,
             }
@@ -176,7 +177,7 @@ impl NodeRendezvous {
         (workers(&self.nodes), workers(&self.nodes[..self.parameters.node_rank]))
     }
 
-    /// Node 0: publishes the port of the workers' store.
+    /// Publishes the port of the workers' store. Node 0 calls this function.
     ///
     /// # Errors
     /// A node is gone.
@@ -184,7 +185,7 @@ impl NodeRendezvous {
         self.set("workers", port.to_string().as_bytes())
     }
 
-    /// The other nodes: wait for the port of the workers' store.
+    /// Waits for the port of the workers' store. The other nodes call this function.
     ///
     /// # Errors
     /// A node is gone, the port does not come in time, or a signal ends the wait.
@@ -220,18 +221,18 @@ impl NodeRendezvous {
         self.failure.lock().clone()
     }
 
-    /// Tells the other nodes about a failure on this node.
+    /// Reports a failure on this node to the other nodes.
     pub(super) fn publish_failure(&self, what: &str, restartable: bool) {
         let node = self.parameters.node_rank;
         let failure = NodeFailure { node, what: what.to_owned(), restartable, of_connection: false };
         if let (None, Ok(text)) = (self.failure(), serde_json::to_vec(&failure)) {
-            // If the store is gone, the other nodes know already
+            // If the store is gone, the other nodes have noticed it already.
             let _ = self.client.set("failed", &text);
         }
     }
 
-    /// Tells the other nodes that this node's workers are done. Node 0 then waits until all nodes are done, a node has failed,
-    /// or `interrupted` returns a signal.
+    /// Reports to the other nodes that this node's workers are done. Node 0, which hosts the stores, then waits until all nodes
+    /// are done, a node has failed, or `interrupted` returns a signal.
     pub(super) fn finish(&self, interrupted: &mut dyn FnMut() -> Option<i32>) {
         let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), b"");
         if self.parameters.node_rank > 0 {
@@ -277,8 +278,8 @@ fn host_store(
     bind(&host, master_port, config.clone(), announcer.start()?)
 }
 
-/// Joins the launchers' store. Says at once that an address cannot be resolved: a name may appear later (Kubernetes), or is
-/// mistyped.
+/// Joins the launchers' store. If the address cannot be resolved, prints this at once and tries again: the name may be
+/// mistyped, or may appear later (Kubernetes).
 fn connect(
     address: &str,
     config: &StoreConfig,
@@ -302,7 +303,7 @@ fn connect(
                 }
                 true
             }
-            // After an outage node 0 may not have noticed yet that this node has left its last attempt
+            // After an outage node 0 may not have noticed yet that this node has left the previous attempt.
             ConnectError::Refused(_) => attempt > 0,
             ConnectError::Unauthenticated(_) => false,
         };

@@ -1,4 +1,4 @@
-//! A launcher's wait for other launchers: limited, interruptible, and not silent.
+//! A launcher's wait for other launchers, with a timeout. Signals interrupt the wait, and it prints a message at intervals.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use super::launcher::Timeouts;
 use super::node_failure::RendezvousError;
 use super::output::Screen;
 
-/// One wait, from now on.
+/// One wait, which starts when the value is made.
 pub(super) struct NodeWait<'a> {
     screen: &'a Screen,
     /// Host and port of node 0, for messages.
@@ -19,7 +19,7 @@ pub(super) struct NodeWait<'a> {
 }
 
 impl<'a> NodeWait<'a> {
-    /// `interrupted` returns a signal of the user, if one has arrived.
+    /// Starts a wait. `interrupted` returns a signal of the user, if one has arrived.
     pub(super) fn new(
         screen: &'a Screen,
         place: String,
@@ -29,7 +29,8 @@ impl<'a> NodeWait<'a> {
         Self { screen, place, since: Instant::now(), timeouts, notices: 0, interrupted }
     }
 
-    /// Continues the wait for `whom`, and says so when it is time to. `reason` is why the wait goes on, where that is known.
+    /// Continues the wait for `whom`, and prints a message if the interval is over. `reason` is the reason for the wait, if
+    /// known.
     ///
     /// # Errors
     /// A signal has arrived.
@@ -43,7 +44,7 @@ impl<'a> NodeWait<'a> {
         Ok(())
     }
 
-    /// Continues the wait without a word.
+    /// Continues the wait without a message.
     ///
     /// # Errors
     /// A signal has arrived.
@@ -56,17 +57,17 @@ impl<'a> NodeWait<'a> {
         self.screen.say(text);
     }
 
-    /// Returns whether the time is up.
+    /// Returns whether the time is over.
     pub(super) fn is_over(&self) -> bool {
         self.since.elapsed() >= self.timeouts.join
     }
 
-    /// Host and port of node 0.
+    /// Returns host and port of node 0.
     pub(super) fn place(&self) -> &str {
         &self.place
     }
 
-    /// How long the whole wait may take.
+    /// Returns the timeout of the whole wait.
     pub(super) fn limit(&self) -> Duration {
         self.timeouts.join
     }

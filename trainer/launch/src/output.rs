@@ -1,11 +1,11 @@
 //! Copies a worker's output: all of it to the worker's logs, the last lines to memory for failure reports, and rank 0's output
 //! to the screen as well.
 //!
-//! On the screen rank 0 behaves as if it had no launcher. Where the launcher's stdout or stderr is a terminal, rank 0 gets a
-//! pseudo-terminal of the same size, so that progress bars are drawn at the right width. Where stdout and stderr are the same
-//! terminal, rank 0 gets one pseudo-terminal for both: with two, the order in which a bar is erased, a line printed and the
-//! bar drawn again would be lost. Then `stdout.log` has both streams, and `stderr.log` says so. The log of a terminal has the
-//! final lines, not each redraw.
+//! Rank 0's output looks as if rank 0 had no launcher. If the launcher's stdout or stderr is a terminal, rank 0 gets a
+//! pseudo-terminal of the same size, so its progress bars have the right width. If stdout and stderr are the same terminal,
+//! rank 0 gets one pseudo-terminal for both. With two pseudo-terminals, the order of the two streams would be lost: erase a
+//! bar, print a line, draw the bar again. With one, `stdout.log` has both streams, and `stderr.log` contains a line that says
+//! so. The log of a terminal has the final lines, not every redraw.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -48,7 +48,7 @@ impl StdStream {
 
     fn write(self, bytes: &[u8]) -> io::Result<()> {
         match self {
-            // Flushes std's line buffer: a bar has no newlines
+            // Flush the line buffer of std, since a progress bar has no newlines.
             Self::Out => {
                 let mut out = io::stdout().lock();
                 out.write_all(bytes).and_then(|()| out.flush())
@@ -61,7 +61,7 @@ impl StdStream {
 /// The launcher's screen, which rank 0 and the launcher share.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
-    /// The cursor is behind text, such as a progress bar's.
+    /// Whether the cursor is behind text, for example behind a progress bar.
     in_line: AtomicBool,
 }
 
@@ -73,7 +73,7 @@ impl Screen {
         stream.write(bytes)
     }
 
-    /// Returns a function that does [`Screen::say`] on other threads.
+    /// Returns a function that calls [`Screen::say`], for other threads.
     pub(super) fn sayer(self: &Arc<Self>) -> impl Fn(&str) + Send + 'static {
         let screen = Arc::clone(self);
         move |text| screen.say(text)
@@ -87,15 +87,15 @@ impl Screen {
     }
 }
 
-/// How a worker's output is on the screen.
+/// How a worker's output is shown on the screen.
 #[derive(Debug, Clone)]
 pub(super) struct OnScreen {
     pub(super) screen: Arc<Screen>,
-    /// Set where several workers are on the screen: the text before each line. `None`: the worker has the screen for itself.
+    /// The text before each line, if several workers are shown on the screen. `None` if only this worker is.
     pub(super) prefix: Option<String>,
 }
 
-/// Copies what a program on another host writes to the screen.
+/// Copies the output of a program on another host to the screen, line by line.
 pub(super) struct LineSink {
     screen: Arc<Screen>,
     stream: StdStream,
@@ -113,7 +113,7 @@ impl LineSink {
         Self { screen: Arc::clone(screen), stream: StdStream::Err, prefix }
     }
 
-    /// Writes one line, with control characters spelled out. A closed screen does not end the job.
+    /// Writes one line, with control characters escaped. A closed screen does not end the job.
     pub(super) fn line(&self, line: &str) {
         let prefix = self.prefix.as_deref().unwrap_or_default();
         let _ = self.screen.show(self.stream, format!("{prefix}{}\n", printable(line)).as_bytes());
@@ -132,15 +132,15 @@ impl LineSink {
 pub(super) struct WorkerOutput {
     stdout: Arc<Mutex<OutputTail>>,
     stderr: Arc<Mutex<OutputTail>>,
-    /// A receiver hangs up when its stream has ended.
+    /// One receiver per stream. It disconnects when the stream has ended.
     pumps: Vec<Receiver<()>>,
     /// Pseudo-terminals, each with the launcher's stream that it represents.
     terminals: Vec<(OwnedFd, StdStream)>,
 }
 
 impl WorkerOutput {
-    /// Opens the logs in `folder` and starts to fill them. `screen` is set for the rank that the screen shows. Also returns
-    /// the worker's ends: stdout and stderr.
+    /// Opens the logs in `folder` and starts the threads that fill them. `screen` is set for a rank that is shown on the
+    /// screen. Also returns stdout and stderr for the worker.
     ///
     /// # Errors
     /// A log cannot be written, or no pipe, pseudo-terminal or thread is left.
@@ -197,18 +197,18 @@ impl WorkerOutput {
         Ok(end)
     }
 
-    /// Waits up to `limit` until everything that a dead worker has written is in its logs. The limit is needed because a
-    /// child process of the worker may keep the streams open.
+    /// Waits up to `limit` until the logs have everything that a dead worker has written. A child process of the worker may
+    /// keep the streams open, hence the limit.
     pub(super) fn drain(&self, limit: Duration) {
         let until = Instant::now() + limit;
         for pump in &self.pumps {
             let left = until.saturating_duration_since(Instant::now());
-            // Pumps send nothing: this ends when the pump hangs up, or when the time is over
+            // Pumps send nothing. The wait ends when the pump drops its sender, or when the time is over.
             let _ = pump.recv_timeout(left);
         }
     }
 
-    /// Returns the name of a stream and its last lines: stderr, or stdout where stderr has none.
+    /// Returns the name of a stream and its last lines: of stderr, or of stdout if stderr is empty.
     pub(super) fn last_lines(&self) -> (&'static str, Vec<String>) {
         let lines = self.stderr.lock().lines();
         match lines {
@@ -220,7 +220,7 @@ impl WorkerOutput {
     /// Resizes the pseudo-terminals to the size of the terminals that they represent.
     pub(super) fn resize(&self) {
         for (master, stream) in &self.terminals {
-            // An error is ignored: only the width of a bar depends on the size
+            // Ignore errors: only the width of a progress bar depends on the size.
             let _ = match stream {
                 StdStream::Out => same_size(master, io::stdout()),
                 StdStream::Err => same_size(master, io::stderr()),
@@ -229,7 +229,7 @@ impl WorkerOutput {
     }
 }
 
-/// Whether stdout and stderr, which are terminals, are the same terminal.
+/// Returns whether stdout and stderr are the same terminal. Both must be terminals.
 fn one_terminal() -> bool {
     match (rustix::fs::fstat(io::stdout()), rustix::fs::fstat(io::stderr())) {
         (Ok(out), Ok(err)) => out.st_rdev == err.st_rdev,
@@ -237,11 +237,11 @@ fn one_terminal() -> bool {
     }
 }
 
-/// Opens a pseudo-terminal of the size of the launcher's terminal. It is no process's controlling terminal: no Ctrl-C comes
-/// through it, and no process is stopped for writing to it.
+/// Opens a pseudo-terminal with the size of the launcher's terminal. It is not the controlling terminal of any process, so it
+/// sends no Ctrl-C, and the kernel stops no process that writes to it.
 fn terminal(stream: StdStream) -> io::Result<(OwnedFd, OwnedFd)> {
     let (master, slave) = open_terminal()?;
-    // The real terminal turns a newline into carriage return and newline. The pseudo-terminal must not do so too
+    // The real terminal already turns a newline into carriage return and newline, so the pseudo-terminal must not.
     let mut modes = tcgetattr(&slave)?;
     modes.output_modes -= OutputModes::OPOST;
     tcsetattr(&slave, OptionalActions::Now, &modes)?;
@@ -262,10 +262,10 @@ struct StreamPump {
     log: File,
     tail: Arc<Mutex<OutputTail>>,
     screen: Option<Arc<Screen>>,
-    /// Set where the screen gets whole lines, each behind this text.
+    /// Set if the screen gets whole lines, each with this text before it.
     prefixed: Option<(String, TerminalLines)>,
     stream: StdStream,
-    /// Set for a terminal: the log gets final lines.
+    /// Set for a terminal, whose log has final lines only.
     lines: Option<TerminalLines>,
 }
 
@@ -296,13 +296,13 @@ impl StreamPump {
         if let Some(screen) = &self.screen
             && screen.show(self.stream, bytes).is_err()
         {
-            // Closed, as by `| head`: the run and its logs continue
+            // The screen is closed, for example by `| head`. The run and its logs continue.
             self.screen = None;
         }
     }
 
     fn take(&mut self, bytes: &[u8]) {
-        // The screen comes first: a user waits for it
+        // Write to the screen first, since a user waits for it.
         match &mut self.prefixed {
             None => self.show(bytes),
             Some((prefix, lines)) => {
@@ -334,8 +334,8 @@ impl StreamPump {
     }
 }
 
-/// Creates the folder of a worker in the folder of all logs, and removes an old `error.json`. `names` are the folders on the
-/// way: `rank-1`, or `attempt_0`, `1`.
+/// Creates the folder of a worker in the folder of all logs, and removes an old `error.json`. `names` is the path below `logs`:
+/// `rank-1`, or `attempt_0`, `1`.
 ///
 /// # Errors
 /// The folder cannot be written, or a link has its name.

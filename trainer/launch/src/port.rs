@@ -1,12 +1,12 @@
-//! Which process listens on a port, as far as this user may see.
+//! Finds the process that listens on a port, as far as this user may see it.
 
 use std::fs;
 use std::net::IpAddr;
 
 use super::error::LaunchError;
 
-/// Returns process id and command line (cut) of the process that listens on `port`. `None` where no process does, or where
-/// the process is another user's.
+/// Returns the process id and the command line (cut off) of the process that listens on `port`. Returns `None` if no process
+/// listens, or if the process belongs to another user.
 fn listener(port: u16) -> Option<(u32, String)> {
     let inodes: Vec<String> = ["/proc/net/tcp", "/proc/net/tcp6"]
         .iter()
@@ -42,7 +42,7 @@ fn command(pid: u32) -> String {
     words.join(" ").chars().take(80).collect()
 }
 
-/// Explains why this process cannot listen on an address.
+/// Returns the error for an address on which this process cannot listen.
 pub(super) fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> LaunchError {
     use std::io::ErrorKind;
     let (cause, hint) = match error.kind() {

@@ -1,4 +1,4 @@
-//! One worker process, on the launcher's side: starts it, watches it, signals it, ends it.
+//! One worker process, on the launcher's side: starts, watches, signals and ends the process.
 
 use std::ffi::OsString;
 use std::io;
@@ -20,7 +20,7 @@ use super::status_page::{Status, StatusPage};
 use super::system::ProcessHandle;
 use super::worker_group::NOT_INHERITED;
 
-/// How long the streams of a dead worker are still read.
+/// Longest time for which the launcher still reads the streams of a dead worker.
 const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 
 /// Describes a worker to start.
@@ -73,9 +73,10 @@ pub(super) struct WorkerProcess {
 
 impl WorkerProcess {
     /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher, which decides what to do. The worker is
-    /// limited to its cores from the first instruction on and has a [`StatusPage`] as its standard input.
+    /// limited to its cores from the first instruction on, and inherits a [`StatusPage`] as its standard input.
     ///
-    /// On Linux the kernel kills the worker when the *thread* that calls this function ends. That thread must live as long as the job.
+    /// On Linux the kernel kills the worker when the *thread* that called this function ends. So this thread must live as long
+    /// as the job.
     ///
     /// # Errors
     /// The logs cannot be written, the program cannot be run, or a limit of the system is reached.
@@ -109,7 +110,7 @@ impl WorkerProcess {
         let folder = std::path::absolute(path)?;
         let page = StatusPage::create()?;
         let mut command = Command::new(spec.program);
-        // By the name that the user has called, which a worker may print
+        // Keep the program name that the user typed, since a worker may print it.
         if let Some(name) = std::env::args_os().next() {
             command.arg0(name);
         }
@@ -158,7 +159,8 @@ impl WorkerProcess {
         })
     }
 
-    /// Readable once the worker has ended. `None` on macOS, where only [`WorkerProcess::reap`] notices.
+    /// Returns a file descriptor that is readable once the worker has ended. `None` on macOS, where only
+    /// [`WorkerProcess::reap`] notices the end.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.process.fd()
     }
@@ -177,7 +179,7 @@ impl WorkerProcess {
     /// # Errors
     /// The kernel refuses to wait, which it does only for wrong arguments.
     pub(super) fn reap(&mut self) -> io::Result<bool> {
-        // As long as the worker is not reaped, no other process group can have its number
+        // Kill the group before reaping: until the worker is reaped, no other process group can have its number.
         if self.exit.is_some() || !self.process.has_ended()? {
             return Ok(false);
         }
@@ -210,15 +212,15 @@ impl WorkerProcess {
         self.exit.as_ref().map_or_else(|| self.started.elapsed(), |exit| exit.ran)
     }
 
-    /// Returns the kernel's letter for the worker's state: `T` stopped, `t` held by a debugger, `D` waiting for a device.
+    /// Returns the kernel's letter for the worker's state: `T` stopped, `t` stopped by a debugger, `D` waiting for a device.
     pub(super) fn state(&self) -> Option<char> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).ok()?;
-        // The name before the state is in brackets and may contain any character
+        // The name before the state is in brackets and may contain brackets itself, so search from the end.
         stat.rsplit_once(')')?.1.trim_start().chars().next()
     }
 
-    /// Sends a signal to the worker, unless it has ended. Any program may be a shell that waits for its children: all of them
-    /// get the signal.
+    /// Sends a signal to the worker, unless the worker has ended. If the worker is any program, the signal goes to its whole
+    /// process group: the program may be a shell that waits for its children.
     pub(super) fn signal(&self, signal: Signal) {
         if self.is_any_program() {
             self.signal_group(signal);
@@ -244,7 +246,7 @@ impl WorkerProcess {
 }
 
 impl Drop for WorkerProcess {
-    /// Kills the worker: none outlives the job.
+    /// Kills the worker: no worker may outlive the job.
     fn drop(&mut self) {
         if self.is_alive() {
             self.end_group();
@@ -253,7 +255,7 @@ impl Drop for WorkerProcess {
     }
 }
 
-/// Kills a worker that cannot be watched.
+/// Kills a worker for which no process handle could be opened.
 fn kill_unwatched(mut child: Child, pid: Pid) {
     let _ = kill_process_group(pid, Signal::KILL);
     let _ = child.wait();

@@ -1,4 +1,4 @@
-//! [`init`]: a program becomes a rank of the job that its launcher has started, like `init_process_group`.
+//! [`init`]: makes a program a rank of the job that its launcher has started, like `init_process_group`.
 
 use std::ops::Deref;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::worker::{self, JoinTimeouts, NOTICE, ShutdownBarrier, Worker};
 use super::worker_status::WorkerStatus;
 use comm::{CommConfig, Communicator, TransportKind};
 
-/// Time that the store's host waits for the other ranks at shutdown.
+/// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 /// Exit code of a rank that cannot connect to the others.
 const FAILED: u8 = 1;
@@ -33,7 +33,7 @@ pub fn init() -> Result<ProcessGroup> {
 /// How a program joins its job.
 #[derive(Debug, Clone, Copy)]
 pub struct InitOptions {
-    /// What carries the data, PyTorch's `backend`. `None`: shared memory if all ranks are on one host, else TCP.
+    /// The transport of data, PyTorch's `backend`. `None`: shared memory if all ranks are on one host, else TCP.
     pub transport: Option<TransportKind>,
     /// Longest wait for another rank in a collective.
     pub timeout: Duration,
@@ -48,7 +48,7 @@ impl Default for InitOptions {
 }
 
 impl InitOptions {
-    /// Does the same as [`init`], with these options.
+    /// Does what [`init`] does, with these options.
     ///
     /// # Errors
     /// As [`init`].
@@ -72,16 +72,16 @@ impl InitOptions {
     }
 }
 
-/// Returns the transport for ranks that name none: shared memory if all ranks are on one host (and it runs Linux), else TCP.
+/// Returns the default transport: shared memory if all ranks are on one host that runs Linux, else TCP.
 pub fn best_transport(role: &WorkerRole) -> TransportKind {
     TransportKind::best(role.local_world == role.world)
 }
 
-/// A rank's membership in its job. It dereferences to the [`Communicator`] of all ranks. Dropping it leaves the job: rank 0 may
-/// then wait up to 10 s for the others.
+/// A rank's membership in its job. The value dereferences to the [`Communicator`] of all ranks. Dropping the value leaves the
+/// job. The drop on rank 0 may wait up to 10 s for the other ranks.
 #[derive(Debug)]
 pub struct ProcessGroup {
-    // The order of these fields matters: the connection is closed before rank 0 waits for the other ranks
+    // Fields are dropped in order: the connection must be closed before rank 0 waits for the other ranks.
     comm: Communicator,
     status: WorkerStatus,
     local_rank: usize,
@@ -90,7 +90,7 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Meets the other ranks of `role`'s job. Call it from the main thread.
+    /// Joins the job of `role`, and waits for the other ranks. Call this function from the main thread.
     ///
     /// # Errors
     /// The other ranks do not join in time, or belong to another job.
@@ -103,7 +103,7 @@ impl ProcessGroup {
         let status = worker::attach(role, variables)?;
         let joined = Worker::join(role, variables, status.clone(), timeouts)?;
         let secret = joined.secret.clone();
-        // The control connection exists already, so the address is unused
+        // The control connection exists already, so the address is not used.
         let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
         config.timeout = timeouts.answer;
         status.set_status(format_args!("connecting over {transport}"));
@@ -130,7 +130,7 @@ impl ProcessGroup {
         self.comm.world()
     }
 
-    /// Returns this rank's index on its host: the index of its GPU.
+    /// Returns this rank's index on its host, which is also the index of its GPU.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
@@ -140,12 +140,12 @@ impl ProcessGroup {
         self.local_world_size
     }
 
-    /// Returns what tells this program's launcher what the rank is doing.
+    /// Returns the status, through which the rank reports to this program's launcher.
     pub fn status(&self) -> &WorkerStatus {
         &self.status
     }
 
-    /// Splits the group. The communicator must be dropped before the barrier is waited for.
+    /// Splits the group. Drop the communicator before you wait for the barrier.
     pub fn into_parts(mut self) -> (Communicator, WorkerStatus, Option<ShutdownBarrier>) {
         let shutdown = self.shutdown.0.take();
         (self.comm, self.status, shutdown)

@@ -1,4 +1,4 @@
-//! Where the ranks of a job meet, with which secret, and how they wait for each other.
+//! The rendezvous of the ranks of a job: its address, its secret, and the waits for other ranks.
 
 use std::time::{Duration, Instant};
 
@@ -17,21 +17,21 @@ use comm::{ConnectError, Member, Secret, StoreClient, StoreConfig, StoreServer, 
 
 /// Interval between attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
-/// Number of ports to try where the job's id determines the port. Another job may have the first.
+/// Number of ports to try if the job's id determines the port. Another job may use the first port.
 const CANDIDATES: u64 = 8;
 
-/// Where the ranks of a job meet.
+/// The address of a job's rendezvous, and the source of its secret.
 pub(super) struct RendezvousAddress {
     pub(super) host: String,
     pub(super) ports: Vec<u16>,
     pub(super) secret: SecretSource,
 }
 
-/// Where the job's secret comes from. It is never derived from what others can guess: addresses, ports, ids.
+/// The source of the job's secret. A secret is never derived from values that others can guess: addresses, ports, ids.
 pub(super) enum SecretSource {
     /// The user or this program's launcher has set it.
     Given(Secret),
-    /// Rank 0 makes one, and offers it under this name to its user's processes on the host.
+    /// Rank 0 makes the secret, and offers it under this name to processes of the same user on this host.
     OnHost(String),
 }
 
@@ -55,7 +55,7 @@ impl RendezvousAddress {
     }
 }
 
-/// Says what is missing where ranks of several hosts have no secret, and how the launcher passes one on.
+/// Returns the error for ranks of several hosts without a secret, with the way to pass a secret through the launcher.
 fn no_secret(role: &WorkerRole, host: &str) -> LaunchError {
     let make = "`export TRAINER_SECRET=$(openssl rand -hex 32)`";
     let hint = match role.launcher {
@@ -78,7 +78,7 @@ fn no_secret(role: &WorkerRole, host: &str) -> LaunchError {
 }
 
 impl SecretSource {
-    /// Returns the secret, and rank 0's offer of it to the other ranks.
+    /// Returns the secret. On rank 0, also returns the offer of the secret to the other ranks.
     pub(super) fn get(self, role: &WorkerRole, host: &str, wait: &RankWait) -> Result<(Secret, Option<SecretOffer>)> {
         let name = match self {
             Self::Given(secret) => return Ok((secret, None)),
@@ -109,7 +109,7 @@ impl SecretSource {
 
 /// A rank's wait for rank 0.
 pub(super) struct RankWait {
-    /// This program's launcher says on its screen who is missing.
+    /// Whether this program's launcher started the rank. Then the launcher prints who is missing, and the rank does not.
     pub(super) own: bool,
     pub(super) start: Instant,
     pub(super) timeouts: JoinTimeouts,
@@ -124,7 +124,7 @@ impl RankWait {
         self.timeouts.join.as_secs_f64()
     }
 
-    /// Says that the wait goes on, if it is time to. `notices` counts the messages.
+    /// Prints a message about the wait if the interval is over. `notices` counts the messages.
     fn go_on(&self, notices: &mut u32, place: &str, reason: &str) {
         let passed = self.start.elapsed();
         if !self.own && passed >= self.timeouts.notice.saturating_mul(*notices + 1) {
@@ -134,13 +134,13 @@ impl RankWait {
     }
 }
 
-/// Returns words that only this job's processes share.
+/// Returns words that distinguish this job from others, the same in all of its processes.
 fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
     if !role.job.is_empty() || role.launcher == Launcher::Own {
         return Ok(role.job.clone());
     }
     if role.local_world == role.world {
-        // All ranks are children of one process on this host
+        // All ranks are children of one process on this host, so the parent's id distinguishes the job.
         let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
         return Ok(vec![role.launcher.to_string(), format!("children of {parent}")]);
     }
@@ -150,15 +150,15 @@ fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
     ))
 }
 
-/// Derives ports from the job's words: the same in all of its processes, and below the ports that the kernel hands out.
+/// Derives ports from the job's words: the same in all processes of the job, and below the ephemeral ports of the kernel.
 fn candidates(job: &[String]) -> Vec<u16> {
     let hash = fnv::hash(job.iter().flat_map(|word| word.bytes().chain([0])));
-    // Every bit of the hash counts
+    // Combine all bits of the hash.
     let hash = hash ^ hash >> 32;
     (0..CANDIDATES).map(|i| 15_000 + (hash.wrapping_add(i * 1009) % 15_000) as u16).collect()
 }
 
-/// Joins rank 0's store, or that of this program's launcher.
+/// Joins the store, which rank 0 or this program's launcher hosts.
 pub(super) fn connect(
     rank: usize,
     host: &str,
@@ -177,7 +177,7 @@ pub(super) fn connect(
                 Err(ConnectError::NotThere(cause) | ConnectError::Unresolved(cause)) => {
                     last = format!("{address}: {cause}")
                 }
-                // Other jobs may use some of several ports
+                // Another job may use this port, so try the next one.
                 Err(refused) if ports.len() > 1 => last = format!("{address}: {refused}"),
                 Err(refused) => {
                     return Err(LaunchError::failed(
@@ -198,7 +198,7 @@ pub(super) fn connect(
     }
 }
 
-/// Starts the store of a job that another launcher has started, in rank 0.
+/// Starts the store in rank 0, for a job that another launcher has started.
 pub(super) fn host_store(
     role: &WorkerRole,
     host: &str,

@@ -11,12 +11,12 @@ use super::error::{LaunchError, Result, WORKER_DIED};
 use super::output::LineSink;
 use super::ssh_launcher::{CLOSE_LIMIT, TICK};
 
-/// Bytes that are read of what a host says before its agent does: a login shell's greetings.
+/// Most bytes that are read from a host before its agent's first line. A login shell may print a greeting.
 const MOST_NOISE: u64 = 64 << 10;
 
-/// What happens on a host.
+/// An event on a host.
 pub(super) enum Event {
-    /// The agent's first line, or `None` where the stream has ended without one.
+    /// The agent's first line, or `None` if the stream has ended without it.
     Greeting(usize, Option<String>),
     /// A line of ssh, or of a login shell, before the agent's first line.
     Noise(usize, String),
@@ -27,11 +27,11 @@ pub(super) struct RemoteHost {
     pub(super) name: String,
     pub(super) child: Child,
     pub(super) input: Option<ChildStdin>,
-    /// Closed when the host's streams have ended.
+    /// One receiver per output stream. It disconnects when the stream has ended.
     pub(super) pumps: Vec<Receiver<()>>,
     pub(super) status: Option<ExitStatus>,
     pub(super) said: Vec<String>,
-    /// The agent has its order: a launcher runs.
+    /// Whether the agent has received its order, so that a launcher runs.
     pub(super) ordered: bool,
 }
 
@@ -59,7 +59,7 @@ impl RemoteHost {
             && let Ok(Some(status)) = self.child.try_wait()
         {
             self.status = Some(status);
-            // The last lines
+            // Wait for the last lines of output.
             self.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
             return true;
         }
@@ -75,7 +75,7 @@ impl RemoteHost {
 }
 
 impl Drop for RemoteHost {
-    /// Closes the agent's standard input, which ends its launcher, and ends ssh.
+    /// Closes the agent's standard input, which ends the node's launcher, and then ends ssh.
     fn drop(&mut self) {
         self.input = None;
         if self.is_alive() {
@@ -93,7 +93,7 @@ impl Drop for RemoteHost {
     }
 }
 
-/// Waits for the agent's first line, and then shows what its launcher writes.
+/// Waits for the agent's first line, and then copies the launcher's output to the screen.
 pub(super) fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
     pump(move || {
         let mut out = BufReader::new(out);
@@ -121,13 +121,14 @@ pub(super) fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: S
     })
 }
 
-/// Shows what an agent or ssh writes to standard error. Before the agent's first line it may be the reason why there is none.
+/// Shows the standard error of an agent or of ssh. Lines before the agent's first line become events, since they may be the
+/// reason why the agent does not start.
 pub(super) fn pump_err(index: usize, err: ChildStderr, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
     pump(move || {
         for line in BufReader::new(err).split(b'\n').map_while(std::io::Result::ok) {
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             if let Err(unread) = events.send(Event::Noise(index, line)) {
-                // Nobody waits for greetings any more
+                // The launcher no longer receives events, so the job runs: show the line.
                 let Event::Noise(_, line) = unread.0 else { continue };
                 sink.line(&line);
             }

@@ -1,11 +1,11 @@
-//! Where and how the launchers of several nodes meet.
+//! The parameters of the rendezvous of launchers on several nodes.
 
 use super::environment::is_loopback;
 use super::error::{LaunchError, Result};
 use super::secret;
 use comm::Secret;
 
-/// Where and how the launchers of several nodes meet, as in torchrun's class of this name.
+/// The parameters of the rendezvous of launchers on several nodes, like torchrun's class of this name.
 #[derive(Debug, Clone)]
 pub struct RendezvousParameters {
     /// `--nnodes`.
@@ -21,7 +21,7 @@ pub struct RendezvousParameters {
     pub secret: Option<Secret>,
 }
 
-/// Most nodes, and most ranks, of a job. More are a mistake, and would cost memory before anybody notices.
+/// Most nodes, and most ranks, of a job. A larger number is a mistake, and would cost memory before the job fails.
 pub(super) const MOST_MEMBERS: usize = 1 << 16;
 
 impl RendezvousParameters {

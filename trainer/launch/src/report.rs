@@ -1,4 +1,4 @@
-//! The launcher's report of a job that failed: the root cause first, then its consequences.
+//! The launcher's report of a failed job: the root cause first, then its consequences.
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use super::process::{WorkerExit, WorkerProcess, describe};
 use super::signals;
 use super::status_page::Status;
 
-/// Who failed.
+/// Where a failure happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum FailureOrigin {
     /// A worker of this node.
@@ -28,13 +28,13 @@ pub(super) struct WorkerFailure {
     pub(super) origin: FailureOrigin,
     /// Completes `rank 1 …`.
     pub(super) what: String,
-    /// Another failure is the cause.
+    /// Whether another failure caused this one.
     pub(super) consequence: bool,
     /// Milliseconds since 1970, to find the earliest failure.
     pub(super) at_ms: u64,
     /// The rank that this worker blames.
     pub(super) culprit: Option<usize>,
-    /// Exit code 2: the input is wrong. A restart would fail again.
+    /// Whether the exit code is 2: the input is wrong, and a restart would fail again.
     pub(super) usage: bool,
     pub(super) hint: Option<String>,
     pub(super) process: Option<ProcessDetails>,
@@ -45,7 +45,7 @@ pub(super) struct WorkerFailure {
 pub(super) struct ProcessDetails {
     pub(super) pid: i32,
     pub(super) ran: Duration,
-    /// `None` for any program, which does not report it.
+    /// The worker's last status. `None` for any program, which reports no status.
     pub(super) status: Option<Status>,
     /// Name of a stream, and its last lines.
     pub(super) output: (&'static str, Vec<String>),
@@ -53,7 +53,7 @@ pub(super) struct ProcessDetails {
 }
 
 impl WorkerFailure {
-    /// A worker that has ended with a failure.
+    /// Makes the failure of a worker that has ended.
     pub(super) fn exited(worker: &WorkerProcess, exit: &WorkerExit) -> Self {
         let at_ms = unix_ms(exit.at);
         let base = Self {
@@ -62,12 +62,12 @@ impl WorkerFailure {
             consequence: false,
             at_ms,
             culprit: None,
-            // Any program may mean something else by 2
+            // In any other program, exit code 2 may have another meaning.
             usage: exit.status.code() == Some(2) && !worker.is_any_program(),
             hint: exit.status.signal().and_then(signals::hint).map(str::to_owned),
             process: Some(details(worker, exit.last_status.clone())),
         };
-        // A worker that a signal has killed may have been writing its report: the signal is the cause
+        // If a signal has killed the worker, the signal is the cause. The worker may have been killed while it wrote a report.
         let Some(report) = exit.report.as_ref().filter(|_| exit.status.signal().is_none()) else { return base };
         let code = exit.status.code().unwrap_or_default();
         let verb = match report.kind {
@@ -87,7 +87,7 @@ impl WorkerFailure {
         Self { what, consequence, at_ms, culprit: report.culprit, hint: hint.or(base.hint.clone()), ..base }
     }
 
-    /// A worker that runs and sends no heartbeats.
+    /// Makes the failure of a worker that runs and sends no heartbeats.
     pub(super) fn stalled(worker: &WorkerProcess, silent: Duration) -> Self {
         let seconds = format!("{:.1} s", silent.as_secs_f64());
         let (what, hint) = match worker.state() {
@@ -117,7 +117,7 @@ impl WorkerFailure {
         }
     }
 
-    /// A worker that runs, and that another rank's failure `complaint` blames.
+    /// Makes the failure of a worker that runs, and that another rank's failure `complaint` names as the cause.
     pub(super) fn awaited(worker: &WorkerProcess, complaint: &WorkerFailure) -> Self {
         Self {
             what: "kept others waiting".to_owned(),
@@ -130,7 +130,7 @@ impl WorkerFailure {
         }
     }
 
-    /// A failure that another node's launcher has reported, or the end of the connection to it.
+    /// Makes a failure from the report of another node's launcher, or from the end of the connection to that launcher.
     pub(super) fn on_other_node(failure: &NodeFailure) -> Self {
         let at_ms = unix_ms(SystemTime::now());
         let origin = if failure.of_connection { FailureOrigin::Connection } else { FailureOrigin::Node(failure.node) };
@@ -166,12 +166,12 @@ fn details(worker: &WorkerProcess, status: Status) -> ProcessDetails {
     }
 }
 
-/// Sorts the root cause first: causes before consequences, then by time.
+/// Sorts failures: causes before consequences, and earlier before later. The root cause is then the first.
 pub(super) fn sort(failures: &mut [WorkerFailure]) {
     failures.sort_by_key(|failure| (failure.consequence, failure.at_ms));
 }
 
-/// Writes the report of `failures` in the order of [`sort`] and of `alive`, the ranks that the launcher is about to end.
+/// Returns the report's text. `failures` must be sorted by [`sort`]. `alive` are the ranks that the launcher is about to end.
 /// `node` is the index of this node in a job of several nodes.
 pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<usize>) -> String {
     let Some(root) = failures.first() else { return String::new() };
@@ -222,8 +222,8 @@ pub(super) fn render(failures: &[WorkerFailure], alive: &[usize], node: Option<u
     text
 }
 
-/// Returns one line per further failure. Ranks with the same message share a line: after a mismatch all ranks report the
-/// same.
+/// Returns one line per further failure. Ranks with the same message share a line, since after a mismatch all ranks report the
+/// same error.
 fn consequences(failures: &[WorkerFailure]) -> Vec<(String, String)> {
     let mut lines: Vec<(String, String)> = Vec::new();
     for failure in failures {

@@ -1,4 +1,4 @@
-//! The secret that lets nodes join a job of several nodes.
+//! The secret with which nodes join a job on several nodes.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,10 +11,10 @@ use super::environment::{self, Variables};
 use super::error::{LaunchError, Result};
 use comm::Secret;
 
-/// The variable that holds the secret of a job: between nodes the user's words, between a launcher and its workers 64
-/// hexadecimal digits.
+/// The variable that holds the secret of a job. Between nodes the value is the user's text; between a launcher and its workers
+/// it is 64 hexadecimal digits.
 pub const VARIABLE: &str = "TRAINER_SECRET";
-/// Minimum length in characters. Shorter secrets can be guessed.
+/// Minimum length in bytes. Shorter secrets can be guessed.
 const SHORTEST: usize = 8;
 /// Maximum size of a file in bytes. A larger file is something else, given by mistake.
 const LARGEST_FILE: u64 = 4096;
@@ -69,7 +69,7 @@ pub fn of_job(variables: &Variables) -> Result<Option<Secret>> {
     Ok(Some(Secret::from_hex(text).unwrap_or_else(|| Secret::from_words(&["trainer", text]))))
 }
 
-/// Derives the secret of one purpose and attempt. It reveals nothing about the secrets of others.
+/// Derives the secret for one purpose and attempt. The derived secret reveals nothing about other derived secrets.
 pub(super) fn derive(secret: &Secret, purpose: &str, attempt: usize) -> Secret {
     Secret::from_words(&[&secret.to_hex(), purpose, &attempt.to_string()])
 }

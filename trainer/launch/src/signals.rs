@@ -1,8 +1,8 @@
 //! Signals that ask a process to stop: their names, and for the launcher a file descriptor to poll.
 //!
-//! All processes follow the same rules. The first of [`STOPPING`] asks for a stop, and a second one ends the process at once. A
-//! SIGHUP is never that second signal ([`ends_at_once`]). Signals that the parent process has set to be ignored stay ignored
-//! ([`ignored`]).
+//! All processes follow the same rules. The first signal of [`STOPPING`] asks the process to stop, and a second one ends the
+//! process at once. A SIGHUP never counts as the second signal ([`ends_at_once`]). Signals that the parent process has set to
+//! be ignored stay ignored ([`ignored`]).
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -18,21 +18,21 @@ use comm::fault_signals::is_ignored;
 /// The signals that ask a process to stop.
 pub const STOPPING: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT];
 
-/// Returns whether `signal` ends a process at once that another signal has already asked to stop. A SIGHUP does not: when a
-/// terminal closes, the interactive shell sends it to its jobs, and then the kernel sends it to the foreground job again. A
-/// session manager sends it right after SIGTERM.
+/// Returns whether `signal` ends a process at once if an earlier signal has already asked the process to stop. SIGHUP does not:
+/// when a terminal closes, the interactive shell sends SIGHUP to its jobs, and then the kernel sends it again to the foreground
+/// job. A session manager sends SIGHUP right after SIGTERM.
 pub fn ends_at_once(signal: i32) -> bool {
     signal != SIGHUP
 }
 
 /// Returns the signals that this process ignores because its parent process has set them to be ignored: `nohup` ignores
-/// SIGHUP, and a shell ignores SIGINT for the background jobs of a script. A process must not catch them.
+/// SIGHUP, and a shell ignores SIGINT for the background jobs of a script. A process must not catch these signals.
 pub fn ignored() -> Vec<i32> {
     (1..=SIGNAL_NAMES.len() as i32).filter(|signal| is_ignored(*signal)).collect()
 }
 
-/// Queue of the signals that the launcher has received. Dropping it does not restore the kernel's default actions: a second
-/// job in the same process installs a new queue.
+/// Queue of the signals that the launcher has received. Dropping the queue does not restore the kernel's default actions, since a
+/// second job in the same process installs a new queue.
 pub(super) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
@@ -47,13 +47,13 @@ impl Signals {
         SignalDelivery::with_pipe(read, write, SignalOnly, wanted).map(Self)
     }
 
-    /// Readable when signals have arrived.
+    /// Returns the file descriptor that is readable when signals have arrived.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.0.get_read().as_fd()
     }
 
-    /// Takes the signals that have arrived since the last call. A SIGHUP comes last: of signals that arrive together, another
-    /// one is the first.
+    /// Takes the signals that have arrived since the last call. A SIGHUP is last, so another signal that arrives with it counts
+    /// as the first signal.
     pub(super) fn take(&mut self) -> Vec<i32> {
         let mut signals: Vec<i32> = self.0.pending().collect();
         signals.sort_by_key(|signal| *signal == SIGHUP);
@@ -67,7 +67,7 @@ impl Drop for Signals {
     }
 }
 
-/// Returns the name of a signal: `SIGKILL`; `signal 40` where there is none.
+/// Returns the name of a signal: `SIGKILL`, or `signal 40` if the signal has no name.
 pub fn name(signal: i32) -> String {
     match usize::try_from(signal).ok().and_then(|signal| SIGNAL_NAMES.get(signal.checked_sub(1)?)) {
         Some(name) => format!("SIG{name}"),
@@ -75,7 +75,7 @@ pub fn name(signal: i32) -> String {
     }
 }
 
-/// Returns the usual reason for a death by this signal.
+/// Returns the usual reason why a process is killed by this signal.
 pub(super) fn hint(signal: i32) -> Option<&'static str> {
     Some(match name(signal).as_str() {
         "SIGKILL" => {

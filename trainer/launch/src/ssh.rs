@@ -1,4 +1,4 @@
-//! Reaches other hosts through the system's ssh client, whose configuration counts.
+//! Reaches other hosts through the system's ssh client, with the user's ssh configuration.
 
 use std::ffi::{OsStr, OsString};
 use std::net::{ToSocketAddrs, UdpSocket};
@@ -15,7 +15,7 @@ const FAILED: i32 = 255;
 /// Seconds until a host counts as unreachable.
 const CONNECT_TIMEOUT: u32 = 10;
 
-/// Returns ssh's command line as far as the host.
+/// Returns ssh's command line up to the options.
 fn ssh() -> Command {
     let words = std::env::var_os(VARIABLE).unwrap_or_else(|| "ssh".into());
     let words = words.to_string_lossy().into_owned();
@@ -25,7 +25,7 @@ fn ssh() -> Command {
     command
 }
 
-/// Returns the command that runs the agent on `host`. It never asks for a password or about a key, and opens no terminal.
+/// Returns the command that runs the agent on `host`. ssh never asks for a password or about a key, and opens no terminal.
 pub(super) fn agent_on(host: &str, program: &Path) -> Command {
     let mut command = ssh();
     command.args(["-T", "-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={CONNECT_TIMEOUT}")]);
@@ -38,7 +38,7 @@ fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"))
 }
 
-/// Returns the name under which `host` is reached: ssh's configuration may have another one (`HostName`).
+/// Returns the name that ssh connects to for `host`. ssh's configuration may map `host` to another name (`HostName`).
 pub(super) fn host_name(host: &str) -> String {
     let plain = host.rsplit('@').next().unwrap_or(host).to_owned();
     let answer = ssh().args(["-G", "--", host]).stdin(Stdio::null()).stderr(Stdio::null()).output();
@@ -46,10 +46,10 @@ pub(super) fn host_name(host: &str) -> String {
     text.lines().find_map(|line| line.strip_prefix("hostname ")).map_or(plain, |name| name.trim().to_owned())
 }
 
-/// Returns the address of this machine on the way to `host`.
+/// Returns the address of this machine from which it connects to `host`.
 ///
 /// # Errors
-/// The name cannot be resolved, or there is no way.
+/// The name cannot be resolved, or there is no route to the host.
 pub(super) fn own_address(host: &str) -> Result<String> {
     let name = host_name(host);
     let find = || {
@@ -68,7 +68,7 @@ pub(super) fn own_address(host: &str) -> Result<String> {
     })
 }
 
-/// Explains why the agent on `host` did not start. `code` is ssh's exit code, `said` its last lines.
+/// Returns the error for an agent that did not start on `host`. `code` is ssh's exit code, `said` has ssh's last lines.
 pub(super) fn failure(host: &str, program: &Path, code: Option<i32>, said: &[String]) -> LaunchError {
     let text = said.join("\n  ");
     let program = program.display();
@@ -88,7 +88,7 @@ pub(super) fn failure(host: &str, program: &Path, code: Option<i32>, said: &[Str
     LaunchError::usage(with_lines(format!("{host}: {cause}")), hint)
 }
 
-/// Returns what to do about ssh's message.
+/// Returns the hint for a message of ssh.
 fn ssh_hint(host: &str, said: &str) -> String {
     let try_it = format!("`ssh -o BatchMode=yes {host} true` must work without a question");
     let cause = match said {

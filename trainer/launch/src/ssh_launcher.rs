@@ -1,4 +1,4 @@
-//! Starts the launchers of several hosts from one shell, and ends them together: mpirun's and horovodrun's part of the work.
+//! Starts the launchers of several hosts from one shell, and ends them together, as mpirun and horovodrun do.
 //!
 //! ```text
 //!   trainer -H a:4,b:4 ─▶ SshLauncher::run
@@ -7,9 +7,9 @@
 //!        └──▶ folder, arguments, secret, node's part    each agent starts its node's launcher (NodePlan in TRAINER_NODE)
 //! ```
 //!
-//! The launchers meet as those of `--nnodes` do (`node_rendezvous.rs`), which also tells them of each other's failures. The
-//! ssh launcher shows their output, passes signals on, and closes an agent's standard input to end its launcher. When it dies,
-//! or its shell is closed, the kernel closes it.
+//! The launchers connect as those of `--nnodes` do (`node_rendezvous.rs`), and learn of each other's failures in the same way.
+//! The ssh launcher shows their output and forwards signals. To end a launcher, it closes the standard input of the launcher's
+//! agent. When the ssh launcher dies, or its shell is closed, the kernel closes this standard input.
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
@@ -28,15 +28,15 @@ use super::signals::{self, STOPPING, Signals};
 use super::{port, ssh};
 use comm::Secret;
 
-/// Interval between checks of things that cannot be waited for together.
+/// Interval between checks of signals and processes.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 /// Longest wait for all agents, beyond ssh's own limit for a connection.
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
-/// Time that the other nodes have to end by themselves after one has ended badly: they know of it, or notice.
+/// Time for the other nodes to end by themselves after one node has failed. They are notified, or notice the failure.
 const OTHERS_LIMIT: Duration = Duration::from_secs(20);
-/// Time from the end of an agent's standard input to the end of ssh. A host that the network does not reach never answers.
+/// Time from closing an agent's standard input to killing ssh. A host that the network does not reach never answers.
 pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);
-/// Number of lines of ssh that a message shows.
+/// Number of lines of ssh that an error message shows.
 const SAID: usize = 6;
 
 /// The hosts of a job that this process starts.
@@ -44,23 +44,24 @@ const SAID: usize = 6;
 pub struct SshLauncher {
     /// The hosts, with the number of workers on each.
     pub hosts: Vec<Host>,
-    /// `--master-addr`: an address of the first host that all hosts reach. `None`: found out.
+    /// `--master-addr`: an address of the first host that all hosts can reach. If `None`, the address is determined
+    /// automatically.
     pub master_addr: Option<String>,
-    /// `--master-port`. `None`: a free port of the first host.
+    /// `--master-port`. If `None`, a free port of the first host is used.
     pub master_port: Option<u16>,
-    /// The user's secret. `None`: a new one.
+    /// The user's secret. If `None`, a new secret is made.
     pub secret: Option<Secret>,
     /// The flags that start the same hosts again.
     pub flags: Vec<String>,
-    /// Whether the lines of the other nodes than node 0 get the host's name. Lines of any program have their rank already.
+    /// Whether the lines of nodes other than node 0 get the host's name. Lines of any program already have their rank.
     pub name_lines: bool,
 }
 
 impl SshLauncher {
-    /// Runs the job and returns its exit code: that of the first node that ended badly, or 128 + n after signal n.
+    /// Runs the job and returns its exit code: the code of the first node that failed, or 128 + n after signal n.
     ///
     /// # Errors
-    /// A host cannot be reached, has no such program or another version of it, or the order cannot be given.
+    /// A host cannot be reached, the host lacks the program or has another version of it, or the order cannot be sent.
     pub fn run(&self) -> Result<u8> {
         let screen = Arc::new(Screen::default());
         let mut signals = Signals::install()
@@ -83,7 +84,7 @@ impl SshLauncher {
                 return Ok(128 + signal as u8);
             }
         };
-        // From here on lines go to the screen
+        // From now on, the output threads write lines to the screen.
         drop(happened);
         self.order(&mut nodes, greetings[0].port)?;
         Ok(supervise(&mut nodes, &mut signals, &screen))
@@ -106,8 +107,8 @@ impl SshLauncher {
             }
             false => ssh::agent_on(&host.name, program),
         };
-        // Not in the terminal's foreground group: Ctrl-C is for this process, which passes it on. And no output of `ssh` in the
-        // user's language, which the hints could not recognise
+        // Run outside of the terminal's foreground group: Ctrl-C must reach only this process, which forwards it. `LC_ALL=C`
+        // keeps ssh's messages in English, so that the hints recognise them.
         command.process_group(0).env("LC_ALL", "C").env_remove(hosts::NODE).env_remove(super::secret::VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let cannot = |error: std::io::Error| {
@@ -155,7 +156,7 @@ impl SshLauncher {
                 Ok(Event::Greeting(node, None)) => {
                     let node = &mut nodes[node];
                     let status = node.child.wait().ok();
-                    // Its messages are on their way from another thread
+                    // Another thread is still reading the messages.
                     node.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
                     let late = happened.try_iter().filter_map(|event| match event {
                         Event::Noise(_, line) => Some(line),
@@ -177,7 +178,7 @@ impl SshLauncher {
         Ok(Ok(greetings.into_iter().flatten().collect()))
     }
 
-    /// Tells the agents what to start.
+    /// Sends each agent the order with its node's part of the job.
     fn order(&self, nodes: &mut [RemoteHost], free_port: u16) -> Result<()> {
         let directory = std::env::current_dir().map_err(|error| {
             LaunchError::failed(format!("cannot tell the working folder: {error}"), "change to a folder that exists")
@@ -225,7 +226,7 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
             {
                 first = Some(code);
                 ending = Some(Instant::now());
-                // ssh's own code, where the connection has ended or the agent has died
+                // 255 is ssh's own exit code: the connection has ended, or the agent has died.
                 let is_lost = code == u8::MAX || node.status.is_some_and(|status| status.signal().is_some());
                 if is_lost && stopped.is_none() {
                     screen.say(&format!(
@@ -255,7 +256,7 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
     }
 }
 
-/// Reads an agent's greeting.
+/// Parses an agent's greeting, and checks that version and build are the same as here.
 fn compared(host: &str, text: &str, own: &Greeting) -> Result<Greeting> {
     let hint = "all hosts need the same program: copy this one to the same path";
     let theirs: Greeting = serde_json::from_str(text)

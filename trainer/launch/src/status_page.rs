@@ -1,8 +1,9 @@
-//! The page of memory through which a worker tells its launcher what it is doing. A worker's death does not erase it.
+//! The status page: memory through which a worker reports its status to its launcher. The launcher can still read it after the
+//! worker has died.
 //!
-//! The page is an anonymous file. The worker inherits the file as its standard input (workers read nothing there) and
-//! replaces that with `/dev/null` at once. Both sides use plain reads and writes: a status costs the worker one system call
-//! and no network, is still there after SIGKILL, and the page disappears with the last of the two processes.
+//! The page is an anonymous file. The worker inherits the file as its standard input (workers read no input) and replaces its
+//! standard input with `/dev/null` at once. Both sides use plain reads and writes. So a status costs the worker one system call
+//! and no network, and survives SIGKILL. The kernel frees the page when both processes have ended.
 //!
 //! ```text
 //! byte 0    heartbeats u64   grows several times a second while the worker's threads can run
@@ -31,22 +32,22 @@ const STATUS: u64 = 64;
 const TEXT: usize = 221;
 const LENGTH: usize = 8 + 8 + 1 + 2 + TEXT + 8;
 
-/// How far a worker has come.
+/// The stage of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Stage {
     /// The process exists and has not written a status.
     Spawned = 0,
-    /// The worker runs and has not met the other ranks.
+    /// The worker runs and has not joined the other ranks yet.
     Starting = 1,
-    /// The worker has met the other ranks.
+    /// The worker has joined the other ranks.
     Joined = 2,
 }
 
 /// A worker's last status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Status {
-    /// How far the worker has come.
+    /// The worker's stage.
     pub(super) stage: Stage,
     /// The worker's text: `all_reduce #17, bucket 3`.
     pub(super) text: String,
@@ -54,7 +55,7 @@ pub(super) struct Status {
     pub(super) age: Duration,
 }
 
-/// The page, on either side.
+/// The page, in the launcher or in the worker.
 #[derive(Debug)]
 pub(super) struct StatusPage {
     file: File,
@@ -66,7 +67,7 @@ impl StatusPage {
     /// Creates a page.
     ///
     /// # Errors
-    /// The system can make no file without a name.
+    /// The system cannot make a file without a name.
     pub(super) fn create() -> std::io::Result<Self> {
         Ok(Self::from(nameless_file(STATUS as usize + LENGTH)?))
     }
@@ -90,23 +91,23 @@ impl StatusPage {
         self.file.try_clone().map(OwnedFd::from)
     }
 
-    /// Worker: shows that it is alive.
+    /// Sends a heartbeat. The worker calls this function.
     pub(super) fn send_heartbeat(&self) {
         let heartbeats = self.heartbeats.fetch_add(1, Ordering::Relaxed) + 1;
-        // The memory exists already: the write cannot fail
+        // The memory is already allocated, so the write cannot fail.
         let _ = self.file.write_all_at(&heartbeats.to_le_bytes(), HEARTBEATS);
     }
 
-    /// Launcher: returns the number of heartbeats so far.
+    /// Returns the number of heartbeats so far. The launcher calls this function.
     pub(super) fn heartbeats(&self) -> u64 {
         let mut bytes = [0; 8];
         self.file.read_exact_at(&mut bytes, HEARTBEATS).map_or(0, |()| u64::from_le_bytes(bytes))
     }
 
-    /// Worker: sets what it does from now on. Cuts text that is too long; allocates nothing.
+    /// Sets the status. Cuts off text that is too long, and allocates nothing. The worker calls this function.
     pub(super) fn set_status(&self, stage: Stage, text: fmt::Arguments<'_>) {
         let mut cut = TruncatedText { bytes: [0; TEXT], len: 0 };
-        // An error only says that some text was cut off
+        // An error means only that text was cut off.
         let _ = cut.write_fmt(text);
         let number = self.statuses.fetch_add(1, Ordering::Relaxed) + 1;
         let mut record = [0; LENGTH];
@@ -120,10 +121,10 @@ impl StatusPage {
         let _ = self.file.write_all_at(&record, STATUS);
     }
 
-    /// Launcher: returns the last status.
+    /// Returns the last status. The launcher calls this function.
     pub(super) fn status(&self) -> Status {
         let mut record = [0; LENGTH];
-        // The number of attempts is limited: a worker may be stopped in the middle of a write
+        // Limit the number of attempts, since a worker may be stopped in the middle of a write.
         for _ in 0..256 {
             if self.file.read_exact_at(&mut record, STATUS).is_ok()
                 && checksum(&record).to_le_bytes() == record[19 + TEXT..]
@@ -154,18 +155,18 @@ impl From<File> for StatusPage {
     }
 }
 
-/// A mixture of two statuses, in whatever order the kernel copies bytes, has the checksum of neither.
+/// Returns the checksum of a record. If a read mixes bytes of two statuses, the checksum does not match.
 fn checksum(record: &[u8; LENGTH]) -> u64 {
     fnv::hash(record[..19 + TEXT].iter().copied())
 }
 
-/// Milliseconds of a clock that all processes of a host share.
+/// Returns the milliseconds of a clock that all processes of a host share.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Text that is cut off where the space ends, between characters.
+/// A text buffer of fixed size. Text that does not fit is cut off between two characters.
 struct TruncatedText {
     bytes: [u8; TEXT],
     len: usize,

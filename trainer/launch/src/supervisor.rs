@@ -10,9 +10,9 @@
 //!                                               └── a second signal (not SIGHUP): SIGKILL for all
 //! ```
 //!
-//! `Ending` tells the other ranks through the store at once, so that they leave their collectives with an error. It reports
-//! after [`REPORT_DELAY`], when the ranks that noticed the first failure have reported too. It sends SIGTERM after
-//! [`TERM_DELAY`], and SIGKILL `grace` later.
+//! In `Ending` the supervisor notifies the other ranks through the store at once, so that they leave their collectives with an
+//! error. It reports the failure after [`REPORT_DELAY`], when the ranks that noticed the first failure have reported too. It
+//! sends SIGTERM after [`TERM_DELAY`], and SIGKILL `grace` later.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -32,15 +32,16 @@ use super::signals::{self, STOPPING, Signals};
 use super::status_page::Stage;
 use comm::StoreServer;
 
-/// Interval between checks of things that cannot be polled.
+/// Interval between checks of heartbeats, other nodes and timeouts, which have no file descriptor to poll.
 const TICK: Duration = Duration::from_millis(100);
 /// Time from the first failure to its report.
 const REPORT_DELAY: Duration = Duration::from_millis(500);
-/// The same where all workers of this node blame others: another node's launcher may report the cause.
+/// Time from the first failure to its report if all workers of this node blame other ranks: another node's launcher may still
+/// report the cause.
 const REMOTE_REPORT_DELAY: Duration = Duration::from_millis(1500);
 /// Time from the first failure to SIGTERM for workers that have not ended by themselves.
 const TERM_DELAY: Duration = Duration::from_secs(1);
-/// A worker that has been silent for this long when all failures blame others is the cause.
+/// If all failures blame other ranks, a worker without heartbeats for this long is reported as the cause.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(1);
 
 /// How an attempt of the job ended.
@@ -79,7 +80,7 @@ pub(super) struct Supervisor<'a> {
     pub(super) on_signal: OnSignal,
 }
 
-/// What [`Supervisor::run`] remembers.
+/// The state of [`Supervisor::run`].
 struct SupervisorState {
     phase: Phase,
     failures: Vec<WorkerFailure>,
@@ -148,10 +149,10 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Ctrl-Z: stops and continues the workers together with the launcher.
+    /// Handles Ctrl-Z (SIGTSTP): stops and continues the workers together with the launcher.
     fn suspend(&self) {
         self.workers.iter().for_each(|worker| worker.signal_group(Signal::STOP));
-        // Returns when the launcher is continued. If it cannot stop, the workers must not stay stopped either
+        // Stops this process, and returns after SIGCONT. If the launcher cannot stop, the workers must not stay stopped either.
         let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
         self.workers.iter().for_each(|worker| worker.signal_group(Signal::CONT));
     }
@@ -184,7 +185,7 @@ impl Supervisor<'_> {
             let Some(signal) = Signal::from_named_raw(signal) else { return };
             self.workers.iter().for_each(|worker| worker.signal(signal));
         } else {
-            // There is nothing to save, and workers that wait for other ranks would not react
+            // There is nothing to save, and workers that wait for other ranks would not react to the signal.
             self.screen.say(&format!("{name}: the job has not begun: ending all workers"));
             self.abort(&format!("stopped by {name} before all ranks had joined"));
             self.signal_workers(Signal::TERM);
@@ -194,7 +195,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Passes the signal on to all workers, which are given time to end.
+    /// Forwards the signal to all workers. They have the grace time to end.
     fn forward(&mut self, signal: i32) {
         let name = signals::name(signal);
         self.screen.say(&format!("{name}: passed on to all workers; once more ends them at once"));
@@ -219,11 +220,12 @@ impl Supervisor<'_> {
                 Phase::Stopping { signal, .. } => Some(signal),
                 _ => None,
             };
-            // The worker succeeded, or ended because it was told to
+            // Not a failure: the worker succeeded, or ended because it was told to end.
             if code == Some(0) || state.killed || worker.told_to_end || stopping.is_some_and(asked) {
                 continue;
             }
-            // A user has signalled a worker instead of the launcher. Ranks agree on the signal, so all of them stop
+            // A user has sent the signal to a worker instead of the launcher. The ranks agree on the stop flag, so all ranks
+            // stop.
             let may_stop = exit.report.is_none() && !worker.is_any_program();
             let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && may_stop);
             if let (Phase::Running, Some(by)) = (&state.phase, by_itself) {
@@ -238,8 +240,8 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    /// Finds workers without heartbeats. Counts only time in which the launcher itself ran: after Ctrl-Z, or after the machine
-    /// slept, no worker is to blame.
+    /// Finds workers without heartbeats. Counts only the time during which the launcher itself ran. Otherwise all workers would
+    /// count as stalled after Ctrl-Z, or after the machine has slept.
     fn check_heartbeats(&mut self, state: &mut SupervisorState) {
         let now = Instant::now();
         let passed = now.duration_since(state.last_tick).min(5 * TICK);
@@ -255,7 +257,7 @@ impl Supervisor<'_> {
     }
 
     fn check_other_nodes(&mut self, state: &mut SupervisorState) {
-        // Also while ending: the cause of the failures here may be there
+        // Check also in the phase `Ending`: the cause of this node's failures may be on another node.
         if state.remote_failure || matches!(state.phase, Phase::Ending { reported: true, .. }) {
             return;
         }
@@ -274,7 +276,7 @@ impl Supervisor<'_> {
         }
         tracing::warn!(consequence = failure.consequence, "{}", failure.headline());
         state.restartable &= !failure.usage;
-        // At once, before the other nodes' workers report the consequences
+        // Publish at once, before the workers of other nodes report consequences of this failure.
         if matches!(failure.origin, FailureOrigin::Rank(_)) && !failure.consequence {
             self.publish(&failure, state.restartable);
         }
@@ -287,14 +289,14 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Tells the other nodes.
+    /// Reports a failure to the other nodes.
     fn publish(&self, failure: &WorkerFailure, restartable: bool) {
         if let Some(rendezvous) = self.rendezvous {
             rendezvous.publish_failure(failure.headline().lines().next().unwrap_or_default(), restartable);
         }
     }
 
-    /// Tells all workers to end.
+    /// Sends all workers a signal that ends them.
     fn signal_workers(&mut self, signal: Signal) {
         tracing::debug!(?signal, "ending all workers");
         for worker in self.workers.iter_mut().filter(|worker| worker.is_alive()) {
@@ -306,7 +308,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Does what is due.
+    /// Reports failures, and sends SIGTERM and SIGKILL, when their time has come.
     fn check_timeouts(&mut self, state: &mut SupervisorState) {
         let alive = self.workers.iter().any(WorkerProcess::is_alive);
         let all_blame_others = self.rendezvous.is_some() && state.failures.iter().all(|failure| failure.consequence);
@@ -355,7 +357,8 @@ impl Supervisor<'_> {
     }
 
     fn report(&mut self, state: &mut SupervisorState) {
-        // All failures blame another rank. A worker that is stopped (SIGSTOP) cannot report anything itself
+        // If all failures blame another rank, the cause is a rank that cannot report: a silent worker (such as one that SIGSTOP
+        // has stopped), or else the rank that the others wait for.
         if state.failures.iter().all(|failure| failure.consequence) {
             let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= SUSPICIOUS_SILENCE);
             let silent: Vec<WorkerFailure> =
@@ -384,13 +387,13 @@ impl Supervisor<'_> {
             Phase::Running => Outcome::Done,
             Phase::Stopping { signal, .. } => {
                 let finished = |worker: &WorkerProcess| worker.exit.as_ref().is_some_and(|exit| exit.status.success());
-                // The signal arrived when the workers were done
+                // If all workers succeeded, the signal arrived when they were already done.
                 if self.workers.iter().all(finished) { Outcome::Done } else { Outcome::Stopped(signal) }
             }
             Phase::Ending { reported: false, .. } => return None,
             Phase::Ending { .. } if state.refused => Outcome::Refused,
             Phase::Ending { .. } => match state.stopped_by {
-                // A user who has sent a signal wants no restart
+                // After a signal of the user, do not restart.
                 Some(_) => Outcome::Failed { restartable: false },
                 None => Outcome::Failed { restartable: state.restartable },
             },

@@ -1,15 +1,15 @@
-//! Text as a terminal finally shows it: carriage returns, erasures and colours of progress bars are applied, not kept.
+//! Converts output to the lines that a terminal finally shows: applies carriage returns and erasures, and removes colours.
 
 use std::collections::VecDeque;
 
-/// Longest line that is kept. Cuts the output of a program that writes megabytes without a newline.
+/// Longest line that is kept, in bytes. A program may write megabytes without a newline.
 const LONGEST: usize = 4096;
 
-/// Turns a stream of bytes into complete lines.
+/// Converts a stream of bytes to complete lines.
 #[derive(Debug, Default)]
 pub(super) struct TerminalLines {
     line: Vec<u8>,
-    /// The cursor went back to the start: the next character starts the line again.
+    /// Whether the cursor is at the start after a carriage return, so the next character starts the line again.
     rewind: bool,
     escape: EscapeState,
 }
@@ -61,7 +61,7 @@ impl TerminalLines {
             (EscapeState::Begun, b']') => self.escape = EscapeState::Title,
             (EscapeState::Begun, _) => self.escape = EscapeState::None,
             (EscapeState::Control, b'@'..=b'~') => {
-                // K erases the line, J the screen; A goes up to a line that is drawn again
+                // K erases the line, J erases the screen, A moves up to a line that is then drawn again.
                 if matches!(byte, b'K' | b'J' | b'A') {
                     self.line.clear();
                 }

@@ -4,10 +4,10 @@ use std::thread::{Builder, JoinHandle};
 
 use super::error::{LaunchError, Result};
 
-/// The threads only wait and copy text.
+/// Stack size. It is small, since the threads only wait and copy text.
 const STACK_BYTES: usize = 128 << 10;
 
-/// Starts a thread. `purpose` is for the message of an error.
+/// Starts a thread. `purpose` appears in the error message.
 ///
 /// # Errors
 /// The limit on processes is reached.

@@ -1,4 +1,4 @@
-//! The worker's side: what a rank does first.
+//! The worker's side of the rendezvous: the first steps of a rank.
 //!
 //! ```text
 //! let status = worker::attach(&role, &variables)?;     // first thing in main: from here on, the worker dies with its launcher
@@ -8,9 +8,9 @@
 //! worker.leave(limit);      // under another launcher, rank 0 hosts the store and leaves last
 //! ```
 //!
-//! A worker of this program's launcher dies with it in two ways, neither of which needs an action of the launcher: the kernel
-//! sends SIGKILL when the launcher's main thread ends (on Linux), and a thread watches the launcher. The same thread sends the
-//! heartbeats, whose absence shows the launcher that a worker is stopped.
+//! A worker of this program's launcher must not outlive the launcher. Two mechanisms ensure this without any action of the
+//! launcher: the kernel sends SIGKILL when the launcher's main thread ends (on Linux), and a thread of the worker watches the
+//! launcher. The same thread sends the heartbeats. If they are missing, the launcher knows that the worker is stopped.
 
 use std::fs::File;
 use std::io;
@@ -29,50 +29,51 @@ use comm::{CommError, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Path of the worker's `error.json`.
 pub const FAILURE_FILE: &str = "TRAINER_FAILURE_FILE";
-/// How often the job was started before: from 0 to `--max-restarts`.
+/// The variable with the number of earlier starts of the job: from 0 to `--max-restarts`.
 pub const ATTEMPT: &str = "TRAINER_ATTEMPT";
 /// Interval between heartbeats.
 const HEARTBEAT: Duration = Duration::from_millis(100);
-/// How often a process says for whom it waits.
+/// Interval between messages of a process that waits for others.
 pub const NOTICE: Duration = Duration::from_secs(10);
 
-/// How long a rank waits for others.
+/// How long a rank waits for other ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct JoinTimeouts {
-    /// For all ranks to join.
+    /// Longest wait for all ranks to join.
     pub join: Duration,
-    /// Longest silence of another host afterwards. Shorter outages of the network are survived.
+    /// After joining, a connection ends when another host has not answered for this long. It survives shorter outages of the
+    /// network.
     pub answer: Duration,
-    /// How often to say for whom the rank waits. This program's launcher says it instead of its workers.
+    /// Interval between messages about a wait. Workers of this program's launcher print none, since the launcher prints them.
     pub notice: Duration,
 }
 
-/// A rank that has met all others.
+/// A rank that has joined the job, together with all other ranks.
 #[derive(Debug)]
 pub struct Worker {
-    /// The rank's place in the job.
+    /// The rank's role in the job.
     pub role: WorkerRole,
-    /// How often the job was started before.
+    /// Number of earlier starts of the job.
     pub attempt: usize,
     /// The control connection, for the collectives. Dropped before the store.
     pub client: StoreClient,
-    /// Tells the launcher what the worker is doing.
+    /// Reports the worker's status to the launcher.
     pub status: WorkerStatus,
     /// The job's secret, for connections between ranks.
     pub secret: Secret,
     hosted: Option<StoreServer>,
 }
 
-/// Makes this process a worker: ties its life to its launcher's, starts the heartbeats and hooks panics. Call it first thing
-/// in `main`, from the main thread.
+/// Makes this process a worker: ends it when its launcher ends, starts the heartbeats, and installs the panic hook. Call this
+/// function first in `main`, from the main thread.
 ///
 /// # Errors
-/// The variables or standard input are not what this program's launcher sets, or the launcher has ended already.
+/// The variables or the standard input were not set by this program's launcher, or the launcher has already ended.
 pub fn attach(role: &WorkerRole, variables: &Variables) -> Result<WorkerStatus> {
     let own = role.launcher == Launcher::Own;
     let page =
         if own { die_with_launcher(variables)? } else { StatusPage::create().map_err(|e| broken("memory", &e))? };
-    // Not from `variables`, which has no paths that are not UTF-8
+    // Read the environment and not `variables`, which skips paths that are not UTF-8.
     let report = std::env::var_os(FAILURE_FILE).filter(|_| own).map(PathBuf::from);
     let status = WorkerStatus::new(role.rank, page, report);
     status.hook_panics();
@@ -84,11 +85,11 @@ pub fn attach(role: &WorkerRole, variables: &Variables) -> Result<WorkerStatus> 
 }
 
 impl Worker {
-    /// Meets all other ranks.
+    /// Joins the job, and waits until all other ranks have joined.
     ///
     /// # Errors
-    /// No variable says where rank 0 is, its port is taken, it does not answer, or ranks do not come. The error is also
-    /// recorded for the launcher.
+    /// No variable has rank 0's address, rank 0's port is taken, rank 0 does not answer, or ranks do not join in time. The
+    /// error is also recorded for the launcher.
     pub fn join(
         role: &WorkerRole,
         variables: &Variables,
@@ -124,19 +125,19 @@ impl Worker {
         let client = connect(role.rank, &host, &ports, &config, &wait)?;
         status.set_status(format_args!("rendezvous: waiting for all of {} ranks", role.world));
         client.barrier("launch", timeouts.join).map_err(comm)?;
-        // All ranks have the secret
+        // All ranks have the secret now.
         drop(offer);
         status.set_joined();
         tracing::info!(rank = role.rank, world = role.world, host, ?ports, attempt, "all ranks have joined");
         Ok(Self { role: role.clone(), attempt, client, status: status.clone(), secret, hosted })
     }
 
-    /// Splits off the control connection, for the collectives. The barrier is for afterwards.
+    /// Splits the worker into the control connection, which the collectives use, and the barrier to wait for at the end.
     pub fn into_parts(self) -> (StoreClient, ShutdownBarrier) {
         (self.client, ShutdownBarrier(self.hosted))
     }
 
-    /// Closes the connection. Where this process hosts the store, waits up to `limit` until all other ranks have left.
+    /// Closes the connection. If this process hosts the store, waits up to `limit` until all other ranks have left.
     pub fn leave(self, limit: Duration) {
         let (client, barrier) = self.into_parts();
         drop(client);
@@ -144,16 +145,16 @@ impl Worker {
     }
 }
 
-/// Keeps the store alive until all ranks have left. The last thing that a worker waits for.
+/// Keeps the store alive until all ranks have left. A worker waits for this barrier last.
 #[derive(Debug)]
 pub struct ShutdownBarrier(Option<StoreServer>);
 
 impl ShutdownBarrier {
-    /// Where this process hosts the store, waits up to `limit` until all other ranks have left: without the store they could
-    /// not tell a normal end from a failure.
+    /// If this process hosts the store, waits up to `limit` until all other ranks have left. If the store ended first, the
+    /// other ranks could not distinguish a normal end from a failure.
     pub fn wait(self, limit: Duration) {
         if let Some(hosted) = self.0 {
-            // The job of a rank that is still there afterwards is aborted
+            // Dropping the store then aborts the job for ranks that have not left.
             hosted.wait_until_left(limit);
         }
     }
@@ -170,12 +171,12 @@ fn broken(what: &str, error: &io::Error) -> LaunchError {
     LaunchError::failed(format!("a worker cannot have its {what}: {error}"), "see `ulimit -a` and `dmesg | tail`")
 }
 
-/// Ties this process's life to its launcher's, and opens the page that it has inherited as standard input.
+/// Makes the kernel kill this process when its launcher ends, and opens the status page, which is inherited as standard input.
 fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
     let launcher = variables.get(environment::WORKER).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     let launcher = launcher.ok_or_else(|| missing("its value a process id"))?;
     set_parent_death_signal(Signal::KILL).map_err(|e| broken("parent-death signal", &e))?;
-    // The launcher may have died before that call
+    // The launcher may have died before the call above.
     if getppid() != Some(launcher) {
         return Err(LaunchError::failed(
             format!("the launcher (process {}) has ended before its worker began", launcher.as_raw_nonzero()),
@@ -188,7 +189,7 @@ fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
     StatusPage::open(File::from(page)).map_err(|e| broken("page of its launcher as standard input", &e))
 }
 
-/// Starts the thread that sends heartbeats, and that kills this process and its children when the launcher is gone.
+/// Starts the thread that sends heartbeats, and that kills this process and its children when the launcher has ended.
 fn start_heartbeats(status: &WorkerStatus) -> Result<()> {
     let launcher = getppid().ok_or_else(|| missing("a launcher"))?;
     let launcher = ParentWatch::new(launcher).map_err(|e| broken("view of its launcher", &e))?;

@@ -6,7 +6,7 @@ use super::environment;
 use super::{secret, worker};
 use comm::Secret;
 
-/// What the workers of a node must know of their job.
+/// The parameters of a job that the workers of a node need.
 pub(super) struct WorkerGroup {
     pub(super) world: usize,
     /// Number of nodes.
@@ -28,7 +28,7 @@ impl WorkerGroup {
         let own = [
             (environment::WORKER, std::process::id().to_string()),
             (worker::ATTEMPT, self.attempt.to_string()),
-            // Only this user's processes can read it, unlike a command line
+            // Only processes of this user can read a variable. All users can read a command line.
             (secret::VARIABLE, self.secret.to_hex()),
         ];
         self.common(local_rank).into_iter().chain(own.map(entry)).collect()
@@ -52,7 +52,7 @@ impl WorkerGroup {
             ("TORCHELASTIC_RESTART_COUNT", self.attempt.to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string()),
             ("TORCHELASTIC_RUN_ID", run_id.to_owned()),
-            // Rank 0 makes PyTorch's store at MASTER_PORT
+            // With `False`, rank 0 creates PyTorch's store at MASTER_PORT.
             ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
             (secret::VARIABLE, self.secret.to_hex()),
         ];
@@ -84,15 +84,15 @@ fn entry((name, value): (&str, String)) -> (String, OsString) {
     (name.to_owned(), value.into())
 }
 
-/// The number of threads of OpenMP, which PyTorch uses on CPUs.
+/// The variable with the number of OpenMP threads. PyTorch uses OpenMP on CPUs.
 const THREADS: &str = "OMP_NUM_THREADS";
 
-/// Returns the value of `OMP_NUM_THREADS` for one of several workers, as torchrun sets it: 1, unless the user has set it.
-/// `None` leaves the variable as it is.
+/// Returns the value of `OMP_NUM_THREADS` for a worker, as torchrun sets it: 1 if there are several workers and the user has
+/// not set the variable. `None` leaves the variable unchanged.
 pub(super) fn threads_of_any_program(local_world: usize) -> Option<&'static str> {
     (local_world > 1 && std::env::var_os(THREADS).is_none()).then_some("1")
 }
 
-/// Variables that workers of any program must not inherit: they describe this launcher's own place in a job.
+/// Variables that workers of any program must not inherit, since they describe this launcher's own role in a job.
 pub(super) const NOT_INHERITED: [&str; 4] =
     [environment::WORKER, worker::ATTEMPT, worker::FAILURE_FILE, crate::hosts::NODE];

@@ -14,7 +14,7 @@ use comm::{CommError, ErrorKind};
 /// The status of this process, for the panic hook.
 static OF_PROCESS: OnceLock<WorkerStatus> = OnceLock::new();
 
-/// Tells the launcher what this worker is doing. Cheap to clone, and cheap to call: one system call, no allocation.
+/// Reports this worker's status to the launcher. An update costs one system call and no allocation, and clones are cheap.
 #[derive(Debug, Clone)]
 pub struct WorkerStatus(Arc<Inner>);
 
@@ -23,28 +23,28 @@ struct Inner {
     rank: usize,
     page: StatusPage,
     stage: AtomicU8,
-    /// Where `error.json` goes.
+    /// Path of `error.json`.
     report: Option<PathBuf>,
     reported: AtomicBool,
 }
 
 impl WorkerStatus {
-    /// `report` is the path of `error.json`, if the worker writes one.
+    /// Makes the status of rank `rank`. `report` is the path of `error.json`, if the worker writes this file.
     pub(super) fn new(rank: usize, page: StatusPage, report: Option<PathBuf>) -> Self {
         let stage = AtomicU8::new(Stage::Starting as u8);
         Self(Arc::new(Inner { rank, page, stage, report, reported: AtomicBool::new(false) }))
     }
 
-    /// Returns a status that no launcher reads: of a rank that was started without this program's launcher, as in tests.
+    /// Returns a status that no launcher reads, for a rank that was started without this program's launcher, and for tests.
     ///
     /// # Errors
-    /// The kernel has no anonymous memory file.
+    /// The kernel cannot make an anonymous memory file.
     pub fn detached() -> std::io::Result<Self> {
         Ok(Self::new(0, StatusPage::create()?, None))
     }
 
-    /// Sets what the worker does from now on: `status.set_status(format_args!("all_reduce #{n}, bucket {b}"))`. The
-    /// launcher shows the text when this process dies, even by SIGKILL. Text after about 220 bytes is cut off.
+    /// Sets the current activity: `status.set_status(format_args!("all_reduce #{n}, bucket {b}"))`. The launcher shows the text
+    /// when this process dies, even by SIGKILL. Text after about 220 bytes is cut off.
     pub fn set_status(&self, text: fmt::Arguments<'_>) {
         let joined = self.0.stage.load(Ordering::Relaxed) == Stage::Joined as u8;
         self.0.page.set_status(if joined { Stage::Joined } else { Stage::Starting }, text);
@@ -60,15 +60,15 @@ impl WorkerStatus {
         self.0.page.send_heartbeat();
     }
 
-    /// Writes `error.json` for the launcher, which shows the message when this process exits. If the file cannot be written,
-    /// as on a full disk, the message goes to stderr. Only the first failure of a process is kept. `consequence` says that
+    /// Writes `error.json` for the launcher, which shows the message when this process exits. If the file cannot be written, for
+    /// example on a full disk, writes the message to stderr. Only the first failure of a process is kept. Set `consequence` if
     /// another rank's failure is the cause.
     pub fn record_error(&self, message: &str, hint: &str, consequence: bool) {
         self.write(FailureReport { consequence, ..self.report(message, hint) });
     }
 
-    /// Does the same as [`WorkerStatus::record_error`] for an error of a collective. An error that tells of another rank's
-    /// end is a consequence.
+    /// Does what [`WorkerStatus::record_error`] does, for an error of a collective. An error about the end of another rank
+    /// counts as a consequence.
     pub fn record_comm_error(&self, error: &CommError) {
         let consequence = match error.kind {
             ErrorKind::PeerLost | ErrorKind::NoAnswer | ErrorKind::Reset | ErrorKind::Aborted | ErrorKind::Timeout => {
@@ -95,7 +95,7 @@ impl WorkerStatus {
         }));
     }
 
-    /// A report of an error that happens now in this thread, and that no other rank has caused.
+    /// Makes the report of an error that happens now in this thread, and that no other rank has caused.
     fn report(&self, message: &str, hint: &str) -> FailureReport {
         FailureReport {
             rank: self.0.rank,
@@ -118,7 +118,7 @@ impl WorkerStatus {
             return;
         }
         if let Err(error) = report.write(path) {
-            // The launcher shows the last lines of stderr of a worker without a report
+            // Without a report, the launcher shows the last lines of the worker's stderr.
             let FailureReport { message, hint, .. } = report;
             let hint = if hint.is_empty() { hint } else { format!("\nhint: {hint}") };
             Screen::default().say(&format!("{}: cannot write: {error}\nerror: {message}{hint}", path.display()));

@@ -1,4 +1,4 @@
-//! `trainer bench allreduce`: starts the launcher's processes and runs only the collective.
+//! `trainer bench allreduce`: starts processes as a training run does, and measures only the all-reduce.
 
 use std::{fs::DirBuilder, io::ErrorKind, os::unix::fs::DirBuilderExt, time::Duration};
 
@@ -14,17 +14,17 @@ use launch::{
     environment::{self, Launcher, WorkerRole},
 };
 
-/// Longest wait in one all-reduce.
+/// Timeout of one all-reduce.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of processes if no flag sets it.
+/// Default number of processes.
 const WORKERS: u16 = 2;
 
-/// The path that the data takes.
+/// The memory and the backend of the all-reduce.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Carrier {
-    /// Between the processes' host memory.
+    /// Data in CPU memory.
     Host(TransportKind),
-    /// Between the GPUs' memory.
+    /// Data in GPU memory.
     Gpus(cuda::DeviceBackend),
 }
 
@@ -50,7 +50,7 @@ impl Carrier {
         Ok(Self::Host(transport))
     }
 
-    /// Returns the transport of the ranks' host messages.
+    /// Returns the transport between the CPUs of the ranks. With GPUs, this transport carries only the control messages.
     fn transport(self, role: &WorkerRole) -> TransportKind {
         match self {
             Self::Host(transport) => transport,
@@ -62,7 +62,7 @@ impl Carrier {
 /// Runs the benchmark and returns the exit code.
 ///
 /// # Errors
-/// An unknown backend, GPUs that are not there, or a job that cannot be put together.
+/// The backend is unknown, a GPU is missing, or the processes cannot be started or cannot connect.
 pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let carrier = Carrier::asked(arguments)?;
     let config = config(arguments)?;
@@ -92,7 +92,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             if carrier == Carrier::Host(TransportKind::Mpi) {
                 return Err(ranks::needs_mpirun(workers));
             }
-            // Too few GPUs are one mistake, so one process reports it instead of every worker.
+            // Check for too few GPUs here, so that one process reports the mistake and not every worker.
             target.all(&LocalRank {
                 local_world: workers,
                 oversubscribe: arguments.oversubscribe,
@@ -102,7 +102,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             let logs = folder.join("logs");
             let job = LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers)? };
             let result = job.run(|_| Ok(JobFolder { logs: logs.clone(), variables: Vec::new() }));
-            // Nobody reads the logs of a successful bench.
+            // The logs of a successful benchmark are useless, so delete them.
             if result == Ok(0) {
                 let _ = std::fs::remove_dir_all(&folder);
             }
@@ -111,7 +111,8 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     }
 }
 
-/// Creates a temporary folder for the logs of a command's workers that only this user may enter. A folder of this name may be another user's.
+/// Creates a temporary folder for the logs of a command's workers. Only this user may enter the folder. An existing folder is not
+/// used, because it may belong to another user.
 pub(super) fn temporary_folder(command: &str) -> Result<std::path::PathBuf, Failure> {
     let id = std::process::id();
     for attempt in 0.. {

@@ -1,4 +1,4 @@
-//! Runs of this program that `compare` and `sweep` start, each as a process of its own.
+//! Starts this program as child processes: the training runs of `compare`, `sweep` and `bench scaling`.
 
 use std::{
     fs,
@@ -22,24 +22,24 @@ use crate::run::plan;
 use crate::signals::Stop;
 use launch::{environment::Variables, set_parent_death_signal, signals};
 
-/// Passes the process id of the command to the runs that it starts.
+/// Environment variable with the process id of the command that started the run.
 const PARENT: &str = "TRAINER_PARENT";
-/// How often the processes are checked.
+/// Interval between two checks of the child processes.
 pub(super) const TICK: Duration = Duration::from_millis(50);
-/// Number of a failed run's last message lines that are shown.
+/// Maximum number of lines to show from the end of a failed run's output.
 const SHOWN: usize = 12;
 
-/// Has the kernel send SIGTERM to this process when the command that started it ends, on Linux.
+/// Asks the kernel to send SIGTERM to this process when the command that started this process ends. Works on Linux only.
 pub(super) fn follow(variables: &Variables) {
     let parent = variables.get(PARENT).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     if parent.is_some() && parent == getppid() {
-        // Ignore a refusal by the kernel: the run then ends when it is done.
+        // Ignore an error: without the signal, the run continues to its normal end.
         let _ = set_parent_death_signal(Signal::TERM);
     }
 }
 
-/// Starts this program with `arguments` in its own process group, so that Ctrl-C reaches only this process. The file `log` gets all
-/// that the run prints.
+/// Starts `command` in its own process group, so that Ctrl-C reaches only the parent, which passes the signal on. Redirects
+/// stdout and stderr of the run to the file `log`.
 ///
 /// # Errors
 /// The file cannot be created, or the process cannot be started.
@@ -61,19 +61,19 @@ pub(super) fn command() -> Result<Command, Failure> {
     Ok(Command::new(program))
 }
 
-/// Returns the exit status of a run that has ended.
+/// Returns the exit status of a run, or `None` if the run has not ended. Does not wait.
 ///
 /// # Errors
-/// The kernel refuses to wait.
+/// `waitpid` fails.
 pub(super) fn ended(child: &mut Child) -> Result<Option<ExitStatus>, Failure> {
     child.try_wait().map_err(|error| Failure::run(format!("waiting for a run: {error}"), "please report this"))
 }
 
-/// Passes a signal on to a run.
+/// Sends a signal to a run.
 pub(super) fn signal(child: &Child, signal: i32) {
     let pid = Pid::from_raw(child.id() as i32);
     if let (Some(pid), Some(signal)) = (pid, Signal::from_named_raw(signal)) {
-        // The run may just have ended. It needs no signal then.
+        // Ignore an error: the run may just have ended.
         let _ = kill_process(pid, signal);
     }
 }
@@ -88,7 +88,7 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
     }
 }
 
-/// Returns the folder for the results of `command`: the one that was asked for, or a new one under `runs/`.
+/// Returns the folder for the results of `command`, and creates it: the folder `asked`, or a new folder under `runs/`.
 ///
 /// # Errors
 /// The folder cannot be created.
@@ -117,7 +117,7 @@ pub(super) fn lock(out: &Path) -> Result<Option<RunLock>, Failure> {
     }
 }
 
-/// Reads the plan that short runs have in common.
+/// Reads the plan that all short runs of a command share.
 ///
 /// # Errors
 /// A mistake in the file or in the flags.
@@ -126,25 +126,25 @@ pub(super) fn plan(arguments: &ShortRunArgs) -> Result<RunPlan, Failure> {
     plan::load(&arguments.config, &Overrides { set, data_dir, ..Overrides::default() })
 }
 
-/// Test images of a short run. The evaluation at its end is not measured.
+/// Maximum number of test images of a short run. The evaluation at the end of the run is not measured, so it should be short.
 const TEST_IMAGES: usize = 256;
 
-/// A run of a few steps, whose times are of interest.
+/// A training run of a few steps, to measure their times.
 pub(super) struct ShortRun<'a> {
     pub(super) arguments: &'a ShortRunArgs,
-    /// `--set` of the measurement, after those of the user.
+    /// `--set` values of the measurement. They come after the values of the user.
     pub(super) set: Vec<String>,
     /// Further flags.
     pub(super) flags: Vec<String>,
-    /// The plan of the file.
+    /// The plan that the configuration file describes.
     pub(super) plan: &'a RunPlan,
 }
 
 impl ShortRun<'_> {
-    /// Trains in `folder`, with `variables` in the environment. The inner error is the output of a run that has failed.
+    /// Trains in `folder`, with `variables` in the environment. The inner error is the last output of a run that failed.
     ///
     /// # Errors
-    /// The run cannot be started, or a signal has stopped this process and the run.
+    /// The run cannot be started, or this process received a signal.
     pub(super) fn run(
         &self,
         folder: &Path,
@@ -181,7 +181,7 @@ impl ShortRun<'_> {
             "checkpoint.every_steps=0".to_owned(),
             "checkpoint.keep_best=false".to_owned(),
             "log.tensorboard=false".to_owned(),
-            // Every step has the plan's settings, and mode single has nothing to tune
+            // No autotuning: all measured steps must use the settings of the plan
             "parallel.autotune=[]".to_owned(),
         ];
         for setting in self.arguments.set.iter().chain(&self.set).chain(&own) {
@@ -200,7 +200,8 @@ pub(super) fn warmup(steps: usize) -> usize {
     (steps / 3).min(5)
 }
 
-/// Waits for a run. Passes a signal to this process on to the run, and ends this command when the run has ended.
+/// Waits until a run has ended. If this process receives a signal, sends the same signal to the run, waits until the run has
+/// ended, and returns an error.
 fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
     let mut passed_on = false;
     loop {

@@ -1,4 +1,4 @@
-//! `trainer compare`: runs the same steps of the same config in each mode, one after the other, with this same program.
+//! `trainer compare`: runs the same steps of the same configuration in each mode, one mode after the other.
 
 use std::{fs, io::Write, path::Path};
 
@@ -21,7 +21,7 @@ use crate::signals::Stop;
 /// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
 ///
 /// # Errors
-/// A mistake in config or flags, a folder that cannot be written. A mode that fails is part of the page.
+/// A mistake in the configuration or the flags, or a folder that cannot be written. A mode that fails is a row of the page.
 pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let modes = modes(&arguments.modes)?;
     let (flag, workers) = workers(arguments);
@@ -73,8 +73,8 @@ fn workers(arguments: &CompareArgs) -> (&'static str, usize) {
     }
 }
 
-/// Returns a mode's number of workers. The worker of `single` has all cores as threads, as many as all workers of another mode
-/// have together.
+/// Returns a mode's number of workers. `single` has one worker, whose threads use all cores. In the other modes the workers
+/// divide the same cores, so all modes have the same number of threads.
 fn workers_of(mode: Mode, arguments: &CompareArgs) -> usize {
     if mode == Mode::Single { 1 } else { workers(arguments).1 }
 }
@@ -95,7 +95,7 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
     Ok(modes)
 }
 
-/// Runs one mode once. The inner error is the mode's error: the output of its process.
+/// Runs one mode once. The inner error is the output of a process that failed.
 fn one(
     arguments: &CompareArgs,
     plan: &RunPlan,

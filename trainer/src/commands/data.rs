@@ -17,7 +17,7 @@ use crate::text::thousands;
 /// Runs the subcommand and returns the exit code.
 ///
 /// # Errors
-/// No network, a wrong checksum, files that are not there.
+/// The server cannot be reached, a checksum is wrong, or a file is missing.
 pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
     match command {
         DataCommand::List => list(),

@@ -40,7 +40,7 @@ struct Subject {
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Multi-label: percent of the images all of whose classes are right.
+    /// Accuracy in percent. Multi-label images count as correct only if all their classes are right.
     top1: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     top5: Option<f64>,
@@ -51,12 +51,12 @@ struct Report {
     balanced_accuracy: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mean_average_precision: Option<f64>,
-    /// Of each class.
+    /// Average precision of each class.
     #[serde(skip_serializing_if = "Option::is_none")]
     average_precision: Option<AveragePrecision>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tta_top1: Option<f64>,
-    /// Damaged images that others of their class replaced.
+    /// Number of times that another image of the same class replaced a damaged image.
     #[serde(skip_serializing_if = "is_zero")]
     replaced_images: u64,
 }
@@ -68,7 +68,7 @@ fn is_zero(count: &u64) -> bool {
 /// Evaluates the weights and prints the result.
 ///
 /// # Errors
-/// A run, a weight file or a data set cannot be read, or they do not fit each other.
+/// A run, a weight file or a data set cannot be read, or the weights do not match the model or the data set.
 pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     if arguments.batch_size == 0 {
         return Err(Failure::usage("--batch-size 0", "use at least 1"));
@@ -179,7 +179,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the end by a signal.
+/// Returns the error for an evaluation that a signal stopped.
 fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
     let (name, counted, images) = (signals::name(signal), thousands(counted), thousands(images as u64));
     let message = format!("stopped by {name} after {counted} of {images} images; an evaluation saves nothing");
@@ -204,7 +204,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         data: LoadRequest {
             image_size: arguments.image_size.or(plan.data.image_size),
             resize: arguments.resize.or(plan.data.resize.filter(|_| arguments.image_size.is_none() && own_data)),
-            // A manifest without test images is tested on what the run held out.
+            // If the manifest has no test images, evaluate on the images that the run did not train on.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
@@ -216,7 +216,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     })
 }
 
-/// Opens a file of weights under PyTorch's names, or a checkpoint's folder.
+/// Opens a weight file with PyTorch's names, or the folder of a checkpoint.
 fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let data = arguments
         .data
@@ -260,6 +260,6 @@ fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least:
 
 fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
     let dir = dir.map_or_else(plan::cache_folder, Path::to_owned);
-    // An evaluation needs each image once: decoding the training images would be in vain.
+    // Decode in the epoch, not at the start: an evaluation needs each test image once and no training image.
     LoadRequest { name: name.to_owned(), dir: Some(dir), decode: DecodeTime::Epoch, ..LoadRequest::default() }
 }

@@ -22,19 +22,19 @@ use crate::text::thousands;
 use crate::weights::onnx::{self, Description, OnnxModel};
 use crate::weights::{self, Purpose, WeightFile, WeightTarget};
 
-/// What is written.
+/// The format of the exported file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FileFormat {
     Safetensors,
     Onnx,
 }
 
-/// The network of a run, for what needs more than its weights.
+/// The graph and the weights of a run's network, for ONNX and for `--fold`.
 struct ExportedNetwork {
     graph: Graph,
-    /// The weights that the graph has, and those that it does not use.
+    /// All weights, including the weights that the graph does not use.
     state: Vec<StateTensor>,
-    /// `None` without `--fold`.
+    /// The batch norms that were folded into convolutions; `None` without `--fold`.
     folded: Option<Vec<FoldedNorm>>,
     /// Number of batch norms before folding.
     norms: usize,
@@ -93,13 +93,13 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
 /// A file to write.
 struct Exported {
     bytes: Vec<u8>,
-    /// What is in the file, for the screen.
+    /// Description of the content, for the screen.
     content: String,
-    /// How another program reads the file.
+    /// How to read the file in another program, for the screen.
     usage: String,
 }
 
-/// Encodes the weights for PyTorch. `network` is theirs with `--fold`.
+/// Encodes the weights for PyTorch. `network` is the network of the weights with `--fold`, and `None` without.
 fn safetensors(
     plan: &RunPlan,
     loaded: &Loaded,
@@ -107,8 +107,8 @@ fn safetensors(
     network: Option<&ExportedNetwork>,
     to: &Path,
 ) -> Result<Exported, Failure> {
-    // Each step has `accumulate` batches, but the last step of an epoch may have had fewer. The difference is harmless: no
-    // result of PyTorch depends on this counter.
+    // Estimate of `num_batches_tracked`. Each step has `accumulate` batches, but the last step of an epoch may have had fewer.
+    // The difference has no effect: no result of PyTorch depends on this counter.
     let batches = loaded.progress.step * plan.train.accumulate as u64;
     let folded = network.and_then(|network| network.folded.as_deref()).unwrap_or_default();
     let encoded = match folded.is_empty() {
@@ -128,7 +128,7 @@ fn safetensors(
     })
 }
 
-/// Encodes the network as an ONNX model. `normalise`: the model normalises its input.
+/// Encodes the network as an ONNX model. With `normalise`, the model normalises its input.
 fn onnx(
     plan: &RunPlan,
     loaded: &Loaded,
@@ -216,7 +216,7 @@ impl ExportedNetwork {
     }
 }
 
-/// Returns the format of the file, and refuses a misleading name and a file that may not be written.
+/// Returns the format of the file. Refuses a file name that does not match the format, and a file that must not be overwritten.
 fn check_target(to: &Path, format: Option<&str>, force: bool) -> Result<FileFormat, Failure> {
     let ending = to.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
     let named = |ending: &str| to.with_extension(ending).display().to_string();

@@ -1,4 +1,4 @@
-//! `-H` and `--hostfile`: starts the same command on several hosts, and tells each what its part is.
+//! `-H` and `--hostfile`: starts the same command on several hosts and passes each host its node rank and number of workers.
 
 use crate::cli::{JobArgs, TrainArgs};
 use crate::failure::Failure;
@@ -10,7 +10,8 @@ use launch::{
     secret,
 };
 
-/// Returns the hosts that the flags name. `None` without such flags, and in a launcher that they have started.
+/// Returns the hosts of `-H` or `--hostfile`. Returns `None` without these flags. [`apply_to_job`] removes the flags in a
+/// launcher that `-H` has started, so this launcher does not start the job again.
 ///
 /// # Errors
 /// The list, the file or LSF's variable is malformed.
@@ -23,10 +24,11 @@ pub(super) fn asked(job: &JobArgs) -> Result<Option<Vec<Host>>, Failure> {
     })
 }
 
-/// In a launcher that `-H` has started, and in its workers: replaces the flags by those of this node.
+/// Replaces the flags about hosts and workers by the flags of this node. Does this only in a launcher that `-H` has started,
+/// and in the workers of this launcher.
 ///
 /// # Errors
-/// The variable that describes the node is not what `-H` sets.
+/// The environment variable that describes the node is malformed.
 pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Result<(), Failure> {
     let Some(plan) = NodePlan::of(variables)? else { return Ok(()) };
     set_workers(arguments, plan.workers);
@@ -34,7 +36,7 @@ pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Re
     Ok(())
 }
 
-/// Sets the number of workers of a node, on GPUs where the flags or the plan ask for GPUs.
+/// Sets the number of workers of a node. The workers use GPUs if the flags or the plan ask for GPUs.
 fn set_workers(arguments: &mut TrainArgs, workers: usize) {
     let on_gpus = arguments.gpus.is_some() || (arguments.cpus.is_none() && run::asks_for_gpus(arguments));
     match on_gpus {
@@ -43,11 +45,11 @@ fn set_workers(arguments: &mut TrainArgs, workers: usize) {
     }
 }
 
-/// Replaces the flags about hosts by those of one node.
+/// Replaces the flags about hosts by the flags of one node.
 pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
     (job.hosts, job.hostfile, job.secret_file) = (None, None, None);
     job.host_flags = plan.flags;
-    // One host is a job like any other
+    // A job on one host needs no rendezvous between nodes
     if plan.nodes > 1 {
         (job.nnodes, job.node_rank) = (Some(plan.nodes), Some(plan.node_rank));
         (job.master_addr, job.master_port) = (Some(plan.master_addr), Some(plan.master_port));
@@ -61,7 +63,7 @@ pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
 pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables) -> Result<u8, Failure> {
     let count = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
     let launcher = ssh_launcher(&arguments.job, asked, count, true, &variables)?;
-    // The first node's part, to find mistakes in the plan here, once
+    // Check the plan of the first node here, so that a mistake is reported once and not by every node
     let mut first = arguments.clone();
     let workers = launcher.hosts.first().map_or(1, |host| host.slots);
     set_workers(&mut first, workers);
@@ -76,7 +78,8 @@ pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables)
     Ok(launcher.run()?)
 }
 
-/// Describes the job on the hosts that get a rank. `count` is the flag that asks for a number of ranks.
+/// Builds the launcher for the hosts that get at least one rank. `count` is the flag that sets the number of ranks, and its
+/// value.
 ///
 /// # Errors
 /// Another launcher has started this process, there are more ranks than slots, or the secret cannot be read.
@@ -118,10 +121,10 @@ pub(super) fn ssh_launcher(
     })
 }
 
-/// Returns the variables of this process, and this node's part of a job that `-H` has started.
+/// Returns the environment variables of this process, and this node's plan if `-H` has started this process.
 ///
 /// # Errors
-/// The variable that describes the node is not what `-H` sets.
+/// The environment variable that describes the node is malformed.
 pub(super) fn plan_of_node() -> Result<(Variables, Option<NodePlan>), Failure> {
     let variables = environment::variables();
     let plan = NodePlan::of(&variables)?;

@@ -11,17 +11,17 @@ use crate::cli::LaunchArgs;
 use crate::failure::Failure;
 use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, RendezvousParameters, find_program, secret};
 
-/// Time from SIGTERM to SIGKILL, as torchrun's.
+/// Time from SIGTERM to SIGKILL. torchrun has the same default.
 const GRACE: Duration = Duration::from_secs(30);
-/// Where the nodes of a job meet unless a flag says so.
+/// Default address of the rendezvous.
 const LOOPBACK: &str = "127.0.0.1";
-/// torchrun's default of `--rdzv-id`.
+/// Default of `--rdzv-id`, as in torchrun.
 const NO_ID: &str = "none";
 
 /// Runs the program and returns the exit code: 0, 3 if a process failed, 128 + n after signal n.
 ///
 /// # Errors
-/// The flags are wrong, there is no such program, or a host does not answer.
+/// A flag is wrong, the program does not exist, or a host does not answer.
 pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     let (mut variables, plan) = hosts::plan_of_node()?;
     let (mut job, mut workers) = (arguments.job.clone(), arguments.cpus);
@@ -85,13 +85,13 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     if let (Some(logs), None, 0) = (&made, &arguments.log_dir, code)
         && let Some(folder) = logs.parent()
     {
-        // Nobody reads the logs of a job that has succeeded and named no folder
+        // The job succeeded and the user asked for no logs, so delete the temporary folder
         let _ = fs::remove_dir_all(folder);
     }
     Ok(code)
 }
 
-/// Returns the folder of the job's logs.
+/// Returns the folder for the job's logs: below `--log-dir`, or below a new temporary folder.
 fn folder(arguments: &LaunchArgs, id: &str) -> Result<PathBuf, Failure> {
     let Some(folder) = &arguments.log_dir else { return Ok(temporary_folder("launch")?.join(id)) };
     DirBuilder::new().recursive(true).mode(0o777).create(folder).map_err(|error| {

@@ -1,4 +1,4 @@
-//! `trainer bench scaling`: trains a few steps with several numbers of workers, and computes the steps of more.
+//! `trainer bench scaling`: measures a few steps with several numbers of workers, and computes the step times of larger jobs.
 
 use std::fs;
 use std::io::Write;
@@ -21,15 +21,15 @@ use crate::report::{RunFolder, StepRecord};
 use crate::signals::Stop;
 use launch::cores;
 
-/// Numbers of workers that are computed.
+/// Numbers of workers for the computed steps.
 const COMPUTED: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-/// Number of threads of a worker, for all that it starts.
+/// Environment variable that sets the number of threads of a worker.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// Runs the measurements, and prints the page.
 ///
 /// # Errors
-/// A mistake in config or flags, a run that fails, a folder that cannot be written.
+/// A mistake in the configuration or the flags, a run that fails, or a folder that cannot be written.
 pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     let workers = workers(arguments)?;
     let network = network(arguments)?;
@@ -60,7 +60,7 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the flag that names the devices, and its numbers of workers.
+/// Returns the flag `--cpus` or `--gpus`, and the numbers of workers in its value.
 fn devices(arguments: &ScalingArgs) -> (&'static str, &[usize]) {
     match arguments.gpus.as_slice() {
         [] => ("--cpus", &arguments.cpus),
@@ -68,7 +68,7 @@ fn devices(arguments: &ScalingArgs) -> (&'static str, &[usize]) {
     }
 }
 
-/// Describes rank 0's GPU, if GPUs are measured.
+/// Describes the GPU of rank 0. Returns `None` for a measurement on CPUs.
 ///
 /// # Errors
 /// There are fewer GPUs than workers.
@@ -79,7 +79,7 @@ fn gpu(arguments: &ScalingArgs) -> Result<Option<String>, Failure> {
     Ok(Some(found.swap_remove(0).description))
 }
 
-/// Checks the numbers of workers, and that there is a GPU for each.
+/// Returns the numbers of workers. Checks that the numbers rise, and that each worker has a GPU if GPUs are measured.
 fn workers(arguments: &ScalingArgs) -> Result<Vec<usize>, Failure> {
     let (flag, list) = devices(arguments);
     let rises = list.windows(2).all(|pair| pair[0] < pair[1]);
@@ -97,7 +97,7 @@ fn workers(arguments: &ScalingArgs) -> Result<Vec<usize>, Failure> {
     Ok(list.to_vec())
 }
 
-/// Reads the flags about the network that is computed.
+/// Reads the flags that describe the network of the computed steps.
 fn network(arguments: &ScalingArgs) -> Result<Network, Failure> {
     let link = |flag: &str, text: &str| {
         Link::parse(text).ok_or_else(|| {
@@ -125,7 +125,8 @@ fn measure(
 ) -> Result<ScalingReport, Failure> {
     let most = workers.iter().copied().max().unwrap_or(1);
     let (cores, batch_size) = (cores::quota(), plan.train.batch_size);
-    // A worker has the same threads in all runs: a single one must not use the cores of all
+    // Each worker has the same number of threads in all runs. Otherwise a single worker would use all cores, and the efficiency
+    // of the larger runs would be wrong
     let threads = (cores / most).max(1);
     let (mut measured, mut found): (Vec<Measured>, Option<Profile>) = (Vec::new(), None);
     for scaling in [Scaling::Weak, Scaling::Strong] {
@@ -172,7 +173,7 @@ fn measure(
     })
 }
 
-/// Trains the steps of one measurement. Returns the run and its steps after the warm-up.
+/// Trains the steps of one measurement. Returns the run folder and the steps after the warm-up.
 fn one(
     arguments: &ScalingArgs,
     plan: &RunPlan,
@@ -208,7 +209,8 @@ fn one(
     Ok((run, steps))
 }
 
-/// Returns the row of a run. `first`: images per second and worker of the smallest run.
+/// Returns the row of a run. `first` is the number of images per second per worker of the smallest run; `None` for this run
+/// itself.
 fn row(scaling: Scaling, workers: usize, steps: &[StepRecord], first: Option<f64>) -> Measured {
     let middle = |value: fn(&StepRecord) -> f64| scaling::median(steps.iter().map(value).collect()).unwrap_or_default();
     let images_per_s = middle(|step| step.images_per_s);

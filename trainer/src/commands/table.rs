@@ -46,7 +46,7 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a run's configuration without the path of its data and the devices on this machine.
+/// Returns a run's configuration without the settings that belong to one machine: the data folder and the devices.
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
     let mut plan = plan::load(&run.folder.config(), &Overrides::default())?;
     plan.data.dir = None;

@@ -28,7 +28,8 @@ impl Views {
         }
     }
 
-    /// Returns the views that the device makes of one view. The ten crops are those of the file's pixels, which the host makes.
+    /// Returns the test-time augmentation that runs on the device. Ten crops are not part of it: the data loader cuts them on the
+    /// CPU, from the pixels of the image file.
     pub(super) fn on_device(self) -> Tta {
         match self {
             Self::Flip => Tta::Flip,
@@ -47,7 +48,7 @@ impl fmt::Display for Views {
     }
 }
 
-/// Returns the failure of a loader, in the words of the command line where it cannot cut ten crops.
+/// Converts an error of the data loader. An error of ten crops becomes a message about `--tta ten-crop`.
 pub(super) fn ten_crop_failure(error: DataError) -> Failure {
     match error.place.as_str() {
         "ten_crop" => no_ten_crops(&error.cause),
@@ -55,7 +56,7 @@ pub(super) fn ten_crop_failure(error: DataError) -> Failure {
     }
 }
 
-/// Returns the failure of images out of which no ten crops can be cut.
+/// Returns the error for images that do not allow ten crops.
 pub(super) fn no_ten_crops(cause: &str) -> Failure {
     Failure::usage(
         format!("--tta ten-crop: {cause}"),

@@ -1,5 +1,5 @@
-//! Finds the GPUs of this process and everything that training on them needs, or reports the missing part and the places that
-//! were searched.
+//! Finds the GPUs of this process and the software that training on them needs. If a part is missing, reports the part and the
+//! places that were searched.
 
 use super::toolkit::{self, Headers, Library};
 use super::versions::check_versions;
@@ -20,10 +20,12 @@ pub struct Gpus {
 
 #[cfg(any(feature = "cuda", test))]
 impl Gpus {
-    /// Returns the name of the file of kernels: the GPUs in their order, NVRTC's version and the driver's.
+    /// Returns the name of the file of compiled kernels: the GPUs in their order, and the versions of NVRTC and of the driver.
     ///
-    /// cubecl finds results by the number of the GPU in this process, and a choice for one model may not run on another. A stored
-    /// kernel that the driver refuses would stay refused. `crowded`: several processes share the GPU, so their timings mean nothing.
+    /// The name has the GPU models, since cubecl finds stored results by the index of the GPU in this process, and a result for
+    /// one model may not run on another. The name has the versions, since the driver would refuse a stored kernel of another
+    /// version in every run. `crowded`: several processes share the GPU, so their timings mean nothing and need a separate
+    /// file.
     pub(super) fn kernel_name(&self, crowded: bool) -> String {
         let mut models: Vec<String> = self
             .all
@@ -49,7 +51,7 @@ pub struct Missing {
     pub hint: String,
 }
 
-/// Finds all that burn's CUDA backend needs: driver, GPU, NVRTC and CUDA's headers.
+/// Finds all parts that burn's CUDA backend needs: driver, GPU, NVRTC and CUDA's headers.
 ///
 /// # Errors
 /// The first part that is missing, or a driver that is too old for NVRTC or for this program.

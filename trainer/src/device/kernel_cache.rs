@@ -1,9 +1,9 @@
-//! Compiled kernels and results of tuning, kept in a file between runs.
+//! Keeps compiled kernels and results of tuning in a file between runs.
 //!
-//! cubecl can keep both in a database of turso, with an experimental access by several processes. This access has races, even
+//! cubecl can store both in a turso database, with experimental access by several processes. This access has races, even
 //! between the threads of one process (turso's pull request 8851): processes panicked, and a database that killed processes had
-//! left led to wrong sums. Here cubecl has no database and keeps both in memory, and this module keeps them in a file, which all
-//! processes with the same GPUs and software share (`kernel_file.rs`).
+//! left led to wrong sums. So in this program cubecl has no database and keeps both in memory. This module stores them in a
+//! file, which all processes with the same GPUs and software share (`kernel_file.rs`).
 
 use std::{sync::Once, thread, time::Duration};
 
@@ -20,30 +20,30 @@ use super::kernel_file::{KernelFile, Visit};
 
 /// A folder that cannot exist, so that cubecl keeps everything in memory.
 pub(super) const NOWHERE: &str = "/dev/null/none";
-/// How often new kernels are written.
+/// Interval at which new kernels are written.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// The file of this process, and the number of entries when it was written last.
+/// The file of this process, and the number of entries at the last write.
 static KEPT: Mutex<Option<(KernelFile, u64)>> = Mutex::new(None);
 
-/// Chooses the file of a process.
+/// The choice of a process's file.
 #[derive(Debug, Clone)]
 pub(super) struct KernelCache {
-    /// GPUs and software for which the kernels are.
+    /// Name of the GPUs and the software for which kernels are compiled.
     name: String,
     local_rank: usize,
 }
 
 impl KernelCache {
-    /// Returns the file for a rank on these GPUs. Opens nothing.
+    /// Returns the file for a rank on these GPUs, without opening it.
     pub(super) fn of(gpus: &Gpus, ranks: &LocalRank) -> Self {
         Self { name: gpus.kernel_name(ranks.crowded(gpus.all.len())), local_rank: ranks.local_rank }
     }
 
-    /// Reads the kernels that are kept, and keeps new ones from now on. Only the first call of a process has an effect.
+    /// Reads the stored kernels, and starts to store new ones. Only the first call of a process has an effect.
     ///
-    /// The variable `CUBECL_ENVIRONMENT` replaces the name of GPUs and software. If nothing can be kept, rank 0 says so: that is
-    /// slow and no error.
+    /// The variable `CUBECL_ENVIRONMENT` replaces the name of GPUs and software. If kernels cannot be stored, the local rank 0
+    /// prints a note. This makes starts slow, but is no error.
     pub(super) fn open(&self) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
@@ -53,7 +53,7 @@ impl KernelCache {
             match KernelFile::open(&folder, chosen.as_deref().unwrap_or(&self.name), &mut to_memory) {
                 Ok(file) => {
                     *KEPT.lock() = Some((file, entries()));
-                    // Without a thread the kernels are written at the end.
+                    // If the thread cannot start, the kernels are still written at the end.
                     let _ = thread::Builder::new().name("kernel-cache".into()).spawn(|| {
                         while KEPT.lock().is_some() {
                             thread::sleep(EVERY);
@@ -68,7 +68,7 @@ impl KernelCache {
     }
 }
 
-/// Appends the kernels that are new since the last call to the file of this process. Does nothing while another process appends.
+/// Appends the kernels that are new since the last call to the file. Does nothing while another process appends.
 pub(super) fn keep() {
     let mut kept = KEPT.lock();
     let Some((file, before)) = &mut *kept else { return };
@@ -83,7 +83,7 @@ pub(super) fn keep() {
         }
     };
     match file.exchange(&mut to_memory, all) {
-        // Not the number now: other threads may have compiled meanwhile.
+        // Store the number from before the scan: other threads may have compiled kernels meanwhile.
         Ok(true) => *before = now,
         Ok(false) => {}
         Err(error) => {
@@ -98,7 +98,7 @@ fn entries() -> u64 {
     MemoryStorage::namespaces().iter().map(|summary| summary.entries).sum()
 }
 
-/// Hands an entry to cubecl.
+/// Passes an entry to cubecl.
 fn to_memory(namespace: &str, key: &[u8], value: &[u8]) {
     let value = Bytes::from_bytes_vec(value.to_vec());
     persistence::open(namespace).insert(key, value, Origin::Local);

@@ -1,4 +1,4 @@
-//! The file of kernels: records, which all processes append, one at a time, each with a checksum.
+//! The file of compiled kernels. It has records with checksums. All processes append records, one process at a time.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -7,9 +7,10 @@ use std::path::Path;
 
 /// First bytes of a file, with the version of its format.
 const MAGIC: &[u8] = b"trainer kernels 1\n";
-/// Bytes in front of a record: its checksum and the lengths of its three parts.
+/// Bytes of a record's header: a checksum and the lengths of three parts.
 const HEAD: usize = 16;
-/// A larger file is begun again: each build of the program adds its own kernels, and a process reads all of them.
+/// Largest file in bytes. A larger file is deleted and started again: each build of the program adds its own kernels, and a
+/// process reads all of them.
 const LARGEST: u64 = if cfg!(test) { 1 << 20 } else { 512 << 20 };
 
 /// A file of records: namespace, key and value.
@@ -22,36 +23,37 @@ pub(super) struct KernelFile {
     known: HashSet<(String, Vec<u8>)>,
 }
 
-/// Is called for each record.
+/// A function that is called for each record: namespace, key, value.
 pub(super) type Visit<'a> = dyn FnMut(&str, &[u8], &[u8]) + 'a;
 
 impl KernelFile {
-    /// Opens or makes the file of this name and visits all its records.
+    /// Opens or creates the file with this name, and visits all its records.
     ///
     /// # Errors
-    /// The file cannot be read, written or locked, or it is another program's.
+    /// The file cannot be read, written or locked, or it has another format.
     pub(super) fn open(folder: &Path, name: &str, visit: &mut Visit) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let name = name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c)), "_");
         let path = folder.join(format!("{name}.kernels"));
         if std::fs::metadata(&path).is_ok_and(|file| file.is_file() && file.len() > LARGEST) {
-            // Processes that have the old file open go on with it. If several remove it at once, one of them keeps nothing.
+            // Processes that have the old file open continue to use it. If several processes remove the file at the same time,
+            // the kernels of one of them are lost.
             let _ = std::fs::remove_file(&path);
         }
         let file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
         let mut this = Self { file, end: 0, known: HashSet::new() };
-        // The lock is tried now, so that a file system without locks is reported at the start.
+        // Try the lock now, so that a file system without locks is reported at the start.
         if !this.exchange(visit, |_| {})? {
             this.read(visit)?;
         }
         Ok(this)
     }
 
-    /// Visits the records that other processes have appended, and appends those of `all` that the file does not have. Returns
-    /// false, and does nothing, if another process holds the file's lock.
+    /// Visits the records that other processes have appended, and appends the records of `all` that the file does not have. If
+    /// another process holds the file's lock, does nothing and returns false.
     ///
     /// # Errors
-    /// The file cannot be read, written or locked, or it is another program's.
+    /// The file cannot be read, written or locked, or it has another format.
     pub(super) fn exchange(&mut self, visit: &mut Visit, all: impl FnOnce(&mut Visit)) -> io::Result<bool> {
         match self.file.try_lock() {
             Ok(()) => {}
@@ -63,7 +65,7 @@ impl KernelFile {
         exchanged.map(|()| true)
     }
 
-    /// Visits the complete records after `end`. Needs no lock: a record that is being written has a wrong checksum until then.
+    /// Visits the complete records after `end`. This needs no lock, since a partly written record has a wrong checksum.
     fn read(&mut self, visit: &mut Visit) -> io::Result<()> {
         let mut bytes = Vec::new();
         self.file.seek(SeekFrom::Start(self.end))?;
@@ -72,7 +74,7 @@ impl KernelFile {
         if self.end == 0 {
             match rest.strip_prefix(MAGIC) {
                 Some(records) => (rest, self.end) = (records, MAGIC.len() as u64),
-                // A process was killed in its first write.
+                // A process was killed during its first write.
                 None if MAGIC.starts_with(rest) => return Ok(()),
                 None => return Err(io::Error::other("the file of kernels is not this program's: remove it")),
             }
@@ -103,7 +105,7 @@ impl KernelFile {
         if bytes.is_empty() {
             return Ok(());
         }
-        // Cut off what a process has left that was killed while it wrote.
+        // Cut off the incomplete record of a process that was killed while it wrote.
         self.file.set_len(self.end)?;
         self.file.write_all(&bytes)?;
         self.end += bytes.len() as u64;

@@ -1,4 +1,5 @@
-//! What this process launches on GPUs: a report while kernels are compiled and tuned, and the kernel in which a GPU has stopped.
+//! Observes the kernels that this process launches on GPUs: prints a report while kernels are compiled and tuned, and names the
+//! kernel in which a GPU has failed.
 
 use std::{
     fmt::Debug,
@@ -31,7 +32,7 @@ static LOG: LazyLock<std::sync::Arc<KernelLog>> = LazyLock::new(|| {
 
 /// The launches of this process while it is observed.
 struct KernelLog {
-    /// Whether `CUDA_LAUNCH_BLOCKING` is 1: each launch waits for its kernel, so it is known which kernels have ended.
+    /// Whether `CUDA_LAUNCH_BLOCKING` is 1. Then each launch waits for its kernel, so the log knows which kernels have ended.
     blocking: bool,
     launches: AtomicU64,
     state: Mutex<State>,
@@ -53,7 +54,8 @@ impl LaunchObserver for KernelLog {
         state.last = kernel;
         if self.blocking {
             let here = thread::current().id();
-            // A thread launches its next kernel when the last has ended, or has failed.
+            // A thread launches its next kernel after the last one has ended or failed. If the last one is still listed, it
+            // failed.
             if let Some(place) = state.running.iter().position(|(thread, _)| *thread == here) {
                 state.stuck = state.stuck.or(Some(state.running.swap_remove(place).1));
             }
@@ -72,7 +74,7 @@ impl LaunchObserver for KernelLog {
 }
 
 impl KernelLog {
-    /// Returns the kernel that has not ended, without the paths of types.
+    /// Returns the name of the kernel that has not ended, without the paths of types.
     fn stopped_in(&self) -> Option<String> {
         let state = self.state.lock();
         let kernel = state.stuck.or(state.running.first().map(|(_, kernel)| *kernel))?;
@@ -80,17 +82,17 @@ impl KernelLog {
     }
 }
 
-/// With `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch, waits for each kernel, so that an error names its kernel.
+/// With `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch, makes each launch wait for its kernel, so that an error names the kernel.
 pub(super) fn block_launches() {
     if LOG.blocking {
         failure::name_stopped_kernel(|| LOG.stopped_in());
-        // For the whole process.
+        // Keep the observation until the process ends.
         mem::forget(LaunchObservation::new(LOG.clone()));
     }
 }
 
-/// While this value lives, says every ten seconds that kernels are compiled and tuned. The first step of a network may take
-/// minutes, and would look like a hang.
+/// While this value lives, prints every ten seconds that kernels are compiled and tuned. The first step of a network may take
+/// minutes, and would look like a hang without this message.
 pub struct WarmUp {
     done: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -104,12 +106,12 @@ impl Debug for WarmUp {
 }
 
 impl WarmUp {
-    /// Starts, on a GPU. `what` names the work.
+    /// Starts the report if `device` is a GPU. `what` names the work.
     pub fn start(device: &burn::tensor::Device, what: &'static str) -> Option<Self> {
         if !comm::cuda::is_cuda(device) {
             return None;
         }
-        // There is one place for an observer.
+        // cubecl allows only one observer. With `CUDA_LAUNCH_BLOCKING` it is already installed.
         let observation = (!LOG.blocking).then(|| LaunchObservation::new(LOG.clone()));
         let (done, waiting) = channel();
         let (start, before) = (Instant::now(), LOG.launches.load(Ordering::Relaxed));
@@ -123,7 +125,7 @@ impl WarmUp {
                 ));
             }
         };
-        // Without a thread there is no report, and nothing else is missing.
+        // If the thread cannot start, only the report is missing.
         let thread = thread::Builder::new().name("warm-up".into()).spawn(report).ok();
         Some(Self { done: Some(done), thread, _observation: observation })
     }

@@ -37,7 +37,7 @@ use crate::text;
 use comm::cuda::driver::Gpu;
 use ops::{CpuIsa, GpuConv};
 
-/// A build without the backend compiles and tunes nothing.
+/// Replaces the GPU builds' type: a build without the CUDA backend compiles and tunes no kernels.
 #[cfg(not(feature = "cuda"))]
 #[derive(Debug)]
 pub struct WarmUp;
@@ -50,7 +50,7 @@ impl WarmUp {
     }
 }
 
-/// Whether this build includes burn's CUDA backend.
+/// Set if this build includes burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
 /// The devices that the command line requests.
@@ -67,7 +67,7 @@ pub enum DeviceRequest {
 /// The devices of a run's processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceSet {
-    /// The CPU. If GPUs were preferred: why they are unavailable.
+    /// The CPU. Holds the reason why GPUs are unavailable, if they were preferred.
     Cpu(Option<String>),
     /// GPUs.
     Gpus(Gpus),
@@ -76,7 +76,7 @@ pub enum DeviceSet {
 /// The device of a process, with its description.
 #[derive(Debug, Clone)]
 pub struct Selected {
-    /// Where the compiled kernels are kept.
+    /// The store of compiled kernels.
     #[cfg(feature = "cuda")]
     kernels: Option<kernel_cache::KernelCache>,
     /// Threads that its operations use.
@@ -105,7 +105,7 @@ pub fn held_bytes(device: &Device) -> Option<u64> {
 /// Checks the environment variables that limit the CPU kernels' instruction set and choose a GPU's convolutions.
 ///
 /// # Errors
-/// A variable names no instruction set that this processor has, or no kernels.
+/// A variable names an instruction set that this processor does not have, or unknown kernels.
 pub fn check_kernels() -> Result<(), Failure> {
     CpuIsa::selected().map_err(|error| Failure::usage(&error, error.hint()))?;
     GpuConv::selected().map_err(|error| Failure::usage(&error, error.hint()))?;
@@ -219,13 +219,13 @@ fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
     }
 }
 
-/// Whether each launch waits for its kernel: `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch.
+/// Returns whether each launch waits for its kernel: `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch.
 pub fn launches_block() -> bool {
     std::env::var_os("CUDA_LAUNCH_BLOCKING").is_some_and(|value| value == "1")
 }
 
-/// Writes what this process has compiled and tuned to the file of the user's cache, for later runs. A thread does so every two
-/// seconds, so call this function only where the process ends.
+/// Writes the kernels and tuning results of this process to a file in the user's cache, for later runs. A thread already does
+/// this every two seconds, so call this function only at the end of the process.
 pub fn keep_kernels() {
     #[cfg(feature = "cuda")]
     kernel_cache::keep();

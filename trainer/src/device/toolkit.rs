@@ -1,4 +1,4 @@
-//! Finds the parts that burn's CUDA backend compiles its kernels with: the library NVRTC, and CUDA's headers.
+//! Finds the software with which burn's CUDA backend compiles its kernels: the library NVRTC, and CUDA's headers.
 
 use std::{
     env,
@@ -26,7 +26,7 @@ pub struct Library {
 /// CUDA's headers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Headers {
-    /// The folder that holds them.
+    /// The folder of the headers.
     pub path: PathBuf,
 }
 
@@ -37,10 +37,10 @@ pub struct NoHeaders {
     pub tried: Vec<String>,
 }
 
-/// Headers that kernels include: f16, bf16, tensor cores, groups of threads, asynchronous copies. Among the Python wheels,
-/// `crt/mma.h` and `cuda/barrier` are in packages of their own.
+/// Headers that kernels include: f16, bf16, tensor cores, groups of threads, asynchronous copies. `crt/mma.h` and `cuda/barrier`
+/// are in separate Python packages.
 const HEADERS: [&str; 6] = ["cuda_fp16.h", "cuda_bf16.h", "mma.h", "crt/mma.h", "cooperative_groups.h", "cuda/barrier"];
-/// Folder in the folder of headers that has the headers of C++ since CUDA 13. cubecl looks there too.
+/// Subfolder of the header folder that has the C++ headers since CUDA 13. cubecl searches it too.
 const CCCL: &str = "cccl";
 
 /// Loads NVRTC.

@@ -1,13 +1,14 @@
 //! Compares the versions of NVIDIA's driver and of NVRTC, which compiles kernels to PTX.
 //!
-//! A driver loads PTX of CUDA versions up to its own ("CUDA Compatibility", minor version compatibility does not cover PTX). It
-//! answers newer PTX with `CUDA_ERROR_UNSUPPORTED_PTX_VERSION`, at the first kernel, after minutes of compilation.
+//! A driver loads PTX only of CUDA versions up to its own ("CUDA Compatibility", minor version compatibility does not cover
+//! PTX). For newer PTX the driver returns `CUDA_ERROR_UNSUPPORTED_PTX_VERSION` at the first kernel, after minutes of
+//! compilation.
 
 use super::Missing;
 use super::toolkit::Library;
 
-/// The oldest driver whose functions the program calls: cudarc calls `cuEventElapsedTime_v2`, which came with CUDA 12.8. A build
-/// with the variable `CUDARC_CUDA_VERSION`, e.g. 12040, calls only functions of that version.
+/// The CUDA version of the oldest supported driver. cudarc calls `cuEventElapsedTime_v2`, which CUDA 12.8 introduced. A build
+/// with the variable `CUDARC_CUDA_VERSION`, for example 12040, calls only functions of that version.
 const OLDEST_CUDA: [i32; 2] = match option_env!("CUDARC_CUDA_VERSION") {
     Some(text) => parse(text),
     None => [12, 8],
@@ -21,7 +22,7 @@ const fn parse(text: &str) -> [i32; 2] {
     }
 }
 
-/// Checks that the driver, which supports CUDA up to version `cuda`, can run what this program and NVRTC were built for.
+/// Checks that the driver, which supports CUDA up to version `cuda`, is new enough for this program and for NVRTC.
 ///
 /// # Errors
 /// The driver is too old for this program, or for NVRTC.

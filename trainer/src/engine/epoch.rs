@@ -16,11 +16,11 @@ use crate::timeline::Track;
 pub(super) enum EpochEnd {
     /// All batches of the epoch were used, or the run's last step was taken.
     Complete,
-    /// A signal asked for a stop, or the time is up.
+    /// A signal asked for a stop, or `train.max_time_s` is over.
     Interrupted(i32),
 }
 
-/// A step that was queued, and is not reported yet.
+/// A step that was queued and is not reported yet.
 struct Queued {
     step: u64,
     lr: f64,
@@ -33,11 +33,11 @@ struct Queued {
 /// Trains from `progress.batch` to the end of `progress.epoch`.
 ///
 /// # Errors
-/// An image cannot be decoded, the step fails, or a file cannot be written; a failed step is named with its epoch and number.
+/// An image cannot be decoded, a step fails, or a file cannot be written. The error of a failed step has its epoch and number.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let mut batches = engine.loaders.train.epoch(engine.progress.epoch, engine.progress.batch);
     let every = engine.plan.checkpoint.every_steps as u64;
-    // The host prepares steps while the device works on those before.
+    // The CPU prepares the next steps while the device runs the queued ones.
     let mut queue = VecDeque::new();
     let (mut reported, mut stop) = (Instant::now(), None);
     loop {
@@ -59,7 +59,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         };
         queue.push_back(taken);
 
-        // A checkpoint has no step that is not reported, and a stop waits for no other step.
+        // Before a checkpoint or a stop, wait for all queued steps and report them.
         let due = every > 0 && (step + 1).is_multiple_of(every);
         let waits = outcome.is_some() || due || stop_seen.is_some();
         let left = if waits { 0 } else { engine.strategy.most_queued() };
@@ -103,7 +103,7 @@ fn report(
     let end = Instant::now();
     engine.timeline.span(Track::Step, "data", start, fetched, &[]);
     engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);
-    // A step that was queued while the one before ran has only its own share of the time.
+    // A step may have been queued while an earlier one ran, so its time starts at the earlier step's end.
     let seconds = outcome.on_device.unwrap_or_else(|| (end - start.max(*reported)).as_secs_f64());
     *reported = end;
     let parts = outcome.seconds;
@@ -142,7 +142,7 @@ fn report(
 }
 
 impl PartialEpoch {
-    /// Returns the mean loss, weighted as the samples were.
+    /// Returns the mean loss, weighted by the samples' weights.
     pub(super) fn loss(&self) -> f64 {
         self.loss_sum / self.weight.unwrap_or(self.samples as f64)
     }

@@ -11,7 +11,7 @@ pub struct Lengths {
     pub steps_per_epoch: u64,
     /// Epochs of the run.
     pub epochs: usize,
-    /// Optimizer steps of the schedule: all epochs, or `max_steps` where the run's length is given in steps only.
+    /// Optimizer steps of the schedule: all epochs, or `max_steps` if the plan sets only the number of steps.
     pub schedule_steps: u64,
     /// The step at which the run ends.
     pub last_step: u64,

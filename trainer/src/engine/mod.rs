@@ -1,4 +1,4 @@
-//! The run: epochs of steps, evaluation, checkpoints. The engine does not know which strategy takes the steps.
+//! The engine of a run: epochs of steps, evaluation, checkpoints. The engine does not know which strategy takes the steps.
 
 pub mod checkpoint;
 mod epoch;
@@ -37,14 +37,14 @@ pub enum RunOutcome {
         /// The best epoch.
         best: usize,
     },
-    /// `train.max_time_s` is over. The run evaluated and saved a checkpoint there.
+    /// `train.max_time_s` is over. The run has evaluated and saved a checkpoint.
     OutOfTime {
         /// The evaluation.
         counts: EvalCounts,
         /// Optimizer steps taken.
         step: u64,
     },
-    /// A signal asked for a stop. The run saved a checkpoint there.
+    /// A signal asked for a stop. The run has saved a checkpoint.
     Interrupted {
         /// The signal's number.
         signal: i32,
@@ -73,7 +73,7 @@ pub struct RunEnd {
     pub test_counts: Option<EvalCounts>,
     /// The run's progress.
     pub progress: RunProgress,
-    /// Damaged images of this rank that others replaced, counted each time.
+    /// Number of times that this rank replaced a damaged image by another image.
     pub replaced: u64,
 }
 
@@ -85,7 +85,7 @@ pub struct Engine<'a> {
     lengths: Lengths,
     schedule: Schedule,
     base_scale: f64,
-    /// Rank 0 only: the run folder has one writer.
+    /// Set on rank 0 only, since the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
     progress: RunProgress,
@@ -93,7 +93,7 @@ pub struct Engine<'a> {
     /// Whether this process has taken a step, and has evaluated.
     warm: [bool; 2],
     replaced: ReplacedImages,
-    /// Whether autotuning has not ended yet.
+    /// Whether autotuning is still running.
     tunes: bool,
 }
 
@@ -106,7 +106,7 @@ pub struct Files<'a> {
 }
 
 impl<'a> Engine<'a> {
-    /// Makes a run that continues from `progress`: [`RunProgress::start`] or a checkpoint's.
+    /// Makes a run that continues from `progress`, which is [`RunProgress::start`] or a checkpoint's progress.
     pub fn new(
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
@@ -139,8 +139,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Reports while the first step (`which` is 0) or evaluation (1) compiles and tunes kernels. A timeline records that too, and
-    /// needs the kernels' only observer.
+    /// Returns a guard that prints a report while the first step (`which` is 0) or the first evaluation (1) compiles and tunes
+    /// kernels. Returns `None` if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
     fn warm_up(&mut self, which: usize) -> Option<WarmUp> {
         let first = !std::mem::replace(&mut self.warm[which], true);
         let what = ["first step", "first evaluation"][which];
@@ -148,7 +148,7 @@ impl<'a> Engine<'a> {
         (first && self.files.is_some() && !self.timeline.is_on()).then(|| WarmUp::start(&device, what)).flatten()
     }
 
-    /// Records steps and waits for data on `timeline`. [`Strategy::set_timeline`] records the rest.
+    /// Records steps and waits for data on `timeline`. The strategy records the rest ([`Strategy::set_timeline`]).
     pub fn record(mut self, timeline: &Timeline) -> Self {
         self.timeline = timeline.clone();
         self
@@ -173,7 +173,7 @@ impl<'a> Engine<'a> {
                     test = Some(Evaluated { epoch, eval: eval_record(&counts) });
                     test_counts = Some(counts);
                 }
-                // The last checkpoint is complete: a resumed run evaluates again.
+                // The last checkpoint is complete, so a resumed run only evaluates again.
                 Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
             }
         }
@@ -186,7 +186,7 @@ impl<'a> Engine<'a> {
             Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
             _ => None,
         };
-        // Only rank 0 reads checkpoints, so it tells the others whether there is one.
+        // Only rank 0 reads checkpoints, so the other ranks must learn from rank 0 whether there is a best checkpoint.
         let found = self.strategy.all_gather(&[u8::from(best.is_some())])?;
         if found[0] == [1] {
             let saved = self.strategy.load_checkpoint(best)?;
@@ -200,7 +200,7 @@ impl<'a> Engine<'a> {
 
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
         if self.progress.epoch > self.lengths.epochs {
-            // Resumed after its last checkpoint: only the result is left to report.
+            // The run was resumed from its last checkpoint. Only the result must be reported.
             return Ok(match self.evaluate()? {
                 Evaluation::Done(counts) => RunOutcome::Finished(counts),
                 Evaluation::Stopped(signal) => RunOutcome::Interrupted { signal, step: self.progress.step },
@@ -220,12 +220,12 @@ impl<'a> Engine<'a> {
             let counts = match due {
                 true => match self.evaluate()? {
                     Evaluation::Done(counts) => Some(counts),
-                    // The checkpoint is from the epoch's end: a resumed run evaluates again.
+                    // The checkpoint is saved at the epoch's end, so a resumed run evaluates again.
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
                 },
                 false => None,
             };
-            // All ranks have the same counts, so they decide alike.
+            // All ranks have the same counts, so all ranks make the same decision.
             let exhausted = counts.as_ref().and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
             self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
@@ -254,7 +254,7 @@ impl<'a> Engine<'a> {
         self.strategy.evaluate(&mut batches, &self.stop)
     }
 
-    /// Reports the epoch, moves on to the next one and saves a checkpoint where one is due.
+    /// Reports the epoch, advances the progress to the next epoch, and saves a checkpoint if one is due.
     fn finish_epoch(&mut self, counts: Option<&EvalCounts>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
         let epoch = self.progress.epoch;
         let partial = std::mem::take(&mut self.progress.partial);
@@ -268,8 +268,8 @@ impl<'a> Engine<'a> {
                 self.progress.best = Some(evaluated);
             }
         }
-        // The report comes before the checkpoint: a run killed between the two resumes before the epoch's end and writes the
-        // line again.
+        // Report before saving the checkpoint: a run that is killed between the two resumes before the epoch's end, and writes
+        // the line again.
         let record = EpochRecord {
             epoch,
             train_loss: partial.loss(),
@@ -285,7 +285,7 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // A run that ends here is over, even where train.max_steps ended it inside an epoch.
+        // If the run is done, set the progress past the last epoch, also if train.max_steps has ended the run inside an epoch.
         self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
         self.progress.batch = 0;
         let checkpoint = &self.plan.checkpoint;
@@ -310,14 +310,14 @@ impl<'a> Engine<'a> {
         (waited && !self.is_best(&eval_record(counts))).then_some(best.epoch)
     }
 
-    /// Returns the signal that this rank has seen, or [`TIME_IS_UP`].
+    /// Returns the signal that this rank has received, or [`TIME_IS_UP`] if `train.max_time_s` is over.
     fn asked_to_stop(&self) -> Option<i32> {
         let limit = self.plan.train.max_time_s;
         let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
         self.stop.signal().or(up.then_some(TIME_IS_UP))
     }
 
-    /// Evaluates the present weights, and saves a checkpoint to continue from.
+    /// Evaluates the current weights, and saves a checkpoint from which the run can continue.
     fn out_of_time(&mut self) -> Result<RunOutcome, Failure> {
         let counts = match self.evaluate()? {
             Evaluation::Done(counts) => counts,
@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
         Ok(RunOutcome::Interrupted { signal, step })
     }
 
-    /// Saves a checkpoint once everything reported before it is on disk.
+    /// Saves a checkpoint, after all earlier reports are on disk.
     fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
@@ -351,8 +351,8 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Returns the factor of `optimizer.lr_scale`. By Horovod's rule the learning rate grows with the batch, which grows with the
-/// world only where `batch_size` is that of one worker.
+/// Returns the factor of `optimizer.lr_scale`. By Horovod's rule the learning rate grows with the global batch size. The global
+/// batch grows with the number of workers only if `batch_size` is per worker.
 fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
     let growth = match plan.train.batch_scope {
         BatchScope::Global => 1.0,

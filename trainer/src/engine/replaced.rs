@@ -1,4 +1,4 @@
-//! Damaged images that others of their class replaced (`data.on_error = "skip"`).
+//! Damaged images that were replaced by other images of their class (`data.on_error = "skip"`).
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -7,19 +7,19 @@ use data::loader::Batch;
 
 use crate::console;
 
-/// Damaged images that a process names. More of them are counted only.
+/// Most damaged images that a process names. Further damaged images are only counted.
 const NAMED: usize = 20;
 
 /// Counts replaced images, and names each damaged file once.
 #[derive(Debug, Default)]
 pub struct ReplacedImages {
     count: u64,
-    /// The files, and the places in archives.
+    /// The files, and the positions in archives, that were named.
     named: HashSet<(PathBuf, String)>,
 }
 
 impl ReplacedImages {
-    /// Counts the images that batches replaced.
+    /// Counts the replaced images of batches.
     pub fn add<'a>(&mut self, batches: impl IntoIterator<Item = &'a Batch>) {
         for error in batches.into_iter().flat_map(|batch| &batch.replaced) {
             self.count += 1;
@@ -30,7 +30,7 @@ impl ReplacedImages {
         }
     }
 
-    /// Returns the number of replaced images, each counted as often as it was needed.
+    /// Returns the number of replacements. An image counts once per use.
     pub fn count(&self) -> u64 {
         self.count
     }

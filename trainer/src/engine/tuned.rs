@@ -1,4 +1,4 @@
-//! The result of autotuning: in the run's `config.toml`, in `autotune.json` and on the screen.
+//! Writes the result of autotuning to the run's `config.toml`, to `autotune.json` and to the screen.
 
 use super::Engine;
 use crate::config::Keyword;
@@ -8,7 +8,7 @@ use crate::strategy::{StepSettings, TuningReport};
 use crate::text::{aligned, thousands};
 
 impl Engine<'_> {
-    /// Writes and shows what the last step has ended, if it has. A resumed run reads the choice from its `config.toml`.
+    /// If the last step has ended autotuning, writes and shows the result. A resumed run reads the choice from its `config.toml`.
     pub(super) fn report_tuning(&mut self) -> Result<(), Failure> {
         let Some(report) = self.strategy.take_tuned() else { return Ok(()) };
         self.tunes = false;
@@ -17,13 +17,14 @@ impl Engine<'_> {
         report.chosen.write_to(&mut plan);
         let folder = files.reporter.folder().clone();
         let json = serde_json::to_vec_pretty(&report).map_err(|error| Failure::run(error, "please report this"))?;
-        // A restart reads this file, and a resume the other one: a run killed between the two tunes again
+        // A restart reads the first file, a resumed run the second. If the run is killed between the two writes, a resumed run
+        // tunes again.
         write_atomic(&folder.autotune(), &json)?;
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
         Ok(files.reporter.say(&table(&report))?)
     }
 
-    /// Says that the run has ended before its settings were chosen.
+    /// Prints a note if the run has ended before autotuning has chosen settings.
     pub(super) fn note_unfinished_tuning(&mut self) -> Result<(), Failure> {
         match (&mut self.files, self.tunes) {
             (Some(files), true) => {

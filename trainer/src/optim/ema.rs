@@ -1,5 +1,5 @@
-//! Exponential moving average of the weights and batch-norm statistics, as in timm's `ModelEmaV2`. Where it is on, it is
-//! evaluated instead of the weights.
+//! Exponential moving average of the weights and batch-norm statistics, as in timm's `ModelEmaV2`. If the average is on,
+//! evaluations use it instead of the weights.
 
 use burn::tensor::{Device, Tensor};
 use models::{
@@ -27,7 +27,7 @@ impl Ema {
         let (mut places, mut pairs) = (Vec::new(), Vec::new());
         let mut index = 0;
         state::visit(network, |_, kind, value| {
-            // A frozen weight stays as it is, to the bit.
+            // Skip frozen weights, so their bits do not change.
             if kind != StateKind::Frozen {
                 places.push(index);
                 pairs.push((std::mem::replace(&mut self.shadow[index], value.clone()), value));

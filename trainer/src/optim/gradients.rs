@@ -1,14 +1,14 @@
-//! The gradients of one step: flat, in parameter order. They are clipped, reduced and handed to the optimizer.
+//! The gradients of one step: flat, in parameter order. They are reduced, clipped and passed to the optimizer.
 
 use burn::tensor::{Gradients, Tensor};
 use models::Network;
 
-/// One flat gradient per learnable parameter in registration order; `None` for a parameter that the loss did not use. The
-/// default has no gradients, as after `zero_grad(set_to_none=True)`.
+/// One flat gradient per learnable parameter, in registration order. `None` for a parameter that the loss did not use. The
+/// default value has no gradients, as after `zero_grad(set_to_none=True)`.
 #[derive(Debug, Default)]
 pub struct FlatGradients {
     tensors: Vec<Option<Tensor<1>>>,
-    /// `[1]`: a factor of all gradients that is not applied yet.
+    /// `[1]`: a factor for all gradients that is not applied yet.
     scale: Option<Tensor<1>>,
 }
 
@@ -23,7 +23,7 @@ impl FlatGradients {
         Self { tensors, scale: None }
     }
 
-    /// Replaces all gradients that there are by the result of one call of `map`, such as copies on another device.
+    /// Replaces all existing gradients by the result of one call of `map`, for example by copies on another device.
     ///
     /// # Panics
     /// `map` returns another number of gradients.
@@ -52,12 +52,12 @@ impl FlatGradients {
         }
     }
 
-    /// Removes the gradients of `parameters`, given by their places: the optimizer then leaves these parameters alone.
+    /// Removes the gradients of `parameters` (indices in registration order), so the optimizer does not change these parameters.
     pub fn set_none(&mut self, parameters: &[usize]) {
         parameters.iter().for_each(|&index| self.tensors[index] = None);
     }
 
-    /// Returns the sum of the squares of all gradients, `[1]`; `None` where there is no gradient at all.
+    /// Returns the sum of the squares of all gradients, `[1]`, or `None` if there are no gradients.
     pub fn square_sum(&self) -> Option<Tensor<1>> {
         let sum = ops::square_sum(&self.tensors.iter().flatten().collect::<Vec<_>>())?;
         Some(match &self.scale {
@@ -66,7 +66,7 @@ impl FlatGradients {
         })
     }
 
-    /// Multiplies every gradient by `factor`, `[1]`, when it is next read.
+    /// Multiplies every gradient by `factor`, `[1]`. The multiplication happens when the gradients are read next.
     pub fn scale(&mut self, factor: Tensor<1>) {
         self.scale = Some(match self.scale.take() {
             Some(scale) => scale * factor,
@@ -87,7 +87,7 @@ impl FlatGradients {
         self.tensors
     }
 
-    /// Returns the tensors in parameter order, and the factor, `[1]`, that is not applied to them yet.
+    /// Returns the tensors in parameter order, and the factor `[1]` that is not applied yet.
     pub(super) fn into_parts(self) -> (Vec<Option<Tensor<1>>>, Option<Tensor<1>>) {
         (self.tensors, self.scale)
     }

@@ -1,4 +1,5 @@
-//! Learning rates that fall from the classifier to the first layer (`optimizer.layer_decay`; timm's `param_groups_layer_decay`).
+//! Learning rates that decrease from the classifier to the first layer (`optimizer.layer_decay`; timm's
+//! `param_groups_layer_decay`).
 
 use std::collections::HashMap;
 
@@ -7,8 +8,8 @@ use models::{
     state::{self, is_within},
 };
 
-/// Returns the factor of the learning rate of each weight: 1 for the classifier, and `decay` times the next group's for each group
-/// before it. Frozen weights count as layers too.
+/// Returns the factor of the learning rate of each weight. The classifier has the factor 1. Each group before has `decay` times
+/// the factor of the next group. Frozen weights count as layers too.
 pub(super) fn factors(network: &Network, decay: f64) -> HashMap<String, f64> {
     let mut names = Vec::new();
     state::visit(network, |info, kind, _| {
@@ -22,10 +23,10 @@ pub(super) fn factors(network: &Network, decay: f64) -> HashMap<String, f64> {
     names.into_iter().zip(groups).map(|(name, group)| (name, factor(group))).collect()
 }
 
-/// Returns the number of each weight's group of layers, from 0. The groups are timm's of its ResNets: what is in front of the first
-/// block (the stem), each block, and the classifier `head`. A block is the first two parts of a name if the second is a number
-/// (`layer1.0`), else the first (`trans1` of `trans1.conv`). A layer that is in no block belongs to the group before it. In a network
-/// without blocks each layer is a group.
+/// Returns the number of each weight's group of layers, from 0. The groups are those of timm's ResNets: the layers before the
+/// first block (the stem), each block, and the classifier `head`. A block's name is the first two parts of a weight's name if
+/// the second part is a number (`layer1.0`), otherwise the first part (`trans1` of `trans1.conv`). A layer outside of blocks
+/// belongs to the group before it. In a network without blocks each layer is a group.
 fn groups(names: &[String], head: &str) -> Vec<usize> {
     let block = |name: &str| -> Option<String> {
         let (module, _) = name.rsplit_once('.')?;
@@ -45,7 +46,7 @@ fn groups(names: &[String], head: &str) -> Vec<usize> {
             true => block(name),
             false => Some(layer(name)),
         };
-        // The first layer starts group 0, whatever it is.
+        // Group 0 starts with the first layer, even if this layer is a block.
         if let Some(key) = key
             && current.as_ref() != Some(&key)
         {

@@ -1,8 +1,8 @@
 //! Optimizers, schedules, gradient clipping and the weight average, over PyTorch-named flat parameters.
 //!
-//! burn's optimizers clip per tensor (`GradientClipping::Norm` is not global) and have no parameter groups by name. The two
-//! optimizers that image classification uses are therefore written here, and checked against PyTorch's values. Their formulas
-//! are passes over memory, in the same crate as the other kernels: [`ops::UpdateRule`].
+//! burn's optimizers clip per tensor (`GradientClipping::Norm` is not global) and have no parameter groups by name. So this
+//! module implements the two optimizers that image classification uses, and checks them against PyTorch's values. The kernels
+//! of their formulas are in the crate `ops`: [`ops::UpdateRule`].
 
 mod clip;
 mod device_rates;
@@ -41,7 +41,7 @@ pub struct Optimizer {
     slots: Vec<[Slot; 2]>,
     /// Steps taken, for AdamW's bias correction.
     steps: u64,
-    /// The factor of each weight's learning rate by `layer_decay`; empty without.
+    /// The factor of each weight's learning rate from `layer_decay`. Empty without `layer_decay`.
     decayed: HashMap<String, f64>,
 }
 
@@ -51,7 +51,7 @@ impl Optimizer {
         Self { config: config.clone(), slots: Vec::new(), steps: 0, decayed: HashMap::new() }
     }
 
-    /// Applies `layer_decay` to the layers of `network`, whose parameters the steps will update.
+    /// Applies `layer_decay` to the layers of `network`, the network that the steps will update.
     pub fn for_layers_of(mut self, network: &Network) -> Self {
         if let Some(decay) = self.config.layer_decay {
             self.decayed = layer_decay::factors(network, decay);
@@ -65,7 +65,7 @@ impl Optimizer {
         self.step_with(network, gradients, lr, None)
     }
 
-    /// [`Optimizer::step`] whose numbers are on the device where `rates` is given.
+    /// Does what [`Optimizer::step`] does. With `rates`, the kernels read the learning rates from device memory.
     pub(crate) fn step_with(
         &mut self,
         network: Network,
@@ -81,17 +81,17 @@ impl Optimizer {
         })
     }
 
-    /// Returns the numbers of the next step, with learning rate `lr`, of all tensors of `rates`.
+    /// Returns the values of all tensors of `rates` for the next step, with learning rate `lr`.
     pub(crate) fn rates(&self, rates: &DeviceRates, lr: f64) -> Vec<f32> {
         rates.values(|factor| self.rule(self.steps + 1, lr * factor))
     }
 
-    /// Counts a step that a graph takes on the device.
+    /// Counts a step that a CUDA graph runs on the device.
     pub(crate) fn count_step(&mut self) {
         self.steps += 1;
     }
 
-    /// Returns the state tensors that there are.
+    /// Returns the existing state tensors.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Tensor<1>> {
         self.slots.iter().flatten().flatten()
     }
@@ -106,7 +106,7 @@ impl Optimizer {
         self.steps += 1;
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
         let mut values = Vec::with_capacity(parameters.len());
-        // A list for each learning rate, PyTorch's parameter groups.
+        // One list per learning rate. PyTorch: parameter groups.
         let mut lists: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
             let Some(gradient) = gradient else {
@@ -139,12 +139,13 @@ impl Optimizer {
         values.into_iter().map(|value| value.expect("an update returns one result per parameter")).collect()
     }
 
-    /// Whether the parameter's learning rate has the factor `norm_bias_lr_factor`.
+    /// Returns whether the factor `norm_bias_lr_factor` applies to the parameter.
     fn is_norm_bias(&self, info: &ParameterInfo) -> bool {
         info.of_norm && info.name.ends_with("bias")
     }
 
-    /// Returns the factor of `lr_factors` for the parameter `name`: that of the innermost layer.
+    /// Returns the factor of `lr_factors` for the parameter `name`. If several layers match, the innermost layer's factor
+    /// applies.
     fn lr_factor(&self, name: &str) -> f64 {
         let layers = self.config.lr_factors.iter().filter(|(layer, _)| state::is_within(name, layer));
         layers.max_by_key(|(layer, _)| layer.len()).map_or(1.0, |(_, factor)| *factor)
@@ -222,7 +223,8 @@ impl Optimizer {
     }
 }
 
-/// Whether this is a batch norm's scale or a bias: these have one dimension, weights of convolutions and linear layers more.
+/// Returns whether the parameter is a batch norm's scale or a bias. These have one dimension; weights of convolutions and linear
+/// layers have more.
 fn is_norm_or_bias(info: &ParameterInfo) -> bool {
     info.shape.len() == 1
 }

@@ -17,14 +17,14 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Makes a schedule over `total_steps` optimizer steps with the largest learning rate `base_lr`.
+    /// Makes a schedule over `total_steps` optimizer steps. `base_lr` is the highest learning rate.
     pub fn new(config: &ScheduleConfig, base_lr: f64, total_steps: u64, steps_per_epoch: u64) -> Self {
         Self { config: config.clone(), base_lr, total_steps, steps_per_epoch }
     }
 
     /// Returns the learning rate of optimizer step `step`, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
-        // OneCycleLR has its own rise.
+        // OneCycleLR has its own warm-up.
         let warmup_steps = match self.config.kind {
             ScheduleKind::OneCycle => 0,
             _ => (self.config.warmup_epochs * self.steps_per_epoch as f64).round() as u64,

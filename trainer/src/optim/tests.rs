@@ -114,7 +114,7 @@ fn biases_of_batch_norms_may_have_a_learning_rate_of_their_own() {
     assert_eq!(optimizer.steps, 3);
 }
 
-/// The reference: PyTorch's parameter groups with a learning rate of their own. The weight decay is that of all.
+/// The reference: PyTorch's parameter groups with separate learning rates and a common weight decay.
 #[test]
 fn layers_may_have_learning_rates_of_their_own() {
     for kind in [OptimizerKind::Sgd, OptimizerKind::AdamW] {

@@ -1,4 +1,4 @@
-//! The average precision of each class of a multi-label evaluation: all of them if they fit on a screen, otherwise the worst.
+//! The average precision of each class of a multi-label evaluation: all classes if they fit on a screen, otherwise the worst.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use crate::text::{self, left, right, truncated, width};
 
 /// Maximum number of classes for the complete table.
 const WHOLE: usize = 20;
-/// Number of classes to show of more.
+/// Number of classes to show if there are more than [`WHOLE`].
 const WORST: usize = 5;
 /// Maximum width of a class name.
 const LABEL: usize = 30;
@@ -23,7 +23,7 @@ pub struct AveragePrecision {
 }
 
 impl AveragePrecision {
-    /// Formats the classes in their order; of more than 20 classes the five worst. The text ends with a newline.
+    /// Formats all classes in their order, or only the five worst if there are more than 20. The text ends with a newline.
     pub fn table(&self) -> String {
         let mut order: Vec<usize> = (0..self.classes.len()).collect();
         let mut title = "average precision";

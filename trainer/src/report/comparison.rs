@@ -9,7 +9,7 @@ use crate::report::StepRecord;
 
 pub use chart::chart;
 
-/// The parts of a step's time, in milliseconds. Without `communication_hidden`, the parts add up to the step.
+/// The parts of a step's time, in milliseconds. The sum of all parts except `communication_hidden` is the time of the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Parts {
     /// Waiting for the batch.

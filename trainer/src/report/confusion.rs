@@ -7,7 +7,7 @@ use crate::text::{self, left, right, truncated, width};
 
 /// Maximum number of classes for the complete matrix.
 const WHOLE: usize = 20;
-/// Number of classes and pairs to show of a larger matrix.
+/// Number of classes and of pairs to show if the matrix is too large.
 const WORST: usize = 5;
 /// Maximum width of a class name beside the matrix.
 const LABEL: usize = 14;

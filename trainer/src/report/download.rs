@@ -23,7 +23,7 @@ struct State {
     colour: bool,
     total: Option<u64>,
     done: u64,
-    /// Tenths, or strides, that lines have already reported.
+    /// Number of tenths of the file, or of strides, that earlier lines have reported.
     told: u64,
 }
 
@@ -64,7 +64,8 @@ impl DownloadBar {
         state.say(&line);
     }
 
-    /// Adds `bytes` to the progress. Bytes that an earlier attempt has left count when they are found.
+    /// Adds `bytes` to the progress. A download that continues an earlier attempt first adds the bytes that are already on the
+    /// disk.
     pub fn advance(&self, bytes: u64) {
         let mut state = self.state();
         state.done += bytes;

@@ -172,7 +172,7 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(&'a [u8], StepRecord)>
     for (i, line) in lines.iter().enumerate() {
         match serde_json::from_slice(line) {
             Ok(record) if line.ends_with(b"\n") => records.push((*line, record)),
-            // A write that a power failure or a full disk cut short.
+            // The last line is incomplete: a power failure or a full disk interrupted the write.
             _ if i + 1 == lines.len() => {}
             Ok(_) => unreachable!("only the last piece can lack its newline"),
             Err(error) => {

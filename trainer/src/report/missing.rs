@@ -1,7 +1,7 @@
-//! Lines that a resumed run's files should have and have not.
+//! Finds the lines that are missing in the files of a resumed run.
 //!
-//! A report is on the disk before the checkpoint that covers it, so no crash loses a line. A missing line means that the file was
-//! shortened, replaced or moved by something else.
+//! The run writes its lines to the disk before it saves the checkpoint of the same steps, so a crash loses no line. A missing
+//! line means that another program shortened, replaced or moved the file.
 
 use std::collections::BTreeSet;
 
@@ -9,8 +9,8 @@ use crate::files::FileError;
 use crate::report::{RunFolder, StepRecord, summary_csv::SummaryRow};
 use crate::text::thousands;
 
-/// Returns an error for each file that lacks lines before `step`, the next step, and before `epoch`, the next epoch. Training does
-/// not need the lines.
+/// Returns an error for each file that lacks lines of earlier steps or epochs. `step` and `epoch` are the next step and the next
+/// epoch. The caller shows the errors as warnings, because training does not need the lines.
 pub fn missing_lines(
     folder: &RunFolder,
     steps: &[StepRecord],
@@ -31,7 +31,8 @@ pub fn missing_lines(
             ),
         ));
     }
-    // `epoch` is no guide to the number of rows: it is past the end where train.max_steps ended the run
+    // Derive the number of rows from the steps, not from `epoch`: after `train.max_steps`, `epoch` is past the last complete
+    // epoch
     let finished = steps.iter().map(|record| record.epoch).filter(|finished| *finished < epoch);
     let last = finished.chain(rows.iter().map(|row| row.epoch)).max().unwrap_or(0);
     let there: BTreeSet<usize> = rows.iter().map(|row| row.epoch).collect();

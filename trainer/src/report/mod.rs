@@ -1,7 +1,7 @@
 //! The files of a run and the screen: run folder, metrics, curves, tables, progress.
 //!
-//! Records come in, files and text go out. The module knows no tensors, models or strategies. Only rank 0 makes a [`Reporter`].
-//! Every other rank writes nothing but its own log.
+//! The input is records (one step, one epoch, one run). The output is files and text. The module does not use tensors, models or
+//! strategies. Only rank 0 creates a [`Reporter`]. Every other rank writes only its own log.
 
 mod average_precision;
 pub mod comparison;

@@ -1,5 +1,5 @@
-//! Estimates the remaining time from the times that steps and epochs report. There is no clock, so that tests control the
-//! time.
+//! Estimates the remaining time from the times that steps and epochs report. This module reads no clock, so that tests control
+//! the time.
 
 use crate::report::{EpochRecord, StepRecord};
 
@@ -35,7 +35,7 @@ impl Pace {
         }
         self.steps += 1;
         self.in_epoch += seconds;
-        // The first step allocates and tunes, so it counts only until there is a second one.
+        // The first step allocates and tunes, so the second step replaces the first one in the mean.
         let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
         self.step += (seconds - self.step) * weight;
     }

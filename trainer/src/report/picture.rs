@@ -1,4 +1,4 @@
-//! What the SVG pictures have in common.
+//! Colours, types and the drawing function that all SVG charts share.
 
 use plotters::{coord::Shift, prelude::*};
 

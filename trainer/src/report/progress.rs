@@ -58,7 +58,7 @@ pub struct ProgressOptions {
     pub steps_per_epoch: usize,
     /// Steps between two plain lines. 0: only the first step of the session, and the epochs.
     pub every: usize,
-    /// The name of the accuracy of training batches: `top-1`, or `exact` where all classes of an image must be right.
+    /// The name of the accuracy of training batches: `top-1`, or `exact` for multi-label images, where all classes must be right.
     pub accuracy: &'static str,
 }
 

@@ -55,8 +55,8 @@ impl RunFolder {
         Ok(folder)
     }
 
-    /// Locks the folder for this process, until the last clone of this value is dropped. `job` names a job on several machines:
-    /// where they share the folder, its other processes may write too.
+    /// Locks the folder for this process, until the last clone of this value is dropped. `job` names a job on several machines.
+    /// If the machines share the folder, the other processes of the job may write to it too.
     ///
     /// # Errors
     /// Another program writes the run, or the folder cannot be written.
@@ -129,7 +129,7 @@ impl RunFolder {
     }
 
     /// Returns the newest run below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input, and names
-    /// them on stderr. All else is as in [`newest`](Self::newest).
+    /// them on stderr. Otherwise works like [`newest`](Self::newest).
     ///
     /// # Errors
     /// When there is no run, `root` cannot be read, `usable` fails for another reason, or refuses all runs.
@@ -178,7 +178,7 @@ impl RunFolder {
         self.path.join("split.json")
     }
 
-    /// Returns the path of `autotune.json`: what autotuning has measured and chosen.
+    /// Returns the path of `autotune.json`: the measurements and the choices of autotuning.
     pub fn autotune(&self) -> PathBuf {
         self.path.join("autotune.json")
     }

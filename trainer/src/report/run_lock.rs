@@ -1,11 +1,11 @@
-//! `run.lock`: one program at a time writes a run folder, or the folder of a comparison.
+//! `run.lock`: lets only one program at a time write a run folder, or the folder of a comparison.
 //!
-//! The lock is `flock`'s. The kernel drops it when the last process that has the file open ends, however it ends, so no lock is
-//! ever left over and the file is never removed. A launcher's workers inherit the open file: the run stays locked as long as one
-//! of them lives. The content of the file names the holder for the others.
+//! The lock is a `flock(2)` lock. The kernel releases the lock when the last process that has the file open ends, also after a
+//! crash. So a lock is never left over, and the file is never removed. A launcher's workers inherit the open file: the run stays
+//! locked as long as one worker lives. The content of the file names the lock's holder, for the messages of other programs.
 //!
-//! Linux clients send this lock to an NFS server, so it also works between machines, unless the mount keeps locks local
-//! (`nolock`, `local_lock`). Where a file system has no locks at all, a note says so.
+//! Linux clients send this lock to an NFS server, so the lock also works between machines, unless the mount keeps locks local
+//! (`nolock`, `local_lock`). If the file system has no locks, the program prints a note and continues without a lock.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -26,8 +26,8 @@ use crate::files::FileError;
 
 /// Name of the file in the run folder.
 pub const FILE_NAME: &str = "run.lock";
-/// Longest attempt to get the lock, or to see that the holder belongs to the same job. A program that only looks at the lock holds
-/// it for an instant, and a holder writes its name an instant after it has locked.
+/// Maximum wait for the lock, or for the name of a holder of the same job. A wait is necessary for two reasons: a program that
+/// only checks the lock holds it for a moment, and a holder writes its name a moment after it has taken the lock.
 const PATIENCE: Duration = Duration::from_millis(300);
 /// Interval between two attempts.
 const INTERVAL: Duration = Duration::from_millis(10);
@@ -58,16 +58,16 @@ impl Holder {
     }
 }
 
-/// A lock that this process holds. The clones are one lock.
+/// A lock that this process holds. All clones share the same lock.
 #[derive(Debug, Clone)]
 pub struct RunLock(#[allow(dead_code, reason = "open as long as the run is written")] Arc<File>);
 
 /// The answer to a request for the lock.
 #[derive(Debug)]
 pub enum Locked {
-    /// This process holds the lock; `None` where the file system has no locks.
+    /// This process holds the lock; `None` if the file system has no locks.
     Here(Option<RunLock>),
-    /// Another program holds it, which the file names if it can be read.
+    /// Another program holds the lock. `None` if the file does not name the program.
     Elsewhere(Option<Holder>),
 }
 
@@ -100,20 +100,20 @@ impl RunLock {
             file.set_len(0)?;
             file.write_all(format!("{holder}\n").as_bytes())?;
             file.sync_data()?;
-            // Workers keep the lock until the last of them has ended
+            // Clear close-on-exec: the workers inherit the file and keep the lock until the last worker has ended
             Ok(fcntl_setfd(&*file, FdFlags::empty())?)
         };
         write(&mut file).map_err(failed)?;
         Ok(Locked::Here(Some(Self(Arc::new(file)))))
     }
 
-    /// Returns the holder of the lock of the run folder `run`, if a program holds it that does not belong to `job`. A folder without
-    /// a readable lock file is free.
+    /// Returns the holder of the lock of the run folder `run`, unless the lock is free or the holder belongs to `job`. The inner
+    /// value is `None` if the file does not name the holder. A folder without a readable lock file counts as free.
     pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<Holder>> {
         let mut file = Folder::open(run).and_then(|folder| folder.read(FILE_NAME)).ok()?;
         let until = Instant::now() + PATIENCE;
         loop {
-            // A shared lock: any number of programs may look at the same time
+            // A shared lock, so that several programs can check at the same time
             let Err(TryLockError::WouldBlock) = file.try_lock_shared() else { return None };
             let holder = read(&mut file);
             let same = job.is_some() && holder.as_ref().and_then(|holder| holder.job.as_deref()) == job;

@@ -44,7 +44,7 @@ pub struct RunSummary {
     /// validation split. `last` and `best` are then evaluations of the validation split.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<Evaluated>,
-    /// Images that could not be decoded and were replaced by others of their class, counted each time, since the run was started
+    /// Number of times that an image could not be decoded and another image of its class replaced it, since the run was started
     /// or resumed. Present only with `data.on_error = "skip"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced_images: Option<u64>,
@@ -64,7 +64,7 @@ pub struct RunSummary {
     /// Confusion matrix of the evaluation of the test split after training, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_confusion: Option<Confusion>,
-    /// Average precision of each class in that evaluation. Present for multi-label images only.
+    /// Average precision of each class in the evaluation of the test split. Present for multi-label images only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test_average_precision: Option<AveragePrecision>,
 }

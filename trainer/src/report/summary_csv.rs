@@ -21,9 +21,9 @@ const MULTI_LABEL_HEADER: &str =
 /// The columns of a run's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Columns {
-    /// Those of images with one class each.
+    /// The columns for images with one class each.
     SingleLabel,
-    /// With `eval_map`, for images with several classes each.
+    /// The same columns and `eval_map`, for images with several classes each.
     MultiLabel,
 }
 
@@ -63,7 +63,7 @@ pub struct SummaryRow {
     pub images_per_s: f64,
     /// Wall-clock seconds of the epoch.
     pub seconds: f64,
-    /// Mean average precision in percent, of images with several classes each. The column is in their files only.
+    /// Mean average precision in percent. Only files of multi-label runs have this column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_map: Option<f64>,
 }

@@ -4,15 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::{aligned, duration, percent};
 
-/// How far a run of a sweep is.
+/// The state of one run of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunState {
     /// Not started.
     Waiting,
-    /// Its process runs.
+    /// The process of the run is alive.
     Running,
-    /// Trained to its end.
+    /// Training is complete.
     Done,
     /// Stopped by a signal, after a checkpoint.
     Interrupted,
@@ -21,7 +21,7 @@ pub enum RunState {
 }
 
 impl RunState {
-    /// Returns the word of JSON and of the table.
+    /// Returns the state's name in JSON and in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -40,21 +40,21 @@ pub struct SweepRun {
     pub number: usize,
     /// The values of the sweep's keys, as TOML.
     pub values: Vec<String>,
-    /// How far the run is.
+    /// The state of the run.
     pub state: RunState,
-    /// The run folder, once the run has made one.
+    /// The run folder; `None` until the run has created it.
     pub folder: Option<String>,
     /// Best top-1 accuracy of an evaluation in percent.
     pub best_top1: Option<f64>,
-    /// Its epoch.
+    /// Epoch of the best evaluation.
     pub best_epoch: Option<usize>,
     /// Top-1 accuracy of the last evaluation in percent.
     pub last_top1: Option<f64>,
     /// Top-1 accuracy on the test set in percent, for runs with a validation split.
     pub test_top1: Option<f64>,
-    /// Seconds of training over all sessions of the run.
+    /// Wall-clock seconds over all sessions of the run. For a failed run, only the seconds of the last session.
     pub seconds: Option<f64>,
-    /// Exit code of the run's process; `None` if a signal has killed it or it has not ended.
+    /// Exit code of the run's process; `None` if a signal killed the process or the process has not ended.
     pub exit_code: Option<i32>,
     /// The last lines of a run that has failed.
     pub message: Option<String>,
@@ -65,15 +65,15 @@ pub struct SweepRun {
 pub struct Sweep {
     /// The configuration, as the user named it. The sweep's folder has a copy.
     pub config: String,
-    /// Settings of all runs, as after `--set`.
+    /// Settings that are the same for all runs, in the form of `--set`.
     pub fixed: Vec<String>,
     /// The keys with several values.
     pub keys: Vec<String>,
-    /// `cpus:6` or `gpus:4`: the places that the runs share.
+    /// `cpus:6` or `gpus:4`: kind and number of the places (one place is one worker's cores or GPU) that the runs share.
     pub places: String,
-    /// Places of each run.
+    /// Number of places that each run needs: one per worker.
     pub workers_per_run: usize,
-    /// The folder of the data sets, if a flag has named it.
+    /// The folder of the data sets, if `--data-dir` names it.
     pub data_dir: Option<String>,
     /// The runs, by number.
     pub runs: Vec<SweepRun>,
@@ -121,7 +121,7 @@ impl Sweep {
     /// Formats the runs as CSV with a header, in the order of the table. Values are as TOML.
     ///
     /// # Errors
-    /// None that a writer to memory has.
+    /// A row cannot be encoded. Writes to memory do not fail.
     pub fn csv(&self) -> Result<Vec<u8>, csv::Error> {
         let mut writer = csv::Writer::from_writer(Vec::new());
         let columns = ["state", "best_top1", "best_epoch", "last_top1", "test_top1", "seconds", "exit_code", "folder"];

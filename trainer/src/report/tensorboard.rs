@@ -98,8 +98,8 @@ impl TensorBoardWriter {
         let path = folder.join(format!("{PREFIX}{seconds:010}.{host}.{}.0", std::process::id()));
         let mut writer = Self { file: files::create_new(&path)?, path };
         writer.event(now, 0, What::FileVersion("brain.Event:2".to_owned()))?;
-        // TensorBoard drops old points at the second and later session starts. A new run must therefore write the first
-        // one.
+        // TensorBoard drops old points at the second and later session starts. Therefore a new run must write a session start
+        // too.
         writer.event(now, step, What::SessionLog(SessionLog { status: START }))?;
         Ok(writer)
     }
@@ -118,8 +118,8 @@ impl TensorBoardWriter {
         self.scalars(record.step, &scalars)
     }
 
-    /// Writes `eval/loss`, `eval/top1`, `eval/top5` where the epoch was evaluated; of multi-label images `eval/map` instead of
-    /// `eval/top5`. `step` is the epoch's last step.
+    /// Writes `eval/loss`, `eval/top1` and `eval/top5` (for multi-label images `eval/map` instead of `eval/top5`), if the epoch
+    /// was evaluated. `step` is the epoch's last step.
     ///
     /// # Errors
     /// When the disk is full or gone.

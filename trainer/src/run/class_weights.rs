@@ -1,22 +1,22 @@
-//! The numbers of `train.class_weights`, `train.pos_weight` and `data.sampler_weights` for a training set.
+//! Computes the weights of `train.class_weights`, `train.pos_weight` and `data.sampler_weights` for a training set.
 
 use data::Dataset;
 
 use crate::config::{ClassWeights, RunPlan};
 use crate::failure::Failure;
 
-/// Returns the weight of each class in the loss, `[classes]`; empty without weights.
+/// Returns the weight of each class in the loss, `[classes]`. Empty if the plan sets no weights.
 ///
 /// # Errors
-/// The weights are to be balanced, and a class has no training image.
+/// The weights are `balanced`, and a class has no training image.
 pub(super) fn of_loss(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
     weights(plan, "train.class_weights", &plan.train.class_weights, train)
 }
 
-/// Returns the weight with which the sampler draws an image of each class, `[classes]`; empty without weights.
+/// Returns the weight with which the sampler draws an image of each class, `[classes]`. Empty if the plan sets no weights.
 ///
 /// # Errors
-/// The weights are to be balanced, and a class has no training image; or only classes without images have a weight above 0.
+/// The weights are `balanced`, and a class has no training image; or only classes without images have a weight above 0.
 pub(super) fn of_sampler(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
     let key = "data.sampler_weights";
     let weights = weights(plan, key, &plan.data.sampler_weights, train)?;
@@ -28,11 +28,12 @@ pub(super) fn of_sampler(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Fa
     Ok(weights)
 }
 
-/// Returns the weight of the images that have each class in the loss of multi-label images, `[classes]`; empty without weights.
-/// `balanced` is the number of images without the class, divided by that of the images with it.
+/// Returns the weight of each class's positive images in a multi-label loss, `[classes]` (PyTorch: `pos_weight`). Empty if the
+/// plan sets no weights. With `balanced`, the weight is the number of images without the class divided by the number of images
+/// with it.
 ///
 /// # Errors
-/// The weights are to be balanced, and no image has a class.
+/// The weights are `balanced`, and no image has a class.
 pub(super) fn of_positives(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
     match &plan.train.pos_weight {
         None | Some(ClassWeights::None) => Ok(Vec::new()),
@@ -56,7 +57,7 @@ fn weights(plan: &RunPlan, key: &str, weights: &ClassWeights, train: &Dataset) -
     }
 }
 
-/// Returns the number of training images of each class, `[classes]`, to balance by.
+/// Returns the number of training images of each class, `[classes]`, from which balanced weights are computed.
 ///
 /// # Errors
 /// A class has no training image.

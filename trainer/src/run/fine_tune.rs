@@ -14,7 +14,7 @@ use crate::weights::{self, LoadedWeights, Purpose, WeightFile, WeightTarget};
 /// Rows of the start-up table.
 pub(super) type Rows = Vec<(&'static str, String)>;
 
-/// Checks a plan's weights and layers before processes are started, so that a mistake is reported once. `resumed`: the run to
+/// Checks a plan's weights and layers before processes are started, so that a mistake is reported once. `resumed` is the run to
 /// continue.
 ///
 /// # Errors
@@ -26,18 +26,18 @@ pub(super) fn check(plan: &RunPlan, splits: &Splits, resumed: Option<&RunFolder>
     let shape = splits.train.shape;
     let num_classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
     let spec = Spec { num_classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
-    // The launcher uses no GPU.
+    // Use the CPU, since the launcher must not use a GPU.
     let network = models::build_frozen(&plan.model.name, &spec, plan.train.seed, &Device::flex(), &plan.model.freeze)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
     check_layers(plan, &network)?;
     initial_weights(network, plan, spec, resumed, true).map(|_| ())
 }
 
-/// Loads `model.weights` where this process `reads` it: rank 0, which sends its network to the others. A run that continues from a
-/// checkpoint does not read the file again.
+/// Loads `model.weights` if `reads` is set. It is set on rank 0, which later broadcasts its network to the other ranks. A run
+/// that continues from a checkpoint does not read the file again.
 ///
 /// # Errors
-/// Those of [`load_weights`], or `--set` names a file for such a run.
+/// Those of [`load_weights`]; or `--set` names a file, and the run continues from a checkpoint.
 pub(super) fn initial_weights(
     network: Network,
     plan: &RunPlan,
@@ -63,7 +63,7 @@ pub(super) fn initial_weights(
 /// Checks the names of layers in the plan against its network, which was built with the plan's frozen layers.
 ///
 /// # Errors
-/// A name is no layer of the network, a factor is for frozen layers alone, or no weight is trained.
+/// The network has no layer with a name, a factor applies to frozen layers only, or no weight is trained.
 pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Failure> {
     let mut weights: Vec<(String, StateKind)> = Vec::new();
     state::visit(network, |info, kind, _| {
@@ -102,7 +102,7 @@ pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Fail
     Ok(())
 }
 
-/// Loads the weights of `model.weights`, where the plan names a file. The rows say where they are from.
+/// Loads the weights of `model.weights`, if the plan names a file. The rows describe their source.
 ///
 /// # Errors
 /// The file is damaged, or does not fit the network.
@@ -121,7 +121,7 @@ pub(super) fn load_weights(network: Network, plan: &RunPlan, spec: Spec) -> Resu
     Ok((network, rows))
 }
 
-/// Describes the frozen layers for the start-up table; no row where there are none.
+/// Describes the frozen layers for the start-up table. Returns no row if there are none.
 pub(super) fn frozen_rows(plan: &RunPlan, network: &Network) -> Rows {
     if plan.model.freeze.is_empty() {
         return Rows::new();
@@ -141,16 +141,18 @@ pub(super) fn frozen_rows(plan: &RunPlan, network: &Network) -> Rows {
     vec![("frozen", text)]
 }
 
-/// Whether this is a running statistic of a batch norm. Its kind alone does not tell: those of frozen layers are frozen.
+/// Returns whether the tensor is a running statistic of a batch norm. The name decides, since the kind of a frozen layer's
+/// statistics is `Frozen`.
 fn is_statistic(name: &str) -> bool {
     StateTensor::new(name, Vec::new(), Vec::new()).kind == StateKind::Buffer
 }
 
-/// Checks that no device gets a batch that is too small for the network's batch norms: one image of 32x32 pixels, where the network
-/// reduces it to a single pixel. `devices` share `samples` images per epoch.
+/// Checks that no device gets a batch that is too small for the network's batch norms. Example: a single image of 32x32 pixels,
+/// which the network reduces to a single pixel, so batch norm has one value per channel. `devices` share `samples` images per
+/// epoch.
 ///
 /// # Errors
-/// A step of the run has such a batch.
+/// A step of the run has a batch that is too small.
 pub(super) fn check_batches(
     plan: &RunPlan,
     network: &Network,
@@ -179,7 +181,7 @@ pub(super) fn check_batches(
     Err(plan.mistake(&["train.batch_size"], cause, hint).into())
 }
 
-/// Returns the smallest number of a batch's images on a device that has any.
+/// Returns the smallest number of a batch's images on a device that gets images.
 fn share(count: usize, devices: usize, plan: &RunPlan) -> usize {
     match plan.parallel.mode {
         // `torch.chunk`: the last chunk is smaller.

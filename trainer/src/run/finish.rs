@@ -1,4 +1,4 @@
-//! The end of a training run: what rank 0 gathers from all ranks, the summary, the exit code.
+//! The end of a training run: the statistics of all ranks, the summary and the exit code.
 
 use crate::config::BestBy;
 use crate::console;
@@ -12,19 +12,19 @@ use crate::text::thousands;
 use crate::timeline::Timeline;
 use launch::signals;
 
-/// What rank 0 gathers from all ranks at the end of a run.
+/// The statistics of all ranks at the end of a run.
 pub(super) struct RankStats {
     /// Peak memory of each rank's process in bytes.
     pub peak_bytes: Vec<u64>,
     /// Memory taken by each device in bytes, rank after rank.
     pub device_bytes: Vec<u64>,
-    /// Damaged images that others replaced, of all ranks.
+    /// Number of replaced damaged images, summed over all ranks.
     pub replaced: u64,
     /// Each rank's part of the timeline; empty if the timeline is off.
     pub timelines: Vec<Vec<u8>>,
 }
 
-/// Gathers every rank's statistics on all ranks. `replaced`: the damaged images that others replaced on this rank.
+/// Gathers every rank's statistics on all ranks. `replaced` is the number of replaced damaged images on this rank.
 ///
 /// # Errors
 /// A rank has left the job.
@@ -44,7 +44,7 @@ pub(super) fn gather_rank_stats(
     Ok(RankStats { peak_bytes: peaks.iter().map(number).collect(), device_bytes, replaced, timelines })
 }
 
-/// Returns the counts by class: the confusion matrix, or of multi-label images each class's average precision.
+/// Returns the results by class: the confusion matrix, or each class's average precision for multi-label images.
 pub(crate) fn by_class(classes: Vec<String>, counts: EvalCounts) -> (Option<Confusion>, Option<AveragePrecision>) {
     let Some(scores) = counts.scores else { return (Some(Confusion { classes, counts: counts.confusion }), None) };
     let average_precision =
@@ -52,8 +52,8 @@ pub(crate) fn by_class(classes: Vec<String>, counts: EvalCounts) -> (Option<Conf
     (None, Some(AveragePrecision { classes, images: scores.images(), average_precision }))
 }
 
-/// Prints and writes the summary, and returns the exit code. `best_by` says what early stopping has waited for. `resume` is the command that continues the run, and
-/// `max_time_s` a limit that lets the run continue after its time was over.
+/// Prints and writes the summary, and returns the exit code. `best_by` is the metric that early stopping used. `resume` is the
+/// command that continues the run. `max_time_s` is a limit with which a run can continue after its time was over.
 pub(super) fn finish(
     reporter: &mut Reporter,
     mut summary: RunSummary,

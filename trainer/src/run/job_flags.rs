@@ -1,4 +1,4 @@
-//! Refuses flags about machines and restarts that would have no effect.
+//! Refuses flags about nodes and restarts that would have no effect.
 
 use crate::cli::JobArgs;
 use crate::failure::Failure;

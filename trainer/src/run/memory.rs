@@ -1,15 +1,15 @@
-//! Compares the memory that images need on the CPU with this machine's. Without the comparison, an allocation that fails, or the
-//! kernel when all memory is used, would end the process without a hint.
+//! Compares the memory that images need on the CPU with the memory of this machine. Without this check, a failed allocation or
+//! the kernel's out-of-memory killer would end the process without a hint.
 
 use models::Spec;
 
-/// What to do about a refusal.
+/// Hint for a refusal.
 pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
 
-/// Images with fewer pixels are not examined: the estimate takes tenths of a second.
+/// Images with fewer pixels are not checked, since the estimate takes tenths of a second.
 const MANY_PIXELS: usize = 128 * 128;
 
-/// What the memory is for.
+/// The use of the memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MemoryUse {
     /// A training step of `batch` images, whose activations have `bytes` per element.
@@ -18,7 +18,8 @@ pub(crate) enum MemoryUse {
     Evaluation,
 }
 
-/// Returns why this machine's memory cannot hold what `model` needs for images of the size `spec`; `None` if it may.
+/// Returns the reason why this machine has not enough memory for `model` and images of the size in `spec`, or `None` if the
+/// memory may be enough.
 pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option<String> {
     let [height, width] = spec.image_size;
     if height * width < MANY_PIXELS {

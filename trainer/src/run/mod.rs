@@ -1,8 +1,9 @@
 //! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
-//! `job_flags.rs` the flags about machines. `ranks.rs` starts and joins processes, `setup.rs` builds everything that the first
-//! step needs, `shared_images.rs` decodes images once for all processes, `fine_tune.rs` builds what starts from trained weights, `training.rs` trains, and `finish.rs` reports the result.
+//! `job_flags.rs` checks the flags about nodes. `ranks.rs` starts and joins processes. `setup.rs` builds everything that the
+//! first step needs. `shared_images.rs` decodes images once for all processes. `fine_tune.rs` loads initial weights and checks
+//! frozen layers. `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
 mod fine_tune;
@@ -52,9 +53,9 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let access = match (&launchers, &role, &job) {
         (Some(folder), ..) => Access::Given(folder),
         _ if arguments.dry_run => Access::Read,
-        // Rank 0 locks the run once all ranks have found it. The ranks of another job must not lock it until then
+        // Rank 0 locks the run later, once all ranks have opened it. Until then, only check that no other program writes the run.
         (_, Role::Worker(_), _) => Access::Check(None),
-        // Where the nodes share the folder, node 0 locks it. The others lock theirs once node 0 has joined
+        // If the nodes share the folder, node 0 locks it. The other nodes lock their folders once node 0 has joined.
         (_, _, Some((job, 1..))) => Access::Check(Some(job)),
         (_, _, Some((job, 0))) => Access::Write(Some(job)),
         (_, _, None) => Access::Write(None),
@@ -77,7 +78,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     }
     let several = processes(&plan, several, nodes)?;
     if several {
-        // There may be more workers, on other nodes
+        // This checks this node's workers only. The check is repeated when the world size is known.
         check_shares(&plan, workers)?;
     } else {
         job_flags::check_one_process(&arguments.job)?;
@@ -100,7 +101,8 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if !matches!(job, Some((_, 1..))) {
         fine_tune::check(&plan, &splits, resumed.as_ref())?;
     }
-    // Drop the data: the workers read it themselves. The launcher reads it only to report a mistake once, and decodes no image.
+    // Drop the data, since the workers read it themselves. The launcher reads it only to report mistakes once, and decodes no
+    // image.
     drop(splits);
     let mut folder = resumed;
     ranks::launch(arguments, &plan, node, &variables, workers, |world| {
@@ -143,7 +145,7 @@ pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<(), Fai
     }
 }
 
-/// Returns whether the plan trains in several processes. `several`: the run has several workers.
+/// Returns whether the plan trains in several processes (DDP). `several` is set if the run has several workers.
 fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
@@ -163,7 +165,7 @@ fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failur
     }
 }
 
-/// Returns the error for a job of one worker that is to be tuned.
+/// Returns the error for autotuning with a single worker.
 fn nothing_to_tune(plan: &RunPlan) -> Failure {
     let cause = "`parallel.autotune`: one worker has no other to exchange gradients with, so there is nothing to tune";
     let hint = "train in several processes, --cpus N or --gpus N; or leave `autotune` and --autotune out";
@@ -198,7 +200,8 @@ fn run_worker(
         diagnostics::write_to_stderr();
     }
     let PlannedRun { mut plan, mut resumed } = source.read(true)?;
-    // The launcher has decided, which need not be this program's: a run that is resumed without it has as many workers.
+    // The launcher, which may be another program, has decided the number of workers. Record it in the plan, so that a resumed
+    // run has the same number.
     plan.parallel.devices = Some(match devices.is_gpu() {
         true => Devices::Gpus(worker.local_world),
         false => Devices::Cpus(worker.local_world),
@@ -220,7 +223,7 @@ fn run_worker(
     if own.is_none() {
         ranks::share_cores(&rank)?;
     }
-    // The device starts the thread pool, so the number of threads must be known before.
+    // Selecting the device starts the thread pool, so the number of threads must be set before.
     let selected = devices.select(&local_rank)?;
     ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
     let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");

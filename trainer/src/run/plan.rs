@@ -35,21 +35,21 @@ pub(super) struct PlannedRun {
     pub resumed: Option<RunFolder>,
 }
 
-/// What this process does with the run to continue.
+/// The access of this process to the folder of the run to continue. The text is the job's address, in a job on several nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Access<'a> {
-    /// Nothing but reading the plan.
+    /// Reads the plan only.
     Read,
-    /// Writes it, alone or with the other nodes of this job.
+    /// Writes the folder, so locks it now.
     Write(Option<&'a str>),
-    /// Writes it later, or another process of this job does: until then no other program may write it.
+    /// This process, or another process of this job, locks the folder later. Now only checks that no other program writes it.
     Check(Option<&'a str>),
-    /// Writes this folder, which its launcher has locked.
+    /// Writes this folder, which this process's launcher has locked.
     Given(&'a Path),
 }
 
 impl Access<'_> {
-    /// Opens the run that `--resume` names, or the newest one that no other program writes.
+    /// Opens the run that `--resume` names, or the newest run that no other program writes.
     fn open(self, named: Option<&Path>, run_dir: &Path) -> Result<RunFolder, FileError> {
         let claim = |folder: &mut RunFolder| match self {
             Self::Read | Self::Given(_) => Ok(()),
@@ -58,7 +58,8 @@ impl Access<'_> {
         };
         match (self, named) {
             (Self::Given(path), _) => RunFolder::open(path),
-            // Node 0 of this job may just take the lock. This node sees the holder once the nodes have met
+            // Do not check the lock here: node 0 of this job may be taking it just now. The check follows when all nodes have
+            // joined.
             (Self::Check(Some(_)), Some(path)) => RunFolder::open(path),
             (_, Some(path)) => {
                 let mut folder = RunFolder::open(path)?;
@@ -69,7 +70,7 @@ impl Access<'_> {
     }
 }
 
-/// The file that describes the run: that of `--config`, or the `config.toml` of the run to continue.
+/// The file with the plan: the file of `--config`, or the `config.toml` of the run to continue.
 pub(super) struct PlanSource<'a> {
     arguments: &'a TrainArgs,
     path: PathBuf,
@@ -93,21 +94,21 @@ impl<'a> PlanSource<'a> {
         Ok(Self { arguments, path: folder.config(), resumed: Some(folder) })
     }
 
-    /// Returns the devices of the run on this machine: those of the flags, else of the file. A resumed run has the devices that
-    /// it had. A mistake in the file is reported later, by [`PlanSource::read`].
+    /// Returns the devices of the run on this machine, from the flags or else from the file. A resumed run keeps its devices. A
+    /// mistake in the file is reported later, by [`PlanSource::read`].
     pub(super) fn devices(&self) -> Option<Devices> {
         let flags = devices_of_flags(self.arguments);
         let Ok(plan) = read(&self.path, &overrides(self.arguments)) else { return flags };
         let one = plan.parallel.mode == Mode::Single && plan.set_by("parallel", "mode") == SetBy::Flag;
         match plan.parallel.devices {
-            // `--resume RUN --mode single` of a run that had several
+            // `--resume RUN --mode single` for a run that had several devices.
             Some(devices) if one && flags.is_none() => Some(devices.with_count(1)),
             devices => devices,
         }
     }
 
-    /// Reads the plan. `several`: the run has several workers, which are processes (DDP) unless a flag or the file selects devices
-    /// of one process (DP).
+    /// Reads the plan. `several` is set if the run has several workers. They are processes (DDP), unless a flag or the file
+    /// selects mode DP, in which they are the devices of one process.
     ///
     /// # Errors
     /// Every mistake in the file and the flags, with its location.
@@ -126,8 +127,8 @@ impl<'a> PlanSource<'a> {
     }
 }
 
-/// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have more keys: the values that
-/// the data set determined, the mode and the devices.
+/// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have additional keys: the
+/// values that the data set determines, the mode and the devices.
 fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
     let mut asked = read(path, overrides)?;
     if asked.set_by("parallel", "mode") == SetBy::Default {
@@ -183,14 +184,14 @@ fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
     Ok(config::load(path, overrides, &registry)?)
 }
 
-/// What a process needs of the images that it reads.
+/// How much of the images a process needs.
 #[derive(Clone, Copy)]
 pub(super) enum Reader<'a> {
-    /// All pixels: it trains alone.
+    /// All pixels, since the process trains alone.
     Alone,
-    /// All pixels. The ranks of the communicator, which all read the same plan, share them.
+    /// All pixels, shared by the ranks of the communicator. All ranks read the same plan.
     Rank(&'a Communicator),
-    /// No pixels: it starts the ranks, and reports mistakes in the plan and the labels before.
+    /// No pixels: the launcher only checks the plan and the labels, and reports mistakes.
     Launcher,
 }
 
@@ -222,7 +223,7 @@ pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits
         shared_images::decode(&mut splits, comm)?;
     }
     if known_facts(&plan.data.name).is_none() {
-        // All ranks compare this setting, and a resumed run keeps it.
+        // Record the setting in the plan: all ranks compare it, and a resumed run keeps it.
         let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoded_once());
         plan.data.decode = Some(if in_each_epoch { Decode::Epoch } else { Decode::Memory });
     }
@@ -235,21 +236,21 @@ pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits
     Ok(splits)
 }
 
-/// Returns when the images of a plan are decoded.
+/// Decides when the images are decoded: once into memory, or in every epoch.
 fn decode_time(plan: &RunPlan) -> DecodeTime {
     let data = &plan.data;
     let crops = data.augment.iter().any(|step| matches!(step, Augment::RandomResizedCrop { .. }));
     match data.decode {
         Some(Decode::Memory) => DecodeTime::Memory,
         Some(Decode::Epoch) => DecodeTime::Epoch,
-        // These need the files in each epoch.
+        // These settings need the files in every epoch.
         None if crops || data.on_error == Some(OnError::Skip) => DecodeTime::Epoch,
-        // The processes of a machine share the images.
+        // The size decides. The processes of a machine share the images, so their number does not matter.
         None => DecodeTime::by_memory(),
     }
 }
 
-/// Returns the loader's answer to damaged images.
+/// Returns the loader's handling of damaged images.
 pub(crate) fn on_error(plan: &RunPlan) -> loader::OnError {
     match plan.data.on_error {
         Some(OnError::Skip) => loader::OnError::Replace,
@@ -262,7 +263,7 @@ pub(crate) fn held_out(plan: &RunPlan) -> SplitOptions {
     SplitOptions { validation: plan.data.validation, fraction: None, seed: plan.train.seed }
 }
 
-/// Locates an error of the split in the plan: its place is a key of `[data]`.
+/// Adds the location in the plan to an error of the split. The error's `place` is then a key of `[data]`.
 fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
     match error.place.as_str() {
         key @ ("validation" | "fraction") => {
@@ -319,7 +320,7 @@ pub(super) fn sections(plan: &RunPlan) -> Vec<Section> {
     sections
 }
 
-/// Configures the loader of the training set. `pixels`: the loader decodes and augments. Otherwise the device does.
+/// Configures the loader of the training set. With `pixels` the loader decodes and augments images, otherwise the device does.
 ///
 /// # Errors
 /// The plan was not checked against its data set.
@@ -350,7 +351,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
 /// # Errors
 /// The plan was not checked against its data set.
 pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
-    // 256 images of 64x64 pixels, and of larger images as many as have the pixels of these.
+    // At most 256 images, and at most as many pixels as 256 images of 64x64 have.
     let pixels_of_one = plan.data.image_size.map_or(1, |side| side * side);
     let images = (256 * 64 * 64 / pixels_of_one).clamp(1, 256);
     Ok(LoaderConfig {

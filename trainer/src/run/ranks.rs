@@ -17,13 +17,13 @@ use launch::{
 
 /// Environment variable that names rank 0's run folder to the workers of this program's launcher.
 pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
-/// NVIDIA's variable: whether the driver loads kernels with their module (`EAGER`) or at their first launch.
+/// NVIDIA's variable that decides whether the driver loads kernels with their module (`EAGER`) or at their first launch.
 const MODULE_LOADING: &str = "CUDA_MODULE_LOADING";
-/// Where the nodes of a job meet unless a flag says so.
+/// Default of `--master-addr`.
 const LOOPBACK: &str = "127.0.0.1";
 /// Time limit for the ranks to join at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
-/// Time that the store's host waits for the other ranks at shutdown.
+/// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
 const SHUTDOWN: Duration = Duration::from_secs(10);
 
 /// Returns the address of a job on several nodes, and the index of this node. `None` for other jobs and for workers.
@@ -49,8 +49,8 @@ pub(crate) fn folder_of_launcher(role: &Role) -> Option<PathBuf> {
     }
 }
 
-/// Starts this program once per worker, supervises the workers and returns the exit code. `folder` returns the run folder, given
-/// the world size; [`LaunchConfig::run`] says when.
+/// Starts this program once per worker, supervises the workers and returns the exit code. `folder` makes the run folder, given
+/// the world size; [`LaunchConfig::run`] documents when it is called.
 ///
 /// # Errors
 /// The job cannot be set up.
@@ -89,7 +89,8 @@ pub(crate) fn launch(
         let folder = folder(world).map_err(failed)?;
         let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
         let mut variables = vec![(RUN_FOLDER.to_owned(), path.into_os_string())];
-        // Loading a module waits for the GPU. A rank that loads one late would wait for a kernel that waits for this rank.
+        // Load modules eagerly: loading a module waits for the GPU. A rank that loads a module late would wait for a running
+        // kernel, which may itself wait for this rank (a deadlock).
         if std::env::var_os(MODULE_LOADING).is_none() {
             variables.push((MODULE_LOADING.to_owned(), "EAGER".into()));
         }
@@ -160,8 +161,8 @@ pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks that no two ranks have the same GPU, unless `oversubscribe` allows it. Another launcher may make the same GPU visible
-/// to several ranks.
+/// Checks that no two ranks have the same GPU, unless `oversubscribe` allows sharing. Another launcher may make the same GPU
+/// visible to several ranks.
 ///
 /// # Errors
 /// Two ranks have the same GPU. The error names both ranks, and every rank gets the same error. Also: a rank has left the job.
@@ -207,8 +208,8 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 
-/// Joins the other ranks. `timeout` limits each wait in a collective. `stop` is the flag of a rank that can stop and save:
-/// signals must be caught before the ranks join.
+/// Joins the other ranks. `timeout` limits each wait in a collective. `stop` is the stop flag of this rank. The caller makes it
+/// before, since signals must be caught before the ranks join.
 ///
 /// # Errors
 /// The other ranks do not join in time, or belong to another job.

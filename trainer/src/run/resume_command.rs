@@ -6,10 +6,10 @@ use super::job_flags;
 use crate::cli::TrainArgs;
 
 /// Returns the command that continues the run in `folder`, quoted for a shell. Mode and number of workers are in the run's
-/// config.toml. The flags of a job are not, so the command repeats them. `of_launcher`: another launcher started this process.
-/// That launcher has the flags of the job.
+/// config.toml. The flags of the job are not, so the command repeats them. `of_launcher` is set if another launcher started this
+/// process. The flags of the job then belong to that launcher's command and are left out.
 pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: bool) -> String {
-    // The name by which the user has called this program. Workers have the name of their launcher.
+    // The program name that the user typed. Workers have the name of their launcher.
     let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into());
     let mut words = vec![program.to_string_lossy().into_owned(), "--resume".to_owned(), folder.display().to_string()];
     if !of_launcher {
@@ -18,7 +18,7 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
         }
         let of_hosts = !arguments.job.host_flags.is_empty();
         let given = job_flags::given(&arguments.job).into_iter();
-        // -H chooses a new address and port in each job, so the flags for them are not repeated
+        // -H chooses a new address and port in each job, so the flags for address and port are not repeated.
         let given = given.filter(|(flag, _)| !of_hosts || *flag == "--max-restarts");
         words.extend(arguments.job.host_flags.iter().cloned());
         words.extend(given.flat_map(|(flag, value)| [flag.to_owned(), value]));
@@ -32,7 +32,7 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns a word as a POSIX shell reads it.
+/// Quotes a word for a POSIX shell, if necessary.
 fn quoted(word: &str) -> String {
     let plain = |symbol: char| symbol.is_ascii_alphanumeric() || "_-./:=@%+,".contains(symbol);
     match !word.is_empty() && word.chars().all(plain) {

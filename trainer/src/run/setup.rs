@@ -32,7 +32,7 @@ pub(super) fn device_request(devices: Option<Devices>) -> DeviceRequest {
     }
 }
 
-/// Prints why a build for GPUs trains on the CPU, if no flag asked for the CPU.
+/// Prints the reason why a build for GPUs trains on the CPU, if no flag asked for the CPU.
 pub(super) fn note_missing_gpu(devices: &DeviceSet) {
     if let DeviceSet::Cpu(Some(why)) = devices {
         console::eprint(format_args!("note: training on the CPU: {why}"));
@@ -49,7 +49,7 @@ pub(super) struct DeviceAssignment<'a> {
     pub selected: Selected,
 }
 
-/// Returns the reason why the loader decodes and augments on the host; `None` if the GPU does.
+/// Returns the reason why the loader augments images on the CPU, or `None` if the GPU does.
 pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
     if plan.parallel.mode == Mode::Dp {
@@ -64,13 +64,13 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     if splits.named().any(|(_, split)| split.encoded.is_some()) {
         return Some("they are decoded there in each epoch".into());
     }
-    // Leave the other three quarters of the memory to the network
+    // A quarter of the GPU's memory may hold the data set. The rest is for the network.
     let room = gpu.memory_bytes / 4;
     let eval = splits.val.as_ref().unwrap_or(&splits.test);
     DeviceDataset::refusal(&splits.train, room).or_else(|| DeviceDataset::refusal(eval, room))
 }
 
-/// Makes the loaders of all splits. Without `pixels`, the splits that are read in every epoch are copied to the device.
+/// Makes the loaders of all splits. Without `pixels`, copies the splits that are read in every epoch to the device.
 pub(super) fn loaders(
     plan: &RunPlan,
     strategy: &mut dyn Strategy,
@@ -106,7 +106,7 @@ pub(super) fn loaders(
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }
 
-/// Builds the network of the plan for the images. `batch`: how many of them this process trains on in a step.
+/// Builds the network of the plan for the images. `batch` is the number of images per step in this process.
 pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usize) -> Result<Network, Failure> {
     let bytes = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
     let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Step { batch, bytes });
@@ -119,8 +119,9 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usi
     Ok(network)
 }
 
-/// Sets the initial weights that depend on the training images, for a network that has any: from the first images of the
-/// training set, normalised and not augmented. All ranks of a job have the same images, so they compute the same weights.
+/// Sets initial weights that depend on the training images, if the network has such weights. They are computed from the first
+/// images of the training set, normalised and not augmented. All ranks of a job have the same images, so they compute the same
+/// weights.
 pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> Result<Network, Failure> {
     let count = network.initial_images().min(train.len());
     if count == 0 {
@@ -136,9 +137,9 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
     Ok(network.initialised_from(&images, [count, shape.channels, shape.height, shape.width]))
 }
 
-/// Returns the facts on which all ranks of a job must agree: the plan without paths and numbers of devices (machines may differ;
-/// rank 0 alone reads the file of weights),
-/// the data (of images that are decoded in each epoch their names), the kind of device.
+/// Returns the facts on which all ranks of a job must agree: the plan, the data and the kind of device. The plan's paths and
+/// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. For images that are
+/// decoded in every epoch, the facts have the checksum of their names, not of their pixels.
 pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
     let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
@@ -149,13 +150,13 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
         let labels = match &set.label_sets {
             None => crc32c::crc32c(bytemuck::cast_slice(&set.labels)),
             Some(sets) => sets.iter().fold(0, |sum, set| {
-                // The length too: `a;b` and nothing are not `a` and `b`.
+                // Include the length, since the label sets `a;b` and nothing differ from `a` and `b`.
                 let sum = crc32c::crc32c_append(sum, &(set.len() as u32).to_le_bytes());
                 crc32c::crc32c_append(sum, bytemuck::cast_slice(set))
             }),
         };
         let images = match &set.encoded {
-            // Reading all files would take as long as an epoch.
+            // Use the names only: reading all files would take as long as an epoch.
             Some(encoded) => encoded.names().fold(0, |sum, name| crc32c::crc32c_append(sum, name.as_bytes())),
             None => crc32c::crc32c(set.all_pixels()),
         };
@@ -168,7 +169,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     facts
 }
 
-/// Loads the newest complete checkpoint; `None` for a run that was killed before its first checkpoint.
+/// Loads the newest complete checkpoint. Returns `None` for a run that was killed before its first checkpoint.
 pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
         console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));

@@ -1,20 +1,20 @@
-//! Images in files that are decoded once for all processes of a machine (`data.decode = "memory"`).
+//! Decodes images in files once for all processes of a machine (`data.decode = "memory"`).
 //!
-//! Each rank decodes its part of each split into memory that all ranks of its machine map, and then they read all parts. So a machine
-//! holds the pixels once, and decodes each image once.
+//! Each rank decodes its part of each split into memory that all ranks of its machine map. Afterwards all ranks read all parts.
+//! So a machine holds the pixels once, and decodes each image once.
 
 use comm::Communicator;
 use data::{Dataset, SharedPixels, Splits};
 
 use crate::failure::Failure;
 
-/// Separates cause and hint of a failure on the way to the other ranks.
+/// Separates cause and hint of a failure in the text that is sent to the other ranks.
 const SEPARATOR: char = '\0';
 
-/// Decodes the images of all splits that are to be decoded once. All ranks call this with the same splits.
+/// Decodes the images of all splits whose images are decoded once. All ranks call this function with the same splits.
 ///
 /// # Errors
-/// An image cannot be decoded, on all ranks with the message of the first rank that has one. Or a rank is gone.
+/// An image cannot be decoded; all ranks return the error of the first rank that failed. Or a rank has ended.
 pub(super) fn decode(splits: &mut Splits, comm: &Communicator) -> Result<(), Failure> {
     let parts = [Some(&mut splits.train), splits.val.as_mut(), Some(&mut splits.test)];
     parts.into_iter().flatten().try_for_each(|split| decode_split(split, comm))

@@ -1,4 +1,4 @@
-//! `split.json`: the training images that a run holds out or leaves out. A resumed run must not train on them.
+//! `split.json`: the training images that a run uses for validation or leaves out. A resumed run must not train on these images.
 
 use data::SplitRecord;
 use serde::{Deserialize, Serialize};
@@ -8,10 +8,10 @@ use crate::failure::Failure;
 use crate::files::{FileError, read_or_empty, write_atomic};
 use crate::report::RunFolder;
 
-/// The content of the file: positions in the training set as it is read, after `data.limit_train`.
+/// The content of the file. Images are positions in the training set as read from disk, after `data.limit_train`.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SplitFile {
-    /// Seed of the choice.
+    /// Seed of the random choice of images.
     seed: u64,
     /// Training images before the split.
     images: usize,
@@ -38,10 +38,10 @@ pub(super) fn write(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     write_atomic(&folder.split(), text.as_bytes())
 }
 
-/// Checks that a run that has trained already still has the same split.
+/// Checks that a run that has already trained still has the same split.
 ///
 /// # Errors
-/// The file is damaged, or the split is another one.
+/// The file is damaged, or the split has changed.
 pub(super) fn check(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>) -> Result<(), Failure> {
     // A run that was killed before its first checkpoint starts from the beginning.
     if !checkpoint::any(&folder.checkpoints())? {

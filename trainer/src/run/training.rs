@@ -206,7 +206,7 @@ impl Training<'_> {
         };
         let of_launcher = self.rank.is_some() && std::env::var_os(ranks::RUN_FOLDER).is_none();
         let resume = resume_command(self.arguments, folder.path(), of_launcher);
-        // As much time again, after that of all sessions so far
+        // Allow the same time again, in addition to the time of all sessions so far.
         let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
         finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s, plan.best_by())
     }

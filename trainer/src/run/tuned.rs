@@ -1,4 +1,4 @@
-//! The choice of a run that was tuned before: all ranks continue with rank 0's.
+//! Applies the autotuning result of an earlier start of the run. All ranks use rank 0's result.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,12 +10,13 @@ use crate::report::RunFolder;
 use crate::strategy::{StepSettings, TuningReport};
 use comm::Communicator;
 
-/// Replaces `parallel.autotune` by the choice of rank 0's run, if the run was tuned. The plans of other ranks may still ask for
-/// tuning: rank 0 alone has written its choice, and after a restart every plan is that of the command line. `folder`: the run
-/// folder, on rank 0; `again`: the job was started again. All ranks call this function.
+/// Replaces `parallel.autotune` by the settings that autotuning has chosen in rank 0's run, if the run was tuned. The plans of
+/// the ranks may still ask for tuning: only rank 0 writes the choice to its config.toml, and after a restart every rank reads
+/// the plan of the command line again. `folder` is the run folder, on rank 0. `again` is set if the job was restarted. All
+/// ranks call this function.
 ///
 /// # Errors
-/// The file of the choice is damaged, or a rank has left the job.
+/// The file with the choice is damaged, or a rank has left the job.
 pub(super) fn adopt(
     plan: &mut RunPlan,
     folder: Option<&RunFolder>,
@@ -26,7 +27,7 @@ pub(super) fn adopt(
     if let (Some(folder), 0) = (folder, comm.rank()) {
         match plan.parallel.autotune.is_empty() || again {
             true => own = read(folder)?.map_or_else(Vec::new, |chosen| json(&chosen)),
-            // `--autotune` of a run that is resumed asks for another choice
+            // A resumed run with `--autotune` must choose again.
             false => forget(folder)?,
         }
     }
@@ -45,7 +46,7 @@ fn json(chosen: &StepSettings) -> Vec<u8> {
     serde_json::to_vec(chosen).expect("numbers and words are valid JSON")
 }
 
-/// Reads the choice of a run; `None` of a run that was not tuned.
+/// Reads the chosen settings of a run. Returns `None` for a run that was not tuned.
 fn read(folder: &RunFolder) -> Result<Option<StepSettings>, FileError> {
     let path = folder.autotune();
     let bytes = read_or_empty(&path)?;

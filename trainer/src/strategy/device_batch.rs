@@ -1,4 +1,4 @@
-//! A batch's inputs on the device, in memory that the next batch can take.
+//! A batch's inputs on the device, in memory that later batches of the same size reuse.
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use data::loader::Batch;
@@ -21,9 +21,9 @@ pub struct DeviceBatch {
 
 #[derive(Debug)]
 enum Pixels {
-    /// The loader's, row-major.
+    /// Pixels from the loader, row-major.
     Loader(Tensor<1>),
-    /// Those of a data set on the device: [`ops::GatherLines::values`].
+    /// The positions of pixels in a data set on the device: [`ops::GatherLines::values`].
     Lines(Tensor<1, Int>),
 }
 
@@ -60,7 +60,7 @@ impl DeviceBatch {
         [pixels, GraphInput::Floats(self.targets.clone())]
     }
 
-    /// Adds the bits of the inputs of another batch of the same size, in the order of [`DeviceBatch::inputs`].
+    /// Appends the bits of the inputs of another batch of the same size to `words`, in the order of [`DeviceBatch::inputs`].
     pub fn write(&self, replica: &Replica, batch: &Batch, words: &mut Vec<u32>) {
         match (&self.pixels, &replica.datasets) {
             (Pixels::Lines(_), Some(sets)) => {
@@ -72,7 +72,8 @@ impl DeviceBatch {
         words.extend(replica.targets(batch).iter().map(|value| value.to_bits()));
     }
 
-    /// Runs the forward pass. Returns the loss `[1]`, with autodiff, divided by `weight`, and the logits `[B, classes]`, without.
+    /// Runs the forward pass. Returns the loss `[1]` divided by `weight`, with autodiff, and the logits `[B, classes]`, without
+    /// autodiff.
     pub fn forward(&self, replica: &Replica, cx: &Context, weight: f64) -> (Tensor<1>, Tensor<2>) {
         let images = match (&self.pixels, &replica.datasets) {
             (Pixels::Lines(lines), Some(sets)) => {

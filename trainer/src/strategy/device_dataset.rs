@@ -1,8 +1,8 @@
-//! A data set that stays on the device as uint8: batches are cropped, flipped, cut and normalised there.
+//! A data set that stays on the device as uint8. The device crops, flips, cuts out and normalises the images of a batch.
 //!
-//! The host decides how each image is augmented, with the loader's code ([`Pipeline::params`]); the device only gathers.
-//! Every pixel's value is looked up in the loader's table, and no float is computed: the pixels are those of the loader, bit
-//! for bit, on any device.
+//! The CPU draws each image's augmentation with the loader's code ([`Pipeline::params`]). The device only gathers bytes and
+//! looks up their values in the loader's table. It computes no floats, so the pixels equal the loader's pixels bit for bit on
+//! any device.
 //!
 //! ```text
 //! index  = first pixel of the image + channel + row + column              [B, C, H, W], a sum of four small tensors
@@ -60,7 +60,7 @@ impl Lines {
 }
 
 impl DeviceDataset {
-    /// Returns why a data set cannot be kept on a device with `room` bytes for it, or `None` where it can.
+    /// Returns the reason why a data set cannot be kept on a device with `room` bytes for it, or `None` if it can.
     pub fn refusal(dataset: &Dataset, room: u64) -> Option<String> {
         if dataset.encoded.is_some() {
             return Some("the images are decoded in each epoch".into());
@@ -73,7 +73,8 @@ impl DeviceDataset {
         (i32::try_from(bytes).is_err()).then(|| format!("{bytes} bytes of images are more than {}", i32::MAX))
     }
 
-    /// Copies the pixels of `dataset`, of fewer than 2^31 bytes, to `device` (without autodiff). `pipeline` is the loader's.
+    /// Copies the pixels of `dataset`, fewer than 2^31 bytes, to `device` (without autodiff). `pipeline` is the loader's
+    /// pipeline.
     pub fn new(dataset: &Dataset, pipeline: Pipeline, device: &Device) -> Self {
         let shape = dataset.shape;
         let plane = shape.height * shape.width;
@@ -94,10 +95,10 @@ impl DeviceDataset {
         }
     }
 
-    /// Returns the pixels of a batch that the loader made without pixels: f32, `[B, C, H, W]`.
+    /// Returns the pixels, f32 `[B, C, H, W]`, of a batch that the loader made without pixels.
     ///
     /// # Panics
-    /// The batch is of another data set, or has pixels.
+    /// The batch belongs to another data set, or already has pixels.
     pub fn batch(&self, batch: &Batch) -> Tensor<4> {
         let lines = self.lines(batch);
         let on_device = TensorData::new(lines.values().to_vec(), [lines.values().len()]);
@@ -108,7 +109,7 @@ impl DeviceDataset {
         }
     }
 
-    /// Returns which pixels a batch has, for [`DeviceDataset::gather`].
+    /// Returns the source rows and columns of a batch's pixels, for [`DeviceDataset::gather`].
     ///
     /// # Panics
     /// As [`DeviceDataset::batch`].
@@ -126,13 +127,13 @@ impl DeviceDataset {
         lines
     }
 
-    /// Returns the pixels that `lines`, [`GatherLines::values`] on the device, name: f32, of the shape `[B, C, H, W]`. `None` where
-    /// no kernel does it.
+    /// Gathers the pixels that `lines` names, f32 `[B, C, H, W]`. `lines` are the [`GatherLines::values`] on the device.
+    /// Returns `None` if the device has no kernel for this.
     pub fn gather(&self, lines: &Tensor<1, Int>, shape: [usize; 4]) -> Option<Tensor<4>> {
         gather_images(&self.images, &self.table, lines, shape)
     }
 
-    /// Returns the pixels of [`DeviceDataset::batch`] by burn's operations.
+    /// Computes the pixels of [`DeviceDataset::batch`] with burn's operations.
     fn images_of_burn(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
         let ImageShape { channels, height, width } = self.shape;
         let (mut rows, mut columns) = (Lines::default(), Lines::default());

@@ -1,4 +1,4 @@
-//! Exact counts of an evaluation. They are added up, never averaged, so that the result does not depend on batches or ranks.
+//! Exact counts of an evaluation. Counts are summed, never averaged, so the result does not depend on batches or ranks.
 
 use burn::tensor::Tensor;
 use data::{CENTRE_CROP, DataError, TEN_CROP, loader::Batch};
@@ -10,9 +10,9 @@ use crate::{config::Tta, loss, signals::Stop};
 /// The logits of one batch on the host, row-major `[B, classes]`.
 #[derive(Debug, Default)]
 pub struct Logits {
-    /// Of the images.
+    /// The logits of the images themselves.
     pub plain: Vec<f32>,
-    /// With test-time augmentation; `None` without.
+    /// The logits with test-time augmentation, if it is on.
     pub tta: Option<Vec<f32>>,
 }
 
@@ -30,8 +30,8 @@ impl Logits {
         Self { plain: host_logits(plain), tta }
     }
 
-    /// Computes the logits of ten views of each image, `[B * 10, C, H, W]` ([`data::TEN_CROP`]): `plain` of the centre, `tta` the mean
-    /// of all ten.
+    /// Computes the logits of ten views of each image, `[B * 10, C, H, W]` ([`data::TEN_CROP`]). `plain` has the logits of the
+    /// centre crop, `tta` the mean over all ten views.
     pub fn of_ten_crops(network: &Network, images: Tensor<4>) -> Self {
         let all = network.forward(images, &Context::eval());
         let classes = all.dims()[1];
@@ -46,7 +46,7 @@ impl Logits {
         Self { plain, tta: Some(tta) }
     }
 
-    /// Keeps the first `len` values: the logits of the images that are not padding.
+    /// Keeps the first `len` values, to remove the logits of padding images.
     pub fn truncate(&mut self, len: usize) {
         self.plain.truncate(len);
         if let Some(tta) = &mut self.tta {
@@ -71,15 +71,15 @@ pub struct EvalCounts {
     pub samples: u64,
     /// Samples whose largest logit is that of their label.
     pub top1: u64,
-    /// Samples whose label is among the five largest logits (all samples where there are fewer than five classes).
+    /// Samples whose label is among the five largest logits (all samples if there are fewer than five classes).
     pub top5: u64,
-    /// As `top1`, with test-time augmentation; `None` without.
+    /// Like `top1`, with test-time augmentation, if it is on.
     pub tta_top1: Option<u64>,
     /// Sum of the samples' cross-entropies, without smoothing.
     pub loss_sum: f64,
     /// `confusion[true * classes + predicted]`; empty for multi-label samples.
     pub confusion: Vec<u64>,
-    /// The scores of multi-label samples. `None` where each sample has one class.
+    /// The scores of multi-label samples. `None` if each sample has one class.
     pub scores: Option<Scores>,
     classes: usize,
 }
@@ -91,7 +91,7 @@ impl EvalCounts {
         Self { samples: 0, top1: 0, top5: 0, tta_top1: None, loss_sum: 0.0, confusion, scores: None, classes }
     }
 
-    /// Starts at zero; `multi_label`: a sample has any number of classes.
+    /// Starts at zero. With `multi_label` a sample has any number of classes.
     pub(super) fn empty(classes: usize, multi_label: bool) -> Self {
         match multi_label {
             true => Self { confusion: Vec::new(), scores: Some(Scores::new(classes)), ..Self::new(classes) },
@@ -99,10 +99,11 @@ impl EvalCounts {
         }
     }
 
-    /// Counts `batches` until `stop`, from `counts` on, which are [`EvalCounts::empty`]. `infer` returns a batch's logits.
+    /// Adds `batches` to `counts`, until `stop`. `counts` starts as [`EvalCounts::empty`]. `infer` returns a batch's logits.
     ///
     /// # Errors
-    /// Those of `infer`, a batch that is an error, and images with one class each where several are counted.
+    /// Those of `infer`; a batch that is an error; or a batch with one class per image in a multi-label evaluation, or the
+    /// reverse.
     pub(super) fn of_batches<E: From<DataError>>(
         mut counts: Self,
         batches: &mut Batches<'_>,
@@ -136,7 +137,7 @@ impl EvalCounts {
         let predicted = loss::argmax(logits);
         self.samples += 1;
         self.top1 += u64::from(predicted == label);
-        // The label's rank is the number of classes in front of it; of equal logits the lower index is first (`torch.topk`).
+        // The label's position is the number of classes before it. Of equal logits the lower index is first (`torch.topk`).
         let own = logits[label];
         let before = logits.iter().enumerate().filter(|&(i, &l)| l > own || (l == own && i < label)).count();
         self.top5 += u64::from(before < 5 && !own.is_nan());
@@ -153,7 +154,7 @@ impl EvalCounts {
         self.scores.get_or_insert_with(|| Scores::new(logits.len())).add(logits, target);
     }
 
-    /// Returns the top-1 accuracy in percent; of multi-label samples the exact match.
+    /// Returns the top-1 accuracy in percent. For multi-label samples this is the exact-match ratio.
     pub fn top1_percent(&self) -> f64 {
         percent(self.top1, self.samples)
     }
@@ -169,7 +170,7 @@ impl EvalCounts {
         recalls.iter().sum::<f64>() / recalls.len() as f64
     }
 
-    /// Returns the top-1 accuracy with test-time augmentation in percent; `None` without.
+    /// Returns the top-1 accuracy with test-time augmentation in percent, if it is on.
     pub fn tta_top1_percent(&self) -> Option<f64> {
         self.tta_top1.map(|right| percent(right, self.samples))
     }
@@ -185,7 +186,7 @@ impl EvalCounts {
     }
 }
 
-/// Returns `part` of `whole` in percent; NaN where `whole` is 0.
+/// Returns `part` of `whole` in percent, or NaN if `whole` is 0.
 pub fn percent(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole as f64
 }

@@ -1,21 +1,21 @@
 //! The step of one GPU, recorded as a CUDA graph: one launch for the whole step (`torch.cuda.graph`).
 //!
 //! ```text
-//! first full step        as usual: compiles kernels, makes the optimizer's state
-//! next one like it       as usual, on inputs in fixed memory: leaves behind the memory that the step needs
-//! next one like it       recorded, then launched
-//! all like it            gathered, then launched one behind the other
-//! other steps            as usual: an epoch's last batch, if it is smaller
+//! first full step         launched kernel by kernel: compiles kernels, makes the optimizer's state
+//! next step of this kind  launched kernel by kernel, on inputs in fixed memory: allocates the memory that the recording needs
+//! next step of this kind  recorded, then launched as a graph
+//! all further such steps  collected, then launched as graphs, several at once
+//! other steps             launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
 //!
-//! A graph runs the same kernels on the same memory with the same arguments. So the first kernel copies inputs and learning rates to
-//! fixed tensors, and weights, statistics, optimizer state and weight average are updated in place, which is checked. The kernels of
-//! the step and their arguments are those of a step without a graph, so the bits are, too.
+//! A graph runs the same kernels on the same memory with the same arguments. So the graph's first kernel copies inputs and
+//! learning rates to fixed tensors. Weights, statistics, optimizer state and weight average are updated in place, and the code
+//! checks this. The kernels of the step and their arguments are the same as without a graph, so the bits are the same.
 //!
-//! The host writes the inputs of several steps at once, and reads their results at once ([`ops::graph::Feed`]): a step in between is one launch,
-//! without a copy. The host does not wait for these steps: it prepares and launches the next ones first, so that the GPU always has
-//! work. Whether a loss is finite is therefore known late. The optimizer's kernels leave weights and state alone if it is not, in this
-//! step and in those behind it.
+//! The CPU writes the inputs of several steps at once, and reads their results at once ([`ops::graph::Feed`]). So most steps
+//! are one launch without a copy. The CPU does not wait for these steps: it first prepares and launches the next steps, so the
+//! GPU always has work. Therefore the CPU learns late that a loss is not finite. In this case the optimizer's kernels
+//! themselves do not change weights and state, neither in this step nor in the steps after it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -35,24 +35,25 @@ use crate::{
     timeline::Track,
 };
 
-/// Steps that one graph can take: the images of each batch, and the weight by which the loss is divided.
+/// The kind of a step: the number of images of each batch, and the bits of the weight by which the loss is divided. A graph can
+/// run steps of one kind only.
 type Kind = (Vec<usize>, u64);
 
 /// The graph of a learner's step.
 #[derive(Debug, Default)]
 pub struct StepGraph {
     phase: Phase,
-    /// How often the state was in other memory after a step.
+    /// Number of steps after which the training state was at other addresses.
     moves: usize,
-    /// Steps whose outcome is not known, the oldest first.
+    /// Steps whose outcome is not known yet, the oldest first.
     queued: VecDeque<Queued>,
-    /// The results of launched steps, and how many steps these are.
+    /// The pending results of launched steps, each with the number of these steps.
     readings: VecDeque<(Reading, usize)>,
-    /// The bits of the inputs of steps that are not launched yet, and how many steps these are.
+    /// The bits of the inputs of steps that are not launched yet, and the number of these steps.
     waiting: (Vec<u32>, usize),
     /// When results were last read.
     read: Option<Instant>,
-    /// Why steps are not recorded, until it is said.
+    /// The note why steps are not recorded, until the note is taken.
     note: Option<String>,
 }
 
@@ -61,20 +62,20 @@ enum Phase {
     /// Steps are not recorded.
     #[default]
     Off,
-    /// Waits for two steps of one kind, one after the other.
+    /// Waits for two consecutive steps of one kind. Holds the kind of the last step.
     Waits(Option<Kind>),
-    /// One step of the kind has run on these inputs; the next one is recorded.
+    /// One step of this kind has run on these inputs. The next step of this kind will be recorded.
     Prepared(Kind, Box<Inputs>),
-    /// Steps of the kind are launched as a graph.
+    /// Steps of this kind are launched as a graph.
     Recorded(Kind, Box<Recorded>),
 }
 
 /// A step whose outcome is not known.
 #[derive(Debug)]
 struct Queued {
-    /// Of each batch the logits, then the norm of the gradients, where clipping is on. `None` until they are read.
+    /// The logits of each batch, then the norm of the gradients if clipping is on. `None` until the results are read.
     results: Option<Vec<f32>>,
-    /// Row-major `[B, classes]`, and labels `[B]`, of each batch.
+    /// The targets, row-major `[B, classes]`, and the labels `[B]` of each batch.
     expected: Vec<(Vec<f32>, Vec<i32>)>,
     outcome: StepOutcome,
     lr: f64,
@@ -86,17 +87,17 @@ struct Queued {
 struct Recorded {
     inputs: Box<Inputs>,
     graph: Graph,
-    /// Where the state was when the step was recorded.
+    /// The addresses of the training state when the step was recorded.
     addresses: Vec<[u64; 2]>,
-    /// Whether another step has run since.
+    /// Whether a step without the graph has run since, so the addresses must be checked again.
     check: bool,
 }
 
-/// Attempts to find the state in the same memory after a step, before steps are no longer recorded.
+/// If the state has moved to other memory this many times, no further step is recorded.
 const MOVES: usize = 5;
 
 impl StepGraph {
-    /// Records steps on `device`, if it is a GPU that can and the plan allows it.
+    /// Prepares to record steps on `device`, if the device is a GPU that supports graphs and the plan allows graphs.
     pub fn new(plan: &RunPlan, device: &Device) -> Self {
         // With CUDA_LAUNCH_BLOCKING each launch waits for its kernel: an error then names its kernel, which a graph would hide.
         if plan.train.graph == Some(false) || launches_block() || !graph::can_record(device) {
@@ -119,7 +120,7 @@ impl StepGraph {
         graph
     }
 
-    /// Begins again, as the state is in other memory than before.
+    /// Starts again, since the state has moved to other memory.
     fn moved(&mut self, kind: Kind) {
         self.phase = Phase::Waits(Some(kind));
         self.moves += 1;
@@ -138,7 +139,7 @@ impl StepGraph {
         self.note.take()
     }
 
-    /// Forgets a graph, as the state of training gets other memory on `device`.
+    /// Drops the graph, since the training state moves to other memory on `device`.
     pub fn forget(&mut self, device: &Device) {
         if let Phase::Prepared(..) = self.phase {
             graph::cancel(device);
@@ -149,8 +150,8 @@ impl StepGraph {
     }
 }
 
-/// Queues a step as a graph, or on the way to one: [`finish_step`] has its outcome. Gives the batches back where the step is to be
-/// taken as usual.
+/// Queues a step as a graph, or prepares or records the graph with it. Then returns `None`, and [`finish_step`] returns the
+/// outcome. Returns the batches if the caller must run the step kernel by kernel.
 ///
 /// # Errors
 /// The step cannot be recorded or launched.
@@ -177,7 +178,7 @@ pub(super) fn queue_step(
             learner.graph.waiting = (words, 1);
         }
         Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
-            // A step without the graph writes in place too, unless something else has the state's memory.
+            // Steps without the graph usually update in place too. But if another tensor shares the state's memory, they do not.
             if std::mem::take(&mut recorded.check) && learner.addresses()? != recorded.addresses {
                 learner.graph.moved(kind);
                 return Ok(Some(batches));
@@ -213,10 +214,10 @@ pub(super) fn queue_step(
     Ok(None)
 }
 
-/// Waits for the oldest queued step, and returns its outcome; `None` where no step is queued.
+/// Waits for the oldest queued step, and returns its outcome. Returns `None` if no step is queued.
 ///
 /// # Errors
-/// The loss is not finite: the step has left the weights as they were. Or the GPU has failed.
+/// The loss is not finite; then the step has not changed the weights. Or the GPU has failed.
 pub(super) fn finish_step(learner: &mut Learner) -> Result<Option<StepOutcome>, Failure> {
     let start = Instant::now();
     learner.graph.read_oldest()?;
@@ -237,8 +238,8 @@ pub(super) fn finish_step(learner: &mut Learner) -> Result<Option<StepOutcome>, 
 }
 
 impl StepGraph {
-    /// Returns how many steps may be queued without waiting for the oldest one: two times as many as are launched at once, so that
-    /// the GPU has work while the host prepares the next ones.
+    /// Returns the number of steps that may be queued before the caller must wait for the oldest step. It allows two groups of
+    /// steps, so the GPU runs one group while the CPU prepares the next one.
     pub fn most_queued(&self) -> usize {
         2 * self.steps_at_once() - 1
     }
@@ -250,7 +251,7 @@ impl StepGraph {
         }
     }
 
-    /// Launches the steps that wait.
+    /// Launches the collected steps.
     fn launch(&mut self) -> Result<(), Failure> {
         let (words, count) = std::mem::take(&mut self.waiting);
         if count == 0 {
@@ -267,7 +268,7 @@ impl StepGraph {
         Ok(())
     }
 
-    /// Waits for the results of the oldest queued step, and of those that were launched with it.
+    /// Waits for the results of the oldest queued step, and of the steps that were launched with it.
     fn read_oldest(&mut self) -> Result<(), Failure> {
         if self.queued.front().is_none_or(|queued| queued.results.is_some()) {
             return Ok(());
@@ -277,7 +278,7 @@ impl StepGraph {
         }
         let (reading, count) = self.readings.pop_front().expect("queued steps are launched");
         let results = reading.wait().map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?;
-        // The steps have run one behind the other.
+        // The steps have run one after the other, so each step's time is the mean.
         let (end, first) = (Instant::now(), self.queued[0].start);
         let seconds = (end - self.read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
         self.read = Some(end);
@@ -292,7 +293,8 @@ impl StepGraph {
 const HINT: &str = "set train.graph = false, and please report this";
 
 impl Learner {
-    /// Queues a step as usual, on inputs that stay.
+    /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed. The next step of this kind can then be
+    /// recorded.
     fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<(), Failure> {
         let device = self.replica.inner_device();
         graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
@@ -300,10 +302,11 @@ impl Learner {
         let mut inputs = Inputs::new(on_device, &device);
         let before = self.addresses()?;
         let (outputs, dropped) = self.run(&mut inputs, batches, lr, weight);
-        // The optimizer has counted the step, whose learning rates the inputs have already.
+        // These values only set the size of the feed and are used in the trial run below. `run` has already used the step's
+        // inputs.
         let words = inputs.words(self, batches, lr);
         let feed = inputs.make_feed(&outputs, words.len());
-        // The kernels run once before they are recorded. Nobody reads these inputs any more.
+        // Run the feed's kernels once before they are recorded. The inputs may be overwritten, since the step has been queued.
         feed.write(words);
         feed.take_inputs();
         feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
@@ -321,7 +324,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Records a step. None of it runs.
+    /// Records a step. Its kernels do not run.
     fn record(
         &mut self,
         mut inputs: Box<Inputs>,
@@ -346,7 +349,7 @@ impl Learner {
         Ok(Box::new(Recorded { inputs, graph, addresses, check: false }))
     }
 
-    /// Queues a step: forward and backward of each batch, then the optimizer. Returns also whether dropout was drawn.
+    /// Queues a step: forward and backward of each batch, then the optimizer. Also returns whether dropout was drawn on the CPU.
     fn run(&mut self, inputs: &mut Inputs, batches: &[Batch], lr: f64, weight: f64) -> (Outputs, bool) {
         let replica = &self.replica;
         let (mut gradients, mut logits) = (FlatGradients::default(), Vec::new());
@@ -371,7 +374,7 @@ impl Learner {
         (Outputs { logits, grad_norm }, dropped)
     }
 
-    /// Returns where the training state is in the GPU's memory.
+    /// Returns the addresses of the training state in the GPU's memory.
     fn addresses(&self) -> Result<Vec<[u64; 2]>, Failure> {
         let mut tensors = Vec::new();
         state::visit(self.replica.network(), |_, kind, value| {

@@ -1,4 +1,4 @@
-//! The inputs and outputs of a step that is recorded as a graph.
+//! The inputs and outputs of a step that is recorded as a CUDA graph.
 
 use burn::tensor::{Device, Tensor};
 use data::loader::Batch;
@@ -7,26 +7,26 @@ use ops::graph::{Feed, GraphInput};
 use super::{Learner, device_batch::DeviceBatch};
 use crate::optim::DeviceRates;
 
-/// Steps that are launched one behind the other, at most.
+/// Most steps that are launched at once.
 const STEPS: usize = 8;
-/// Bytes of the inputs of such steps, at most.
+/// Most bytes of the inputs of these steps.
 const INPUT_BYTES: usize = 64 << 20;
 
-/// What a step reads, on the device.
+/// The tensors that a step reads, on the device.
 #[derive(Debug)]
 pub(super) struct Inputs {
     pub(super) batches: Vec<DeviceBatch>,
     pub(super) rates: DeviceRates,
-    /// Is made in the first step with these inputs.
+    /// The feed and the number of steps that it has room for. Made in the first step with these inputs.
     feed: Option<(Feed, usize)>,
 }
 
-/// What a step leaves on the device.
+/// The results of a step, on the device.
 #[derive(Debug)]
 pub(super) struct Outputs {
-    /// Of each batch, row-major `[B, classes]`.
+    /// The logits of each batch, row-major `[B, classes]`.
     pub(super) logits: Vec<Tensor<1>>,
-    /// `[1]`, where clipping is on.
+    /// `[1]`, if clipping is on.
     pub(super) grad_norm: Option<Tensor<1>>,
 }
 
@@ -41,7 +41,7 @@ impl Inputs {
         Self { batches, rates: DeviceRates::new(device), feed: None }
     }
 
-    /// Makes the feed for steps with inputs of `words` words and such outputs.
+    /// Makes the feed for steps with inputs of `words` words and outputs of the shapes of `outputs`.
     pub(super) fn make_feed(&mut self, outputs: &Outputs, words: usize) -> Feed {
         let steps = (INPUT_BYTES / size_of::<u32>() / words).clamp(1, STEPS);
         let results = outputs.tensors().iter().map(|tensor| tensor.dims()[0]).sum();

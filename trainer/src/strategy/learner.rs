@@ -1,4 +1,4 @@
-//! The state that every process has, whatever the strategy: a replica, its optimizer, its weight average.
+//! The training state of a process, which all strategies have: a replica, its optimizer and its weight average.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::{
     timeline::Track,
 };
 
-/// A network with its optimizer and, where `train.ema` is on, its weight average.
+/// A network with its optimizer and, if `train.ema` is on, its weight average.
 #[derive(Debug)]
 pub struct Learner {
     /// The network on its device.
@@ -58,7 +58,7 @@ impl Learner {
         outcome.seconds.optimizer += (end - start).as_secs_f64();
     }
 
-    /// Returns the network to evaluate, without autodiff: with the averaged weights where the average is on.
+    /// Returns the network to evaluate, without autodiff. It has the averaged weights if the average is on.
     pub fn evaluated_network(&self) -> Network {
         let network = self.replica.inference();
         match &self.ema {
@@ -101,7 +101,7 @@ impl Learner {
             .map_err(refused)?;
         match (&mut self.ema, snapshot.ema) {
             (Some(ema), Some(tensors)) => {
-                // Loads through the network: that checks names and shapes, and returns the network's order.
+                // Load through the network, which checks names and shapes, and returns the tensors in the network's order.
                 let averaged = load(self.replica.inference(), &tensors)?;
                 ema.load(&state::state_dict(&averaged), &device);
                 Ok(())

@@ -3,11 +3,12 @@
 //! [`single`] trains on one device. [`dp`] trains on several devices of one process (`torch.nn.DataParallel`), [`ddp`] in
 //! several processes (`DistributedDataParallel`). Files of the same name do the same work: `mod.rs` has the strategy,
 //! `step.rs` the training step, `replicate.rs` copies state to the other replicas, `statistics.rs` has synchronised batch
-//! norm. What the three share is in this folder: [`Learner`] owns the network and its optimizer, [`Replica`] runs it.
+//! norm. The code that all three strategies share is in this folder: [`Learner`] owns the network and its optimizer, [`Replica`]
+//! runs the network.
 //!
 //! The engine uses the [`Strategy`] trait and does not know which strategy runs. Strategies neither count epochs nor write
-//! files: they pass on the progress of a checkpoint ([`RunProgress`]), and a batch's epoch is a seed of dropout. They print
-//! nothing but [`ddp`]'s lines on standard error: how GPUs sum gradients, and warnings about unused parameters.
+//! files. They only return the progress of a loaded checkpoint ([`RunProgress`]), and use a batch's epoch as a seed of dropout.
+//! Only [`ddp`] prints, on standard error: how GPUs sum gradients, warnings about unused parameters, and a note about autotuning.
 
 pub mod ddp;
 mod device_batch;
@@ -47,19 +48,19 @@ pub type Batches<'a> = dyn Iterator<Item = Result<Batch, DataError>> + 'a;
 pub struct StepOutcome {
     /// Sum of the samples' losses (label smoothing, mixing and class weights included).
     pub loss_sum: f64,
-    /// Sum of the samples' weights, over all ranks: the samples, unless classes have weights.
+    /// Sum of the samples' weights, over all ranks. Without class weights this is the number of samples.
     pub weight: f64,
-    /// Samples whose largest logit is that of their label. Multi-label: samples all of whose classes are right.
+    /// Samples whose largest logit is that of their label. Multi-label: samples whose classes are all predicted correctly.
     pub correct: u64,
     /// Samples in the step, over all ranks.
     pub samples: u64,
-    /// Norm of all gradients before clipping, where clipping is on.
+    /// Norm of all gradients before clipping, if clipping is on.
     pub grad_norm: Option<f64>,
-    /// The signal that asks this rank or another one to stop. Every rank has the same value after the same step.
+    /// The signal that asks this rank or another rank to stop. Every rank has the same value after the same step.
     pub stop: Option<i32>,
     /// The step's time by part.
     pub seconds: StepSeconds,
-    /// The step's whole time, where it was launched together with others: their mean.
+    /// Mean time of a step in seconds, if the step was launched together with other steps (CUDA graph).
     pub on_device: Option<f64>,
     /// Bytes that devices sent to other devices in the step (gradients, parameters, inputs, outputs), summed over devices.
     pub bytes_moved: u64,
@@ -72,13 +73,13 @@ impl StepOutcome {
         Self { stop, weight, ..Self::default() }
     }
 
-    /// Returns the mean loss of the step's samples, weighted; 0 where all samples have the weight 0.
+    /// Returns the weighted mean loss of the step's samples, or 0 if all samples have the weight 0.
     pub fn loss(&self) -> f64 {
         if self.weight > 0.0 { self.loss_sum / self.weight } else { 0.0 }
     }
 
-    /// Checks the loss, before the weights change. Where several ranks share a step, all of them have exchanged their losses
-    /// before: they refuse the same step.
+    /// Checks the loss before the weights change. If several ranks share a step, `loss_sum` is already the sum over ranks, so all
+    /// ranks refuse the same step.
     ///
     /// # Errors
     /// The loss is not finite.
@@ -101,9 +102,9 @@ pub struct StepSeconds {
     pub forward: f64,
     /// Backward.
     pub backward: f64,
-    /// Waiting for other ranks and reducing, as far as the other parts do not cover it.
+    /// Waiting for other ranks and reducing, outside of the other parts.
     pub communication: f64,
-    /// Reducing while backward runs: a part of `backward`'s time.
+    /// Reducing while backward runs. This time is included in `backward`.
     pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,
@@ -114,23 +115,23 @@ pub struct StepSeconds {
 pub enum Evaluation {
     /// Every sample of every rank was counted.
     Done(EvalCounts),
-    /// A signal asked this rank or another one to stop. Every rank has the same value.
+    /// A signal asked this rank or another rank to stop. Every rank has the same value.
     Stopped(i32),
 }
 
 impl Evaluation {
-    /// Returns `counts`, unless the counting was stopped.
+    /// Returns `counts`, unless a signal has stopped the evaluation.
     fn of_one_process(counts: EvalCounts, stop: &Stop) -> Self {
         stop.signal().map_or(Self::Done(counts), Self::Stopped)
     }
 }
 
-/// Trains and evaluates one network. The provided methods are those of one process.
+/// Trains and evaluates one network. The default methods are for one process.
 pub trait Strategy {
     /// Returns this process's network with its optimizer.
     fn learner(&self) -> &Learner;
 
-    /// Returns this process's network with its optimizer, to change it.
+    /// Returns this process's network with its optimizer, for changes.
     fn learner_mut(&mut self) -> &mut Learner;
 
     /// Returns this process's rank, which selects its share of the data.
@@ -143,13 +144,13 @@ pub trait Strategy {
         1
     }
 
-    /// Returns the number of devices that share each batch: the ranks, or the devices of this one process.
+    /// Returns the number of devices that share each batch: the number of ranks, or of this process's devices.
     fn devices(&self) -> usize {
         self.world()
     }
 
-    /// Returns the bytes that each device of this process has held at once, as far as they are known: GPUs report them
-    /// ([`crate::device::held_bytes`]); where several devices are the CPU, the tensors that each must have had are counted.
+    /// Returns the bytes that each device of this process has held at once, if known. GPUs report them
+    /// ([`crate::device::held_bytes`]). If several devices are the CPU, the strategy counts the tensors of each device.
     fn device_bytes(&self) -> Vec<u64> {
         self.learner().replica.held_bytes().into_iter().collect()
     }
@@ -159,7 +160,7 @@ pub trait Strategy {
         self.learner_mut().replica.timeline = timeline.clone();
     }
 
-    /// Takes the data sets, which are on the device. Batches may come without pixels from now on.
+    /// Takes the data sets that are on the device. From now on batches may have no pixels.
     ///
     /// # Errors
     /// This strategy needs pixels from the loader.
@@ -168,8 +169,8 @@ pub trait Strategy {
         Ok(())
     }
 
-    /// Returns every rank's `bytes` in rank order, on every rank (`torch.distributed.all_gather_object`). All ranks call it at
-    /// the same time.
+    /// Returns every rank's `bytes` in rank order, on every rank (`torch.distributed.all_gather_object`). All ranks call this
+    /// method together.
     ///
     /// # Errors
     /// A rank does not answer.
@@ -178,15 +179,16 @@ pub trait Strategy {
     }
 
     /// Takes one optimizer step with learning rate `lr` over `batches`, at least one. Gradients of several batches are
-    /// accumulated, weighted by samples. `stop` is the signal that this rank has seen; [`StepOutcome::stop`] is the one that
-    /// all ranks agree on.
+    /// accumulated, weighted by samples. `stop` is the signal that this rank has received. [`StepOutcome::stop`] is the signal on
+    /// which all ranks agree.
     ///
     /// # Errors
-    /// The loss is not finite: the weights stay as they were before the step. Or a rank does not answer.
+    /// The loss is not finite; then the step does not change the weights. Or a rank does not answer.
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
 
-    /// [`Strategy::train_step`] that need not wait for the step: where it returns `None`, the device may still work on it, and
-    /// [`Strategy::finish_step`] returns its outcome. [`Strategy::most_queued`] steps may be queued before.
+    /// Takes a step as [`Strategy::train_step`] does, but may return before the device has finished. If the result is `None`, the
+    /// device may still run the step, and [`Strategy::finish_step`] returns the outcome later. At most [`Strategy::most_queued`]
+    /// steps may be queued before this call.
     ///
     /// # Errors
     /// As [`Strategy::train_step`].
@@ -194,12 +196,12 @@ pub trait Strategy {
         self.train_step(batches, lr, stop).map(Some)
     }
 
-    /// Returns how many steps may be queued before the oldest one is waited for.
+    /// Returns the number of steps that may be queued before the caller must wait for the oldest step.
     fn most_queued(&self) -> usize {
         1
     }
 
-    /// Waits for the oldest step that [`Strategy::queue_step`] has left to the device; `None` where there is none.
+    /// Waits for the oldest step that [`Strategy::queue_step`] has queued. Returns `None` if no step is queued.
     ///
     /// # Errors
     /// As [`Strategy::train_step`], of that step.
@@ -207,17 +209,17 @@ pub trait Strategy {
         Ok(None)
     }
 
-    /// Returns the result of autotuning, once, after the step that has ended it. All ranks return it after the same step.
+    /// Returns the result of autotuning, once, after the step that has ended the search. All ranks return it after the same step.
     fn take_tuned(&mut self) -> Option<TuningReport> {
         None
     }
 
-    /// Returns what the user should know about how steps are taken, once.
+    /// Returns a note for the user about how steps are launched, once.
     fn take_note(&mut self) -> Option<String> {
         self.learner_mut().graph.take_note()
     }
 
-    /// Evaluates all `batches`, until `stop`: with the averaged weights where the average is on, otherwise with the weights.
+    /// Evaluates all `batches`, or until `stop`. Uses the averaged weights if the weight average is on, otherwise the weights.
     ///
     /// # Errors
     /// A batch is an error, or a rank or a device does not answer.
@@ -228,8 +230,8 @@ pub trait Strategy {
         self.learner().snapshot()
     }
 
-    /// Loads rank 0's checkpoint on every rank, and returns the run's progress; without a checkpoint, the start. Ranks other
-    /// than 0 pass `None`.
+    /// Loads rank 0's checkpoint on every rank, and returns the run's progress. Without a checkpoint, returns the start of a run.
+    /// Ranks other than 0 pass `None`.
     ///
     /// # Errors
     /// Names the tensors that are missing, unexpected or of another shape.

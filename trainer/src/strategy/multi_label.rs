@@ -4,8 +4,9 @@ use data::DataError;
 
 use crate::loss::binary;
 
-/// The logits and classes of every image that was evaluated. Average precision ranks all images, so it cannot be added up: ranks
-/// gather each other's scores (`Scores::to_bytes`), and every rank computes the same from all of them, whatever their order.
+/// The logits and classes of every evaluated image. Average precision sorts the scores of all images, so ranks cannot sum
+/// partial results. Instead, ranks gather the scores of all ranks (`Scores::to_bytes`), and every rank computes the same result
+/// from them. The order of images does not matter.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores {
     classes: usize,
@@ -21,7 +22,7 @@ impl Scores {
         Self { classes, ..Self::default() }
     }
 
-    /// Returns scores of the same classes without images.
+    /// Returns empty scores for the same classes.
     pub(super) fn without_images(&self) -> Self {
         Self::new(self.classes)
     }
@@ -32,7 +33,7 @@ impl Scores {
         self.positive.extend(target.iter().map(|&target| target > 0.5));
     }
 
-    /// Returns the scores for another rank: 5 bytes per image and class.
+    /// Encodes the scores for another rank: 5 bytes per image and class.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let one = |(logit, &positive): (&f32, &bool)| {
             let [a, b, c, d] = logit.to_le_bytes();
@@ -41,7 +42,7 @@ impl Scores {
         self.logits.iter().zip(&self.positive).flat_map(one).collect()
     }
 
-    /// Adds the scores of a rank that [`Scores::to_bytes`] returned there.
+    /// Adds the scores that [`Scores::to_bytes`] returned on another rank.
     pub(super) fn append(&mut self, bytes: &[u8]) {
         for &[a, b, c, d, positive] in bytes.as_chunks::<5>().0 {
             self.logits.push(f32::from_le_bytes([a, b, c, d]));
@@ -55,9 +56,9 @@ impl Scores {
         (0..self.classes).map(|class| count(class) as u64).collect()
     }
 
-    /// Returns the average precision of each class, `[classes]`, from 0 to 1: the mean of the precisions at the images that have the
-    /// class, in the order of falling scores; `sum((R[k] - R[k - 1]) * P[k])` over the distinct scores
-    /// (`sklearn.metrics.average_precision_score`). `None` for a class that no image has.
+    /// Returns the average precision of each class, `[classes]`, from 0 to 1: `sum((R[k] - R[k - 1]) * P[k])` over the distinct
+    /// scores in descending order, where `R` is the recall and `P` the precision (`sklearn.metrics.average_precision_score`).
+    /// `None` for a class that no image has.
     pub fn average_precision(&self) -> Vec<Option<f64>> {
         let images = self.images();
         (0..self.classes).map(|class| (images[class] > 0).then(|| self.of_class(class, images[class]))).collect()
@@ -68,7 +69,7 @@ impl Scores {
         let mut ranked: Vec<(f32, bool)> = column.map(|(&logit, &positive)| (logit, positive)).collect();
         ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
         let (mut seen, mut found, mut sum) = (0u64, 0u64, 0.0);
-        // Images of equal scores have one place: their order says nothing.
+        // Images with equal scores have no order, so they are counted together.
         for equal in ranked.chunk_by(|a, b| a.0 == b.0) {
             let more = equal.iter().filter(|(_, positive)| *positive).count() as u64;
             (seen, found) = (seen + equal.len() as u64, found + more);
@@ -77,20 +78,20 @@ impl Scores {
         sum / images as f64
     }
 
-    /// Returns the mean of the classes' average precisions in percent, over the classes that an image has (`average="macro"`;
-    /// torchmetrics' `MultilabelAveragePrecision`); NaN where no image has a class.
+    /// Returns the mean average precision in percent, over the classes that at least one image has (`average="macro"` of
+    /// torchmetrics' `MultilabelAveragePrecision`). NaN if no image has a class.
     pub fn mean_percent(&self) -> f64 {
         let known: Vec<f64> = self.average_precision().into_iter().flatten().collect();
         100.0 * known.iter().sum::<f64>() / known.len() as f64
     }
 }
 
-/// Returns the loss of one image and whether all its classes are right. `target` has one entry per class, 1 or 0.
+/// Returns the loss of one image, and whether all its classes are predicted correctly. `target` has one entry per class, 1 or 0.
 pub(super) fn judge(logits: &[f32], target: &[f32]) -> (f64, bool) {
     (binary::row_loss(logits, target, &[]), binary::exact_match(logits, target))
 }
 
-/// Checks that a batch is one of a multi-label data set where `multi_label`, and of another one where not.
+/// Checks that a batch belongs to a multi-label data set if `multi_label` is set, and to a single-label data set otherwise.
 pub(super) fn check_batch(multi_label: bool, multi_hot: &[f32]) -> Result<(), DataError> {
     match multi_label != multi_hot.is_empty() {
         true => Ok(()),

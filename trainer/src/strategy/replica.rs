@@ -1,4 +1,4 @@
-//! One copy of the network on one device, and how a batch becomes gradients there.
+//! One copy of the network on one device: computes gradients from a batch, and evaluates.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ use crate::{
     timeline::{Timeline, Track},
 };
 
-/// The output of a forward pass: where backward starts, and the values to count.
+/// The output of a forward pass: the loss for the backward pass, and the values from which counts are computed.
 #[derive(Debug)]
 pub struct ForwardOutput {
     /// `[1]`, with autodiff.
@@ -41,11 +41,12 @@ pub struct Replica {
     pub parameters: Vec<ParameterInfo>,
     /// Records forward, backward and the optimizer's step.
     pub timeline: Timeline,
-    /// The weight of each class in the training loss, `[classes]`; empty: all classes alike.
+    /// The weight of each class in the training loss, `[classes]`. If empty, all classes have the same weight.
     pub class_weights: Vec<f64>,
-    /// The weight of the images that have each class in a multi-label training loss, `[classes]`; empty: 1.
+    /// The weight of positive examples of each class in a multi-label training loss, `[classes]` (`pos_weight` of PyTorch's
+    /// `BCEWithLogitsLoss`). If empty, all weights are 1.
     pub pos_weights: Vec<f64>,
-    /// The data sets, where they are on the device: batches may then come without pixels.
+    /// The data sets, if they are kept on the device. Then batches may have no pixels.
     pub datasets: Option<DeviceDatasets>,
     device: Device,
     classes: usize,
@@ -77,7 +78,7 @@ impl Replica {
         }
     }
 
-    /// Sets whether an image has any number of classes, each with a sigmoid. Otherwise it has one, and the classes a softmax.
+    /// Sets whether an image has any number of classes (a sigmoid per class). Otherwise an image has one class (a softmax).
     pub fn of_multi_label(mut self, multi_label: bool) -> Self {
         self.multi_label = multi_label;
         self
@@ -106,7 +107,7 @@ impl Replica {
         self.network = Some(change(network));
     }
 
-    /// Replaces the network by `change(network)`; keeps the old one where `change` fails.
+    /// Replaces the network by `change(network)`. Keeps the old network if `change` fails.
     ///
     /// # Errors
     /// Those of `change`.
@@ -120,13 +121,13 @@ impl Replica {
         device::held_bytes(&self.inner_device())
     }
 
-    /// Returns the device without autodiff, where optimizer state and evaluation are.
+    /// Returns the device without autodiff, on which optimizer state is stored and evaluation runs.
     pub fn inner_device(&self) -> Device {
         self.device.clone().inner()
     }
 
-    /// Runs the forward pass of one batch. Its loss is weighted as a part of the step `outcome`. Adds its time to `outcome`; on a
-    /// GPU this is the time to queue the work.
+    /// Runs the forward pass of one batch. The loss is divided by the weight of the whole step in `outcome`. Adds the time to
+    /// `outcome`; on a GPU this is the time to queue the work.
     pub fn forward(&self, batch: Batch, cx: Context, outcome: &mut StepOutcome) -> ForwardOutput {
         let start = Instant::now();
         let labels = batch.labels.clone();
@@ -140,15 +141,15 @@ impl Replica {
         ForwardOutput { loss, logits: logits.inner(), targets, labels }
     }
 
-    /// Runs the backward pass of a forward pass without a gradient sink, and returns the gradients. Adds counts and its time to
-    /// `outcome`, a loss that is not finite among them ([`StepOutcome`] is checked when all ranks have taken part).
+    /// Runs the backward pass of a forward pass without a gradient sink, and returns the gradients. Adds loss, counts and time to
+    /// `outcome`. A loss that is not finite is no error here: [`StepOutcome`] is checked after all ranks have added their losses.
     pub fn backward(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> FlatGradients {
         let collect = |gradients| FlatGradients::from_backward(gradients, self.network());
         self.backward_with(forward, outcome, collect)
     }
 
-    /// Runs the backward pass of a forward pass whose context has a gradient sink ([`Context::train_with`]): the sink gets the
-    /// gradients while the pass runs. Adds counts and its time to `outcome`, as [`Replica::backward`] does.
+    /// Runs the backward pass of a forward pass whose context has a gradient sink ([`Context::train_with`]). The sink gets the
+    /// gradients while the pass runs. Adds loss, counts and time to `outcome`, as [`Replica::backward`] does.
     pub fn backward_into_sink(&self, forward: ForwardOutput, outcome: &mut StepOutcome) {
         self.backward_with(forward, outcome, drop);
     }
@@ -162,7 +163,7 @@ impl Replica {
         let start = Instant::now();
         let ForwardOutput { loss, logits, targets, labels } = forward;
         let gradients = collect(loss.backward());
-        // Reads the logits only now: reading waits for a GPU, whose backward pass is queued by now.
+        // Read the logits after the backward pass was queued, since reading waits for the GPU.
         self.count(&host_logits(logits), &targets, &labels, outcome);
         let end = Instant::now();
         self.timeline.span(Track::Step, "backward", start, end, &[]);
@@ -170,8 +171,8 @@ impl Replica {
         gradients
     }
 
-    /// Returns the batch's pixels on the device, `[B * views, C, H, W]`: the loader's, or those of a data set on the device if
-    /// the loader has made none.
+    /// Returns the batch's pixels on the device, `[B * views, C, H, W]`. If the loader has made no pixels, takes them from the
+    /// data set on the device.
     fn images(&self, batch: Batch, set: fn(&DeviceDatasets) -> &DeviceDataset) -> Tensor<4> {
         if let (true, Some(sets)) = (batch.images.is_empty(), &self.datasets) {
             return set(sets).batch(&batch).autodiff();
@@ -185,7 +186,7 @@ impl Replica {
         cx.autocast_bf16(self.precision == Precision::Bf16)
     }
 
-    /// Returns the training loss `[1]` of a batch, divided by `weight`. `logits` are `[B, classes]`, `targets` those of
+    /// Returns the training loss `[1]` of a batch, divided by `weight`. `logits` are `[B, classes]`, `targets` come from
     /// [`Replica::targets`].
     pub(super) fn loss(&self, logits: Tensor<2>, targets: &[f32], weight: f64) -> Tensor<1> {
         match self.multi_label {
@@ -194,8 +195,8 @@ impl Replica {
         }
     }
 
-    /// Returns the batch's targets, row-major `[B, classes]`: the distribution times the classes' weights, or where an image has
-    /// several classes 1 for each of them.
+    /// Returns the batch's targets, row-major `[B, classes]`: the distribution over classes times the class weights. In a
+    /// multi-label run, 1 for each class of the image and 0 for the others.
     pub(super) fn targets(&self, batch: &Batch) -> Vec<f32> {
         if self.multi_label {
             return batch.multi_hot.clone();
@@ -208,7 +209,7 @@ impl Replica {
     /// Returns the key from which each sample's dropout is drawn, `[B]`.
     pub(super) fn dropout_keys(&self, batch: &Batch) -> Vec<u64> {
         let key = |(index, &id): (usize, &u32)| {
-            // A sample that is drawn again in the epoch has another mask.
+            // A weighted sampler may draw a sample several times per epoch. Each draw has another mask.
             let draw = batch.draws.get(index).copied().unwrap_or(0);
             dropout_key(self.seed.wrapping_add(u64::from(draw) << 32), batch.epoch, id)
         };
@@ -235,12 +236,12 @@ impl Replica {
         self.network().valid()
     }
 
-    /// Returns whether kernels of the device are tuned for the shapes of their inputs.
+    /// Returns whether the device tunes its kernels for each shape of their inputs.
     fn is_tuned(&self) -> bool {
         self.inner_device() != Device::flex()
     }
 
-    /// Counts every batch with `network`, an inference copy, until `stop`.
+    /// Evaluates every batch with `network`, an inference copy, until `stop`.
     ///
     /// # Errors
     /// A batch is an error.
@@ -249,8 +250,9 @@ impl Replica {
         let infer = |batch: Batch| {
             let count = batch.len();
             full = full.max(count);
-            // Kernels on GPUs are tuned for each batch size. An evaluation computes each image by itself, so the last batch may
-            // have more images than are counted. A training step may not: batch norm's statistics would include them.
+            // Kernels on GPUs are tuned for each batch size, so pad the last batch to the size of the others. This does not
+            // change results: an evaluation computes each image independently, and the padding is not counted. (In training,
+            // batch norm's statistics would include the padding.)
             let batch = if self.is_tuned() { batch.padded(full) } else { batch };
             let views = batch.views;
             let images = self.images(batch, |sets| &sets.eval).inner();
@@ -265,7 +267,7 @@ impl Replica {
     }
 }
 
-/// Returns the key of a sample's dropout: it depends on the seed, the epoch and the sample, and not on the number of ranks.
+/// Returns the key of a sample's dropout. The key depends on the seed, the epoch and the sample, but not on the number of ranks.
 fn dropout_key(seed: u64, epoch: usize, id: u32) -> u64 {
     let mix = |key: u64, word: u64| (key ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29);
     mix(mix(seed, epoch as u64 + 1), u64::from(id) + 1)

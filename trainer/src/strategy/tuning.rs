@@ -1,4 +1,4 @@
-//! What autotuning has measured and chosen (`parallel.autotune`).
+//! The settings that autotuning changes (`parallel.autotune`), its measurements and its result.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +30,7 @@ impl StepSettings {
         }
     }
 
-    /// Writes the settings to a plan, which tunes nothing from then on.
+    /// Writes the settings to a plan, and turns autotuning off in it.
     pub fn write_to(&self, plan: &mut RunPlan) {
         let parallel = &mut plan.parallel;
         parallel.bucket_mb = self.bucket_mb;
@@ -41,14 +41,14 @@ impl StepSettings {
     }
 }
 
-/// Settings that were measured.
+/// The measurement of one combination of settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
     /// The settings.
     pub settings: StepSettings,
-    /// Number of buckets that they cut the gradients into.
+    /// Number of buckets with these settings.
     pub buckets: usize,
-    /// Seconds per step: the median of each rank's steps, and of these the largest. The smaller one of two measurements.
+    /// Seconds per step: the largest of the ranks' medians. If the settings were measured twice, the smaller value.
     pub seconds: f64,
 }
 
@@ -57,13 +57,13 @@ pub struct Trial {
 pub struct TuningReport {
     /// The settings that the run keeps.
     pub chosen: StepSettings,
-    /// Optimizer steps that were taken meanwhile.
+    /// Optimizer steps that the search took.
     pub steps: u64,
-    /// Everything that was measured. The first trial has the plan's settings.
+    /// All measurements. The first trial has the plan's settings.
     pub trials: Vec<Trial>,
 }
 
-/// A wire format as the TOML spells it.
+/// Serializes a wire format with the keyword of the TOML file.
 mod word {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 

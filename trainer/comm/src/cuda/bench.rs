@@ -10,11 +10,11 @@ use crate::bench::{BenchConfig, BenchRow, expected, input, timed};
 use crate::dtype::ReduceOp;
 use crate::error::{CommError, Result};
 
-/// Measures sums of all sizes. Every rank calls this with the same configuration. Sizes are bytes on the wire, in elements of
-/// the configuration's type; tensors are f32. Calls `describe` with the route, then `report` with each row as it is ready.
+/// Measures sums of all sizes. Every rank calls this function with the same configuration. Sizes are bytes on the wire, in
+/// elements of the configuration's type; tensors are f32. Calls `describe` with the route, then `report` with each row as soon
+/// as the row is ready.
 ///
 /// # Errors
-/// Those of [`DeviceGroup`].
 /// Those of [`DeviceGroup`].
 pub fn all_reduce(
     comm: &Communicator,

@@ -1,4 +1,5 @@
-//! Connects the GPUs of all ranks: chooses a route, tests it, and takes the next one if the backend is `auto` and the test fails.
+//! Connects the GPUs of all ranks: chooses a route and tests it. If the backend is `auto` and the test fails, tries the next
+//! route.
 
 use std::sync::Arc;
 
@@ -17,21 +18,21 @@ use super::window::{Windows, agree};
 use crate::Communicator;
 use crate::error::{CommError, ErrorKind, Result};
 
-/// Bytes of the largest slot. Longer arrays are cut into launches.
+/// Largest slot in bytes. A longer array needs several launches.
 const MOST: usize = 64 << 20;
 
 /// Result of [`DeviceGroup::connect`].
 pub enum Connected {
     /// The GPUs are connected.
     Group(Box<DeviceGroup>),
-    /// The backend is `auto`, and no route between the GPUs works: values have to go through the host's memory.
+    /// The backend is `auto`, and no route between the GPUs works: values must go through host memory.
     ThroughHost {
         /// Why no route works.
         cause: String,
     },
 }
 
-/// The ranks that connect their GPUs.
+/// The state of one rank while the ranks connect their GPUs.
 struct Meeting<'a> {
     comm: &'a Communicator,
     device: &'a Device,
@@ -41,7 +42,7 @@ struct Meeting<'a> {
 }
 
 impl DeviceGroup {
-    /// Does what [`connect`](Self::connect) does, and fails if the values would have to go through the host's memory.
+    /// Does what [`connect`](Self::connect) does, and fails if values must go through host memory.
     ///
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) on every rank if there is no route.
@@ -56,11 +57,11 @@ impl DeviceGroup {
         }
     }
 
-    /// Connects the GPUs of all ranks of `comm`, which call this together, each with its own `device`. With
-    /// [`DeviceBackend::Auto`], a route that fails is replaced by the next one: the kernels, NCCL, the host's memory.
+    /// Connects the GPUs of all ranks of `comm`. All ranks call this function together, each with its own `device`. With
+    /// [`DeviceBackend::Auto`] the routes are tried in this order: the kernels, NCCL, host memory.
     ///
     /// # Errors
-    /// [`Setup`](ErrorKind::Setup) on every rank if the backend that the user asked for is not possible here.
+    /// [`Setup`](ErrorKind::Setup) on every rank if the backend that the user asked for does not work between these GPUs.
     pub fn connect(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Connected> {
         Meeting::new(comm, device, options)
             .and_then(|meeting| meeting.connect())
@@ -96,7 +97,7 @@ impl<'a> Meeting<'a> {
                     group.detour = (!causes.is_empty()).then(|| causes.join("; "));
                     return Ok(Connected::Group(Box::new(group)));
                 }
-                // All ranks get a `Setup` error together, so all of them go on with the same route.
+                // All ranks get a `Setup` error together, so all ranks continue with the same next route.
                 Err(error) if auto && error.kind == ErrorKind::Setup => error,
                 Err(error) => return Err(error),
             };
@@ -138,7 +139,7 @@ impl<'a> Meeting<'a> {
             }
             _ => (*comm).clone(),
         };
-        // Other hosts may have failed.
+        // The ranks of another host may have failed.
         let mut group = agree(self.inside(route, local), comm)?;
         group.inter_host = agree(InterHost::new(&group.route, topology, comm, &self.gpu), comm)?;
         Ok(group)
@@ -158,7 +159,7 @@ impl<'a> Meeting<'a> {
         comm.inner.process.abort.on_raise(move || {
             if let Some(words) = abort.upgrade() {
                 words.set(word::ABORT, 1);
-                // Nothing may stay in front of the end of NCCL's stream. No launch has a number as high.
+                // NCCL's stream waits for this word. The value is above every launch's number, so the stream runs to its end.
                 words.set(word::PACKED, u64::MAX >> 1);
             }
         });
@@ -182,7 +183,7 @@ impl<'a> Meeting<'a> {
 }
 
 impl DeviceGroup {
-    /// Tests access to every peer's memory: stores to it, and loads from it.
+    /// Tests access to every peer's memory: stores to the memory, and loads from it.
     fn probe(&mut self) -> Result<()> {
         if self.constants.world() < 2 {
             return Ok(());

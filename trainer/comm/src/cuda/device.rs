@@ -1,7 +1,7 @@
 //! Launches through cubecl's client, on their own stream, and the conversion between burn's tensors and cubecl's buffers.
 //!
-//! Every tensor of a collective is a binding of its launch, so cubecl keeps its memory until the kernel is done. Bindings alone
-//! do not order the streams ([`StreamEvent`] explains why).
+//! Every tensor of a collective is a binding of its launch, so cubecl keeps the tensor's memory until the kernel is done.
+//! Bindings alone do not order the streams ([`StreamEvent`] explains why).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -28,12 +28,12 @@ use crate::error::{CommError, Result};
 
 type CubeDevice = burn::backend::tensor::Device<Cube>;
 
-/// The text of a kernel. cubecl compiles it at the first launch.
+/// The text of a kernel. cubecl compiles the text at the first launch.
 #[derive(Clone)]
 struct KernelSource {
     variant: KernelVariant,
     source: Arc<str>,
-    /// Distinguishes two texts of one variant: compiled kernels are kept on disk.
+    /// Checksum of the text. Compiled kernels are cached on disk, so the cache's key must change with the text.
     checksum: u32,
 }
 
@@ -52,7 +52,8 @@ impl KernelMetadata for KernelSource {
 }
 
 impl CubeKernel for KernelSource {
-    /// cubecl uses only the number of threads.
+    /// Returns an empty definition with the number of threads. cubecl reads nothing else of it, since [`source`](Self::source)
+    /// has the text.
     fn define(&self) -> KernelDefinition {
         let settings = KernelSettings::new(Dim3::new_1d(THREADS), ExecutionMode::Unchecked, AddressType::U64)
             .cube_dim(Dim3::new_1d(THREADS));
@@ -122,7 +123,7 @@ impl Launcher {
         })
     }
 
-    /// Returns burn's device.
+    /// Returns the device as burn's type.
     pub(super) fn device(&self) -> &Device {
         &self.burn
     }
@@ -149,7 +150,7 @@ impl Launcher {
         let strided = |tensor: &CubeTensor| !tensor.is_contiguous();
         let mut primitive = cube(tensor.clone())?;
         if strided(&primitive) {
-            // A concatenation copies.
+            // A concatenation copies, and its result is contiguous.
             tensor = Tensor::cat(vec![tensor], 0);
             primitive = cube(tensor)?;
             if strided(&primitive) {
@@ -168,19 +169,20 @@ impl Launcher {
         Elements { handle, len }
     }
 
-    /// Returns elements that kernels have written as a tensor, for threads that wait for a later event.
+    /// Returns elements that kernels write as a tensor. A thread that reads the tensor must first wait for an event that was
+    /// recorded after the launches.
     pub(super) fn tensor(&self, elements: Elements) -> Tensor<1> {
         let Elements { handle, len } = elements;
         let (client, device) = (self.client.clone(), self.device.clone());
         tensor_of(CubeTensor::new_contiguous(client, device, [len].into(), handle, DType::F32))
     }
 
-    /// Enqueues a launch on the stream, and returns when the driver has it: another rank's kernel may wait for this one, while
-    /// cubecl keeps launches in a queue until there are many or somebody asks for a result.
+    /// Enqueues a launch on the stream, and returns when the driver has it. cubecl itself would keep the launch in a queue
+    /// until there are many launches or a result is read, while another rank's kernel waits for this one.
     ///
     /// # Errors
-    /// The kernel does not compile, or the driver refuses the launch. A launch that fails later shows in its output, and as a
-    /// missing rank.
+    /// The kernel does not compile, or the driver refuses the launch. If the kernel fails later, reading its output fails, and
+    /// the other ranks report this rank as missing.
     pub(super) fn launch(&self, launch: &Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
         let variant = launch.variant;
         let kernel = self
@@ -195,17 +197,17 @@ impl Launcher {
         let bind = |elements: &Elements| elements.handle.clone().binding();
         let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
         for index in 0..variant.parts {
-            // A kernel with more parameters than tensors gets the first tensor again. Its table of ends keeps it from reading it.
+            // Unused parameters get the first tensor again. The kernel does not read them, since its table of ends excludes them.
             let elements = sources.get(index).or(sources.first()).unwrap_or(output);
             arguments = arguments.with_buffer_io(bind(elements), BufferIOAttr::ReadOnly);
         }
         let words = launch.params.words(variant.parts);
         let len = words.len();
-        // No dynamic part: cubecl passes all words by value, behind the buffers.
+        // `len` words are static and none dynamic, so cubecl passes all words by value, after the buffers.
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
         let count = CubeCount::Static(launch.blocks, 1, 1);
         self.stream.executes(|| self.client.launch(Box::new(kernel), count, arguments));
-        // The check comes behind the launch in the queue.
+        // The check is queued after the launch, so it returns after cubecl has passed the launch to the driver.
         let checked = self.client.check([&output.handle]);
         checked.map_err(|e| CommError::system(format!("GPU {}: {}: {e}", self.index, variant.kernel.name())))
     }

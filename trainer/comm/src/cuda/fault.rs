@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::layout::{Fault, fault};
 use crate::error::{CommError, ErrorKind, ranks};
 
-/// Returns the error for a rank's `faults`; `None` if an abort of the job caused them. `names` are ranks of the job by peer, `me`
-/// is this rank of the job, and `limit` the longest wait.
+/// Returns the error for a rank's `faults`. Returns `None` if an abort of the job caused the faults. `names` has the job's rank
+/// of each peer, `me` is this process's rank in the job, and `limit` is the longest wait.
 pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: Duration) -> Option<CommError> {
     let of = |kind: u64| -> Vec<usize> {
         let name = |fault: &Fault| names.get(fault.peer).copied().unwrap_or(fault.peer);

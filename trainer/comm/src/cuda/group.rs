@@ -25,12 +25,12 @@ use crate::transport::REASON_LIMIT;
 pub struct DeviceGroupOptions {
     /// The backend that the user asks for.
     pub backend: DeviceBackend,
-    /// Most elements of a call. Slots are made for it; longer calls are cut into launches.
+    /// Expected largest number of elements of a call. It determines the size of the slots. A longer call needs several launches.
     pub elements: usize,
     /// Type of the elements on the wire.
     pub wire: WireType,
-    /// Whether kernels meet on the device even if ranks share it. Each meeting then takes milliseconds, until the driver switches
-    /// between processes. For checks of the kernels on a single GPU.
+    /// Whether kernels wait for each other on the device even if ranks share the device. Each wait then takes milliseconds,
+    /// since the driver must switch between processes. For tests of the kernels on a single GPU.
     pub meet_on_device: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct DeviceGroup {
     pub(super) constants: LaunchConstants,
     pub(super) sequence: Sequence,
     pub(super) route: Route,
-    /// Why a better route could not be used.
+    /// Why the preferred route could not be used.
     pub(super) detour: Option<String>,
     /// Set if windows do not reach all ranks.
     pub(super) inter_host: Option<InterHost>,
@@ -58,7 +58,7 @@ pub struct DeviceGroup {
 }
 
 impl DeviceGroup {
-    /// Describes the route, for the screen, and why better ones could not be used.
+    /// Describes the route for the user, and why the preferred route could not be used.
     pub fn description(&self) -> String {
         let mut text = self.route.describe(&self.topology);
         if let Some(cause) = &self.detour {
@@ -67,7 +67,7 @@ impl DeviceGroup {
         text
     }
 
-    /// Returns where the ranks are.
+    /// Returns the host and the GPU of every rank.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
@@ -85,10 +85,11 @@ impl DeviceGroup {
         self.windows.as_ref().ok_or_else(|| CommError::system("the group is closed"))
     }
 
-    /// Fails if a kernel of this rank has given up, or the job has ended. Does not wait for work that still runs.
+    /// Returns an error if a kernel of this rank has reported a fault, or if the job has ended. Does not wait for work that still
+    /// runs.
     ///
     /// # Errors
-    /// Names the rank that is missing or that makes another call; or the error that ended the job.
+    /// The error of the fault, which names the rank that is missing or makes another call; or the error that ended the job.
     pub fn check(&self) -> Result<()> {
         let faults = self.windows()?.faults();
         if faults.is_empty() {
@@ -118,7 +119,7 @@ impl DeviceGroup {
         done.map_err(|error| self.process().fail(error))
     }
 
-    /// Ends the group on all ranks, which call this together: waits for the GPU and for the other ranks, and frees the windows.
+    /// Ends the group: waits for the GPU and for the other ranks, and frees the windows. All ranks call this function together.
     ///
     /// # Errors
     /// As [`synchronize`](Self::synchronize).
@@ -130,7 +131,7 @@ impl DeviceGroup {
         Ok(())
     }
 
-    /// Sums `tensors` over all ranks, each value times `scale`. Returns the sums in one tensor, one behind the other.
+    /// Multiplies each value of `tensors` by `scale`, and sums over all ranks. Returns the sums of all tensors, concatenated.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -138,8 +139,9 @@ impl DeviceGroup {
         self.ordered(|this, after| this.all_reduce_after(tensors, scale, after))
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), for tensors of another thread, which recorded `after` when it had written them. A
-    /// thread that uses the sum must wait for the returned event, or for a later event of this group.
+    /// Does what [`all_reduce`](Self::all_reduce) does, for tensors that another thread has written. That thread recorded the
+    /// event `after` behind its writes. A thread that uses the sum must wait for the returned event, or for a later event of
+    /// this group.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -158,15 +160,15 @@ impl DeviceGroup {
         let world = self.constants.world();
         match self.route {
             Route::Kernels { .. } => plan::all_reduce(len as u64, wire, world),
-            // For NCCL the slot is only the way in and out.
+            // With NCCL the kernels only copy: to the slot, which NCCL sums in place, and back.
             _ if world == 1 => Kernel::Broadcast,
             _ => Kernel::TwoShot,
         }
     }
 
-    /// Returns all ranks' `tensors`, one behind the other, in rank order. Works over every route and always travels in f32, whatever
-    /// the group's [`wire`](Self::wire) is: bits do not change, except the sign of a zero where there is no
-    /// [`all_gather`](Self::all_gather).
+    /// Returns all ranks' `tensors`, concatenated in rank order. Works over every route, and always sends f32, whatever the
+    /// group's [`wire`](Self::wire) is. Bits do not change, with one exception: over routes without
+    /// [`all_gather`](Self::all_gather), a negative zero may become a positive zero.
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -179,17 +181,17 @@ impl DeviceGroup {
                 let sources = this.elements(tensors, after)?;
                 return this.run(call, sources, each * world, 1.0);
             }
-            // A sum of arrays in which each rank fills a part of its own. What else is there is a zero.
+            // Gathers by a sum: each rank's array holds its tensors in its own part, and zeros elsewhere.
             let zeros = |ranks: usize| (ranks > 0).then(|| Tensor::zeros([ranks * each], this.launcher.device()));
             let padded = zeros(rank).into_iter().chain(tensors).chain(zeros(world - rank - 1)).collect();
-            // The zeros are this thread's work too.
+            // Record again: the thread has submitted the zeros after the first event.
             let after = StreamEvent::record(this.launcher.device());
             let (sources, len) = (this.elements(padded, &after)?, each * world);
             this.all_reduce_by(this.all_reduce_kernel(len, wire), wire, sources, len, 1.0)
         })
     }
 
-    /// Runs a call whose tensors come from this thread, and whose result this thread uses.
+    /// Runs a call whose tensors this thread has written, and whose result this thread uses.
     fn ordered(
         &mut self,
         call: impl FnOnce(&mut Self, &StreamEvent) -> Result<(Tensor<1>, StreamEvent)>,
@@ -200,7 +202,7 @@ impl DeviceGroup {
         Ok(tensor)
     }
 
-    /// Like [`all_reduce`](Self::all_reduce), with a kernel that the caller chooses. For measurements.
+    /// Does what [`all_reduce`](Self::all_reduce) does, with a kernel that the caller chooses. For measurements.
     ///
     /// # Errors
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) if the group cannot use the kernel.
@@ -228,7 +230,7 @@ impl DeviceGroup {
         self.run(call, sources, len, scale)
     }
 
-    /// Sums `tensor` over all ranks and returns this rank's part. All parts have the same length. Inside a host.
+    /// Sums `tensor` over all ranks and returns this rank's part. All parts have the same length. Works inside one host only.
     ///
     /// # Errors
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for wrong lengths or several hosts.
@@ -243,7 +245,7 @@ impl DeviceGroup {
         self.one(call, tensor, each, scale)
     }
 
-    /// Returns all ranks' `tensor`s, in rank order. Inside a host. With [`WireType::F32`] bits do not change.
+    /// Returns all ranks' `tensor`s, in rank order. Works inside one host only. With [`WireType::F32`] bits do not change.
     ///
     /// # Errors
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for several hosts.
@@ -253,7 +255,7 @@ impl DeviceGroup {
         self.one(call, tensor, each * world, 1.0)
     }
 
-    /// Returns rank `root`'s `tensor`. Inside a host. With [`WireType::F32`] bits do not change.
+    /// Returns rank `root`'s `tensor`. Works inside one host only. With [`WireType::F32`] bits do not change.
     ///
     /// # Errors
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for a wrong root or several hosts.
@@ -341,14 +343,15 @@ impl DeviceGroup {
                 }
             }
         }
-        // If hosts meet, the wait before the next call's first meeting covers the reads of this call.
+        // No barrier follows the last step of `host_steps`: the next call waits for the device, and so for this call's reads,
+        // before its first barrier.
         Ok(())
     }
 }
 
 impl Drop for DeviceGroup {
-    /// Without [`close`](Self::close) it is not known whether other ranks still read this rank's memory, and a rank that fails
-    /// alone must not wait for them. So the memory stays until the process ends.
+    /// Leaks the windows unless [`close`](Self::close) has freed them: other ranks may still read this rank's memory, and a
+    /// rank that fails alone must not wait for the other ranks. The memory is freed when the process ends.
     fn drop(&mut self) {
         std::mem::forget(self.windows.take());
     }

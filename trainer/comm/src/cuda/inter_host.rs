@@ -1,4 +1,5 @@
-//! Sums between windows: each rank's part of a slot with the same part on other hosts, or all ranks' whole slots.
+//! Sums between ranks whose windows are not connected: each rank's part of a slot with the same part on other hosts, or the whole
+//! slots of all ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,15 +12,15 @@ use super::topology::Topology;
 use crate::error::{CommError, Result};
 use crate::{Communicator, ReduceOp};
 
-/// The transport between windows.
+/// The transport between ranks whose windows are not connected.
 pub(super) enum InterHost {
     Nccl(Nccl),
-    /// TCP, through the host's memory.
+    /// TCP, through host memory.
     Host(Communicator),
 }
 
 impl InterHost {
-    /// Connects the ranks that sum the same part. `None` if windows reach all ranks.
+    /// Connects the ranks that sum the same part. Returns `None` if the windows of all ranks are connected.
     ///
     /// # Errors
     /// As [`Nccl::new`] and [`Communicator::group`].
@@ -46,7 +47,7 @@ impl InterHost {
         }
     }
 
-    /// Fails if the transport has noticed an error since the last call. Does not wait.
+    /// Returns an error if the transport has noticed one since the last call. Does not wait.
     ///
     /// # Errors
     /// As [`Nccl::check`].
@@ -58,7 +59,8 @@ impl InterHost {
     }
 }
 
-/// Sums bytes `range` of the window over the ranks of `comm`. No kernel may access them. Returns when the sum is there.
+/// Sums the bytes `range` of the window over the ranks of `comm`, through host memory. Returns when the sum is in the window. No
+/// kernel may access these bytes meanwhile.
 ///
 /// # Errors
 /// The driver's error, or as [`Communicator::all_reduce`].
@@ -68,7 +70,7 @@ pub(super) fn all_reduce_on_host(
     range: Range<usize>,
     wire: WireType,
 ) -> Result<()> {
-    // Words, for the alignment of every type.
+    // `u64` words have the alignment of every element type.
     let mut words = vec![0u64; range.len() / 8];
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
     let failed = |error| window.context().failed(&error);

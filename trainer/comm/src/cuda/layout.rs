@@ -14,7 +14,7 @@ pub const PAGE: usize = 2 << 20;
 /// Bytes of a pack, the unit of memory accesses.
 pub const PACK: usize = 16;
 
-/// Position in a window, in bytes, of the flags [`FlagSet::Filled`]: a word for each block and sender.
+/// Position in a window, in bytes, of the flags [`FlagSet::Filled`]: one word per block and sender.
 pub const FILLED: usize = 0;
 /// Position of the flags [`FlagSet::Reduced`].
 pub const REDUCED: usize = FILLED + FLAGS;
@@ -28,8 +28,8 @@ pub const SLOTS_AT: usize = 64 << 10;
 const FLAGS: usize = MAX_BLOCKS as usize * MAX_WORLD * 8;
 const _: () = assert!(PROBE + MAX_WORLD * 8 <= SLOTS_AT && SLOTS_AT.is_multiple_of(128));
 
-/// Bits of [`LaunchParams::phases`]: the steps of a launch. One launch runs all steps. If ranks share a device, each step is a
-/// launch of its own, and the hosts meet between them.
+/// Bits of [`LaunchParams::phases`]: the steps of a launch. Usually one launch runs all steps. If ranks share a device, each
+/// step is a separate launch, and the host processes synchronize between launches.
 pub mod phase {
     /// [`KernelStep::Pack`](super::super::protocol::KernelStep::Pack).
     pub const PACK: u32 = 1;
@@ -45,7 +45,7 @@ pub mod phase {
 
 /// Kinds of [`Fault`], as kernels write them.
 pub mod fault {
-    /// The peer did not come within the limit.
+    /// The peer did not arrive within the timeout.
     pub const MISSING: u64 = 1;
     /// The job was aborted while the rank waited for the peer.
     pub const ABORTED: u64 = 2;
@@ -57,7 +57,7 @@ pub mod fault {
     pub const STALLED: u64 = 5;
 }
 
-/// Words on the host that kernels read and write, beside the faults.
+/// Words in host memory that kernels read and write, in addition to the faults.
 pub mod word {
     /// Not zero once the job has ended.
     pub const ABORT: usize = 0;
@@ -69,10 +69,10 @@ pub mod word {
     pub const COUNT: usize = 3;
 }
 
-/// A number that the test of peer access writes, with writer and owner added.
+/// Base of the numbers that the test of peer access writes. The test adds the ranks of the writer and of the owner.
 pub const PROBE_TOKEN: u64 = 0x5bd1_e995_0000_0100;
 
-/// Element type in the slots, and so on the links. Tensors are f32; sums are in f32 and rounded once.
+/// Element type in the slots, and therefore on the links. Tensors are f32. Sums are computed in f32 and rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WireType {
     /// Single precision. Copies keep their bits.
@@ -154,7 +154,7 @@ pub struct LaunchParams {
 }
 
 impl LaunchParams {
-    /// Returns the bytes that the kernel reads as its last parameter, for a kernel of `parts` tensors.
+    /// Returns the kernel's last parameter, as words of 64 bits, for a kernel of `parts` tensors.
     pub fn words(&self, parts: usize) -> Vec<u64> {
         let mut words = self.windows.to_vec();
         words.extend([self.faults, self.abort, self.limit_ns, self.epoch, self.first, self.each, self.slot]);
@@ -167,7 +167,7 @@ impl LaunchParams {
     }
 }
 
-/// Why a kernel gave up, for one peer.
+/// Why a kernel's wait for one peer failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The peer, by rank in the group.

@@ -1,7 +1,10 @@
-//! Collectives between the GPUs of one host, with custom kernels.
+//! Collectives between GPUs: custom kernels inside a host, NCCL or TCP between hosts.
+//!
+//! In this module, "on the host" means on the CPU, and "the host processes synchronize" means that the ranks' processes wait for
+//! each other over their communicator.
 //!
 //! - `protocol.rs`: the steps of a rank and the meaning of its flags. The loom models use it too.
-//! - `layout.rs`, `plan.rs`, `sequence.rs`: windows, chunks and launches: all that the host computes.
+//! - `layout.rs`, `plan.rs`, `sequence.rs`: windows, chunks and launches, which are computed on the CPU without a GPU.
 //! - `kernels/`, `source.rs`: the kernels, in CUDA C++.
 //! - `supports.rs`: whether the kernels can run a collective, and if not, why.
 //! - `topology.rs`, `route.rs`: where the ranks are, and the route that follows: kernels, NCCL, or kernels inside hosts and
@@ -12,18 +15,18 @@
 //!
 //! # Why CUDA C++ and not `#[cube]`
 //!
-//! In a `#[cube]` function, every access that matters here would be a `gpu_asm!` string too. What the optimizer around such
-//! strings guarantees for plain accesses beside them is not documented. The CUDA C++ text, in contrast, compiles with NVRTC (in
-//! CI, which searches the PTX for the instructions), with nvcc, and with a C++ compiler for the CPU, which runs *these very
-//! kernels* with threads, also under ThreadSanitizer (`tests/cuda_kernels.rs`). Like all kernels, they are launched through
-//! cubecl's client. Their stream comes after the streams that wrote the gradients and before those that read the sums
-//! (`StreamEvent`).
+//! In a `#[cube]` function, every access whose memory order matters would be a `gpu_asm!` string. cubecl does not document
+//! whether its optimizer may move plain accesses across such strings. The CUDA C++ text, in contrast, compiles with NVRTC (in
+//! CI, which searches the PTX for the instructions), with nvcc, and with a C++ compiler for the CPU. The tests run *the same
+//! kernels* on CPU threads, also under ThreadSanitizer (`tests/cuda_kernels.rs`). The kernels are launched through cubecl's
+//! client, as all others, on their own stream. Events order this stream after the streams that write the gradients, and before
+//! the streams that read the sums (`StreamEvent`).
 //!
 //! # Windows
 //!
-//! Each rank has a window: an allocation of its own (never in cubecl's pool) that the other ranks open over CUDA IPC. It holds
-//! flags, then two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number (the *epoch*,
-//! from 1, the same on all ranks) and uses slot `epoch % 2`. In a launch, a block
+//! Each rank has a window: a separate allocation (never in cubecl's pool) that the other ranks open over CUDA IPC. A window
+//! holds flags and two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number (the
+//! *epoch*, from 1, the same on all ranks, not related to epochs of training) and uses slot `epoch % 2`. In a launch, a block
 //!
 //! 1. *packs* its share of the rank's tensors into the rank's own slot: gathered, scaled, cast;
 //! 2. *meets* the same block of all other ranks: it stores `epoch` into its word of each peer's flags `FILLED` (release, system
@@ -33,9 +36,9 @@
 //! 4. (two-shot) writes the sum of its part into its own slot, meets again at the flags `REDUCED`, and copies all parts from
 //!    their owners' slots to the output.
 //!
-//! Except for flags, a rank stores to its own memory only, and only reads the peers' memory. A pack of 16 bytes belongs to the
-//! same block and thread in all phases and on all ranks (`move_packs`). This is why a block waits for one block per rank and not
-//! for a grid. One-shot and two-shot round at the same point, so they give the same bits on all ranks.
+//! Except for flags, a rank stores only to its own memory, and only loads from the peers' memory. A pack of 16 bytes belongs to
+//! the same block and thread in all phases and on all ranks (`move_packs`). Therefore a block waits for one block per rank and
+//! not for a whole grid. One-shot and two-shot round at the same point, so both produce the same bits on all ranks.
 //!
 //! # Why the order holds
 //!
@@ -51,41 +54,43 @@
 //! - *Data is not overwritten while it is read*: `A.pack(e+2)` writes the slot that `B.read(e)` and `B.gather(e)` read. All
 //!   blocks of A's launch `e+1` ended before `A.pack(e+2)` (one stream). At least one of them met B's launch `e+1`, whose flag B
 //!   set after its launch `e` had ended (one stream). So `B.read(e)` → `B.flag(e+1)` → `A.wait(e+1)` → `A.pack(e+2)`. Other
-//!   designs need a barrier at the end of a collective. Here the start of the next one serves as that barrier, at no cost: this
-//!   is the purpose of two slots. *Every* kernel therefore meets all ranks at `FILLED`, also the readers of a broadcast.
+//!   designs need a barrier at the end of a collective. With two slots, the wait at the start of the next collective is this
+//!   barrier, at no extra cost. *Every* kernel therefore meets all ranks at `FILLED`, also the readers of a broadcast.
 //! - *In two-shot, A reduces into the slot that others read*: `A.reduce(e)` writes only packs of A's part, which peers read only
 //!   in `gather(e)`, behind `REDUCED`. In `reduce(e)` each peer reads its own part of A's slot.
-//! - *Flags* are words of 64 bits with one writer each. They only grow and are never reset. A sender can be one launch ahead,
-//!   never more, which "at least" allows. `FILLED` and `REDUCED` are separate words.
-//! - *Waits end*: block b waits for blocks b only, and blocks start in the order of their numbers. So the lowest unfinished block
-//!   of the slowest rank can always proceed, however few blocks fit beside the model's kernels. A wait beyond the limit ends in
-//!   a fault that names the peer. An abort (a word on the host that all waits read) ends it too. From then on every later launch
-//!   of this rank returns at once, so nothing spins on a GPU forever. The launch that has the fault still meets in all its
-//!   blocks, since the same blocks of the peers wait for them.
+//! - *Flags* are words of 64 bits with one writer each. Their values only grow and are never reset. A sender can be at most one
+//!   launch ahead, so a waiter compares with "at least". `FILLED` and `REDUCED` are separate words.
+//! - *Waits end*: block b waits only for the blocks b of the other ranks, and blocks start in the order of their numbers. So the
+//!   lowest unfinished block of the slowest rank can always proceed, however few blocks fit beside the model's kernels. A wait
+//!   that exceeds the timeout ends in a fault that names the peer. An abort (a word in host memory that all waits read) also ends
+//!   a wait. After a fault or an abort every later launch of this rank returns at once, so no kernel spins forever. In the launch
+//!   with the fault, all blocks still meet, since the same blocks of the peers wait for them.
 //!
-//! *NCCL's sums* lie between two launches of the stream: `order` signals that the slot is packed, and `order` again waits until it is
-//! summed (`nccl.rs`). Their waits end as those above.
+//! *NCCL's sums* run between two launches of the stream. The first launch of `order` signals that the slot is packed. The second
+//! waits until the slot is summed (`nccl.rs`). Timeouts and aborts end this wait too.
 //!
-//! A flag also holds the call's fingerprint (kernel, type, length, root), so ranks that make different calls name each other.
+//! A flag also holds the call's fingerprint (kernel, type, length, root). So ranks that make different calls detect the mismatch,
+//! and the error names both ranks.
 //!
 //! # Ranks that share a GPU
 //!
-//! Without MPS, a GPU runs kernels of one process at a time: a kernel that waits for another rank's kernel would keep that
-//! kernel from running until the time slice ends. Such ranks launch each step separately ([`sequence::host_steps`]), and the
-//! hosts meet over their communicator in between. The kernels' text and the bits are the same, for tests. Timings mean nothing.
+//! Without MPS, a GPU runs kernels of one process at a time. A kernel that waits for another rank's kernel would prevent that
+//! kernel from running until the time slice ends. So ranks that share a GPU launch each step separately
+//! ([`sequence::host_steps`]), and the host processes synchronize between steps. The kernels' text and the bits are the same.
+//! This mode is for tests; its timings mean nothing.
 //!
 //! # Known bugs of other implementations, and how this one avoids them
 //!
-//! - Byte flags in one word were a race (vllm#2760): a flag is a word of 64 bits.
-//! - Flags that were zeroed after handles were exchanged hung (apache/tvm#16797): a window is zeroed, and the device
-//!   synchronised, before its handle exists.
-//! - One set of flags for start and end hung on H100 (vllm#8558): there are two sets.
-//! - A missing end barrier gave NaN (ROCm/aiter#3514): there are two slots, see above. The sanitizer's test has a version with
-//!   one slot.
-//! - Only the first peer's access was checked (vllm#50775), and drivers misreport it: after opening, every rank writes to and
-//!   reads from every peer, by kernel, before anything is reduced.
-//! - Without NVLink, nothing was launched and nothing reported (flashinfer#4393): [`supports()`] returns the reason, which is an
-//!   error for users who asked for the kernels. `auto` reports what it uses instead.
+//! - Several byte flags in one word caused a race (vllm#2760). Here each flag is a word of 64 bits.
+//! - Flags that were zeroed after the exchange of handles caused a hang (apache/tvm#16797). Here a window is zeroed, and the
+//!   device synchronized, before the window's handle exists.
+//! - One set of flags for start and end caused a hang on H100 (vllm#8558). Here there are two sets.
+//! - A missing barrier at the end caused NaN (ROCm/aiter#3514). Here there are two slots, see above. The sanitizer's test also
+//!   runs a version with one slot, which races.
+//! - Only the first peer's access was checked (vllm#50775), and drivers report access that does not work. Here kernels of every
+//!   rank write to and read from every peer before the first reduction.
+//! - Without NVLink nothing was launched, and no error was reported (flashinfer#4393). Here [`supports()`] returns the reason.
+//!   The reason is an error if the user asked for the kernels; `auto` reports which backend it uses instead.
 
 #[cfg(feature = "cuda")]
 pub mod bench;

@@ -1,11 +1,15 @@
-//! The binding to NCCL, which is loaded when it is needed.
+//! The binding to NCCL. The library is loaded at run time, when a route needs it.
 //!
-//! NCCL has a stream of its own beside the stream of the launches, and the host waits for neither. An event would order the two,
-//! but cubecl shows neither its streams nor their events. So they are ordered by two words on the host: a kernel behind the pack
-//! writes the first, which the driver makes NCCL's stream wait for (`cuStreamWaitValue64`). Behind the sum the driver writes the
-//! second (`cuStreamWriteValue64`), which a kernel of one block in front of the gather waits for. Everything is submitted in the
-//! order of execution, so streams that share a hardware queue are late and never stuck. When the job is aborted, the first word
-//! is set, and NCCL's stream goes on to `ncclCommAbort`.
+//! NCCL runs on a separate stream beside the stream of the launches, and the CPU waits for neither stream. A CUDA event would
+//! order the two streams, but cubecl exposes neither its streams nor their events. So two words in host memory order the
+//! streams:
+//!
+//! 1. A kernel after the pack writes the first word. NCCL's stream waits for this word (`cuStreamWaitValue64`) before the sum.
+//! 2. After the sum, NCCL's stream writes the second word (`cuStreamWriteValue64`). A kernel of one block waits for this word
+//!    before the gather.
+//!
+//! All work is submitted in the order of execution. So streams that share a hardware queue may delay each other, but cannot
+//! deadlock. An abort of the job sets the first word, so NCCL's stream continues until `ncclCommAbort`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -72,7 +76,7 @@ impl Library {
 
 /// Returns what a user can do after an error of NCCL.
 fn hint() -> String {
-    /// NCCL takes some ten megabytes per pair of ranks without peer access. docker's default for the whole folder is 64 MB.
+    /// NCCL needs about ten megabytes per pair of ranks without peer access. Docker's default for the whole of /dev/shm is 64 MB.
     const ENOUGH: u64 = 512 << 20;
     let small =
         rustix::fs::statvfs("/dev/shm").ok().map(|shm| shm.f_bavail * shm.f_frsize).filter(|free| *free < ENOUGH);
@@ -127,17 +131,17 @@ impl Nccl {
             .hint("parallel.backend = \"shm\" sums in the host's memory")),
         });
         let stream = super::window::agree(ordered, comm)?;
-        // Half of the limit of the exchange that follows: all ranks come to it.
+        // Half of the timeout of the exchange that follows, so that all ranks reach the exchange in time.
         let made = library.connect(gpu, id, comm.world(), comm.rank(), &process.abort, process.timeout / 2);
         let connected = made.map(|comm| Self { library, gpu: gpu.clone(), comm, stream, abort: process.abort.clone() });
         super::window::agree(connected, comm)
     }
 
-    /// Enqueues the sum over ranks of `count` elements at `address`, in place: behind launch `epoch`'s signal that the elements
-    /// are there, and in front of the signal that the sum is. `words` is the address of the [`word`]s.
+    /// Enqueues the sum over ranks of `count` elements at `address`, in place. The stream first waits for launch `epoch`'s
+    /// signal that the slot is packed, and at the end signals that the slot is summed. `words` is the address of the [`word`]s.
     ///
     /// # Errors
-    /// Errors of the driver or of NCCL. A sum that never ends is a fault of the launch that waits for it.
+    /// Errors of the driver or of NCCL. If the sum never ends, the launch that waits for the sum reports a fault.
     pub(super) fn all_reduce(
         &self,
         address: Address,
@@ -166,7 +170,7 @@ impl Nccl {
         self.stream.write_value(word(word::SUMMED), epoch).map_err(|error| self.gpu.failed(&error))
     }
 
-    /// Fails if NCCL has noticed an error since, such as a rank that is gone. Does not wait.
+    /// Returns an error if NCCL has noticed one asynchronously, such as a dead rank. Does not wait.
     ///
     /// # Errors
     /// NCCL's error.
@@ -181,7 +185,8 @@ impl Nccl {
         if error == IN_PROGRESS { Ok(()) } else { self.library.check("NCCL", error) }
     }
 
-    /// Returns whether the stream's work ends by itself. The end of the last sum has been seen on the other stream.
+    /// Returns whether the stream's work ends within a second. The stream of the launches has already seen the end of the last
+    /// sum, so only the tail of NCCL's work may be left.
     fn ends(&self) -> bool {
         const LIMIT: Duration = Duration::from_secs(1);
         let start = Instant::now();
@@ -196,8 +201,8 @@ impl Nccl {
 }
 
 impl Library {
-    /// Calls `ncclCommInitRank` on a thread, since the call waits for all ranks without a limit and cannot be ended. If it does
-    /// not return, its thread stays until the process ends.
+    /// Calls `ncclCommInitRank` on a thread, since the call waits for all ranks without a timeout and cannot be cancelled. If
+    /// the call does not return, its thread stays until the process ends.
     fn connect(
         &'static self,
         gpu: &Arc<Context>,
@@ -208,7 +213,7 @@ impl Library {
         limit: Duration,
     ) -> Result<Comm> {
         type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
-        /// How often the abort is looked at.
+        /// Interval at which the abort flag is checked.
         const TURN: Duration = Duration::from_millis(50);
         let init = self.get::<Init>("ncclCommInitRank")?;
         let (sender, receiver) = channel();
@@ -257,7 +262,7 @@ impl Drop for Nccl {
         if self.comm.is_null() || self.gpu.enter().is_err() {
             return;
         }
-        // A rank that has given up, or whose sums are not done, must not wait for the others.
+        // After an abort, or while sums are unfinished, `ncclCommDestroy` could wait for other ranks forever.
         let failed = self.abort.is_raised() || !self.ends();
         if let Ok(end) = self.library.get::<End>(if failed { "ncclCommAbort" } else { "ncclCommDestroy" }) {
             // SAFETY: made in `new`, ended once. It has no work in progress unless it has failed.

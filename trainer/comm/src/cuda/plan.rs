@@ -1,4 +1,4 @@
-//! From a collective to launches: the algorithm, the chunks, the blocks. All ranks compute the same.
+//! Plans the launches of a collective: the algorithm, the chunks and the blocks. All ranks compute the same plan.
 
 use super::layout::{MAX_BLOCKS, PACK, THREADS, WireType};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
@@ -18,23 +18,23 @@ pub struct DeviceCall {
 }
 
 impl DeviceCall {
-    /// Returns a hash of [`FINGERPRINT_BITS`] bits that distinguishes calls whose ranks must not meet.
+    /// Returns a hash of [`FINGERPRINT_BITS`] bits, by which ranks notice that they make different calls.
     pub fn fingerprint(&self) -> u32 {
         let words = [self.kernel as u64, self.wire as u64, self.elements, self.root as u64];
         let hash = fnv::hash(words.into_iter().flat_map(u64::to_le_bytes));
-        // Folded, so that all bits count.
+        // Combine all bits of the hash.
         ((hash >> 40 ^ hash >> 20 ^ hash) & ((1 << FINGERPRINT_BITS) - 1)) as u32
     }
 }
 
-/// The part of a call that one launch handles, since it fits into a slot.
+/// The part of a call that one launch handles. A chunk fits into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// First element, of the array or of each part.
     pub first: u64,
     /// Number of elements.
     pub count: u32,
-    /// Number of packs that hold them.
+    /// Number of packs that hold these elements.
     pub packs: u32,
     /// Packs that one rank reduces (two-shot). The last rank takes the rest, which may be empty.
     pub part: u32,
@@ -42,13 +42,15 @@ pub struct Chunk {
     pub blocks: u32,
 }
 
-/// Bytes up to which one-shot is faster than two-shot, by world size: reading (n−1) times as much costs less than meeting twice.
+/// Bytes up to which one-shot is faster than two-shot, by world size. One-shot reads more data, two-shot waits for the peers
+/// twice.
 const ONE_SHOT: [(usize, usize); 2] = [(4, 512 << 10), (8, 256 << 10)];
 
-/// Returns the all-reduce kernel for `elements` elements. Both kernels give the same bits.
+/// Returns the all-reduce kernel for `elements` elements. Both kernels produce the same bits.
 ///
-/// With two ranks one-shot always wins: each rank reads the other's array once in both. vLLM and TensorRT-LLM measured the
-/// limits for more ranks on machines with eight GPUs. They were not measured here.
+/// With two ranks one-shot is always faster: with both kernels a rank reads as much data, and one-shot waits once. For more
+/// ranks, the limits are those that vLLM and TensorRT-LLM measured on machines with eight GPUs. This project has not measured
+/// them.
 pub fn all_reduce(elements: u64, wire: WireType, world: usize) -> Kernel {
     let bytes = elements as usize * wire.size();
     let limit = ONE_SHOT.iter().find(|(most, _)| world <= *most).map_or(0, |(_, limit)| *limit);

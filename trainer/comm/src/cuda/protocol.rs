@@ -1,5 +1,5 @@
-//! The steps of the ranks and the meaning of their flags: what the kernels, the host-synchronised variant and the loom models
-//! (`trainer/testing/loom`) share. Nothing here accesses memory.
+//! The steps of the ranks and the meaning of their flags. The kernels, the variant that synchronizes on the CPU, and the loom
+//! models (`trainer/testing/loom`) share these definitions. Nothing here accesses memory.
 
 /// Bits of a flag word that hold the call's fingerprint. The other bits hold the launch's number.
 pub const FINGERPRINT_BITS: u32 = 20;
@@ -7,8 +7,8 @@ pub const FINGERPRINT_BITS: u32 = 20;
 /// Number of slots, which consecutive launches use in turn.
 pub const SLOTS: u64 = 2;
 
-/// A set of flags: one word per block and sender. The flags of the start and of the end of a reduction are separate: with one
-/// set, a rank that is ahead would take a late rank's first signal for its second.
+/// A set of flags: one word per block and sender. The start and the end of a reduction have separate sets. With one set, a rank
+/// that is ahead would mistake the first signal of a late rank for the second signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagSet {
     /// The sender's slot is filled.
@@ -20,7 +20,7 @@ pub enum FlagSet {
 /// A step of every rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelStep {
-    /// Copies this rank's tensors into its slot: cast, scaled, one behind the other.
+    /// Copies this rank's tensors into its slot: scaled, cast and concatenated.
     Pack,
     /// Signals that this rank has arrived, and waits for all other ranks.
     Meet(FlagSet),
@@ -33,9 +33,9 @@ pub enum KernelStep {
 /// A collective on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// All-reduce in which every rank reads everything.
+    /// All-reduce in one phase: every rank reads and sums the whole slots of all ranks.
     OneShot,
-    /// All-reduce in which each rank reduces a part.
+    /// All-reduce in two phases: each rank sums one part, and then reads the other parts.
     TwoShot,
     /// Each rank gets its part of the sum.
     ReduceScatter,
@@ -45,7 +45,7 @@ pub enum Kernel {
     Broadcast,
     /// Tests whether stores and loads reach every peer.
     Probe,
-    /// Orders the launches before and after it and NCCL's stream.
+    /// Orders the launches and NCCL's stream: signals that a slot is packed, or waits until NCCL has summed it.
     Order,
 }
 
@@ -90,7 +90,7 @@ pub fn flag(epoch: u64, fingerprint: u32) -> u64 {
 pub enum FlagState {
     /// The sender has not arrived.
     NotYet,
-    /// The sender has arrived, or is one launch ahead. It cannot be ahead without having compared the calls itself.
+    /// The sender has arrived, or is one launch ahead. A sender that is ahead has already compared the calls of this launch.
     Arrived,
     /// The sender has arrived with another call.
     Differs,

@@ -1,4 +1,4 @@
-//! The route of data between GPUs. All ranks choose it once, from what they know of each other, and so choose the same.
+//! The route of data between GPUs. All ranks choose the route once, from the same exchanged data, so all choose the same route.
 
 use super::layout::{MAX_WORLD, WireType};
 use super::supports::{Refusal, supports};
@@ -9,11 +9,11 @@ use super::{layout::phase, protocol::Kernel};
 /// The backend that the user asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceBackend {
-    /// The kernels inside a host, NCCL beyond, and the host's memory where neither works.
+    /// The kernels inside a host, NCCL between hosts, and host memory where neither works.
     Auto,
-    /// The kernels, or an error.
+    /// The kernels. An error if they do not work.
     Kernels,
-    /// NCCL, or an error.
+    /// NCCL. An error if it does not work.
     Nccl,
 }
 
@@ -22,14 +22,14 @@ pub enum DeviceBackend {
 pub enum Route {
     /// The kernels.
     Kernels {
-        /// Whether ranks share a GPU, so that hosts meet between steps and not kernels.
+        /// Whether ranks share a GPU. Then the host processes synchronize between steps, and kernels do not wait for each other.
         on_host: bool,
     },
     /// NCCL over all ranks.
     Nccl,
-    /// The kernels inside each host; between hosts, each part of the sum separately.
+    /// The kernels inside each host. Between hosts, the ranks with the same local index sum their part.
     Hierarchical {
-        /// NCCL between hosts, not TCP.
+        /// Whether NCCL connects the hosts. Otherwise TCP does.
         nccl: bool,
     },
 }
@@ -44,10 +44,10 @@ pub struct NoRoute {
 }
 
 impl Route {
-    /// Chooses the route for calls of at most `elements` elements. `nccl` says why NCCL is missing, if any rank lacks it.
+    /// Chooses the route for calls of at most `elements` elements. `nccl` is an error with the reason if any rank lacks NCCL.
     ///
     /// # Errors
-    /// The backend that the user asked for is not possible, or no route is.
+    /// The backend that the user asked for does not work between these GPUs, or no route works.
     pub fn choose(
         backend: DeviceBackend,
         wire: WireType,
@@ -85,7 +85,7 @@ impl Route {
         }
     }
 
-    /// Returns the route over NCCL. `nccl` says why NCCL is missing, if any rank lacks it.
+    /// Returns the route over NCCL. `nccl` is an error with the reason if any rank lacks NCCL.
     ///
     /// # Errors
     /// NCCL is missing, or refuses these ranks.
@@ -97,13 +97,13 @@ impl Route {
         }
     }
 
-    /// Returns whether the choice depends on NCCL.
+    /// Returns whether the choice of the route depends on the presence of NCCL.
     pub fn may_need_nccl(backend: DeviceBackend, wire: WireType, elements: usize, topology: &Topology) -> bool {
         let choice = |nccl| Self::choose(backend, wire, elements, topology, nccl);
         choice(Ok(())) != choice(Err(""))
     }
 
-    /// Describes the route for the screen.
+    /// Describes the route for the user.
     pub fn describe(&self, topology: &Topology) -> String {
         let (world, hosts) = (topology.locations.len(), topology.hosts().len());
         match self {
@@ -153,7 +153,7 @@ fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
 pub(super) fn around(kernel: Kernel) -> (u32, u32) {
     match kernel {
         Kernel::TwoShot => (phase::PACK | phase::MEET | phase::REDUCE, phase::MEET_AGAIN | phase::GATHER),
-        // One rank per window: into the slot, and out again.
+        // Without connected windows there is nothing to reduce inside a host: pack before the sum, gather after it.
         _ => (phase::PACK, phase::GATHER),
     }
 }

@@ -1,22 +1,22 @@
-//! A rank's launches with their numbers and parameters.
+//! The launches of a rank, with their numbers and parameters.
 
 use super::layout::{LaunchParams, MAX_WORLD, PACK, SLOTS_AT, WireType, phase};
 use super::plan::{Chunk, DeviceCall, chunks};
 use super::protocol::{self, FlagSet, Kernel, KernelStep};
 use super::source::{KernelVariant, parts};
 
-/// What all launches of a rank have in common.
+/// The parameters that all launches of a rank share.
 #[derive(Clone, Debug)]
 pub struct LaunchConstants {
     /// Address of each rank's window, its own included, as this rank's device sees it.
     pub windows: Vec<u64>,
-    /// Address of one fault word per peer, on the host.
+    /// Address of the fault words in host memory, one word per peer.
     pub faults: u64,
-    /// Address of the word that ends all waits, on the host.
+    /// Address of the [`word`](super::layout::word)s in host memory. The first word ends all waits.
     pub abort: u64,
     /// Longest wait, in nanoseconds.
     pub limit_ns: u64,
-    /// This rank in the group.
+    /// This process's rank in the group.
     pub rank: usize,
     /// Bytes of a slot.
     pub slot: usize,
@@ -38,12 +38,12 @@ pub struct Launch {
     pub params: LaunchParams,
     /// Number of blocks.
     pub blocks: u32,
-    /// The part of the call.
+    /// The part of the call that this launch handles.
     pub chunk: Chunk,
 }
 
 impl Launch {
-    /// Returns the position in the window, in bytes, of the part of a slot that this rank reduces.
+    /// Returns the byte range, in the window, of the part of the slot that this rank reduces.
     pub fn reduced(&self) -> std::ops::Range<usize> {
         let params = &self.params;
         let (first, last) = match self.variant.kernel {
@@ -57,17 +57,18 @@ impl Launch {
     }
 }
 
-/// A step of the host for a launch.
+/// A step of the host process for a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostStep {
     /// Launches the kernel with these phases.
     Launch(u32),
-    /// Waits for the device, then for the other hosts.
+    /// Waits for this rank's device, and then for the host processes of the other ranks.
     Barrier,
 }
 
-/// Returns the host's steps for a kernel. Usually one launch, which meets the other ranks' launches on the device. If ranks share
-/// a device, only one of them may run on it at a time: each step is a launch of its own, and hosts meet in between.
+/// Returns the steps of the host process for a kernel. Usually this is one launch, which waits for the other ranks' launches on
+/// the device. If ranks share a device (`on_host`), only one rank's kernel runs at a time. Then each step is a separate launch,
+/// and the host processes synchronize between launches.
 pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
     let bit = |step: &KernelStep| match step {
         KernelStep::Pack => phase::PACK,
@@ -86,7 +87,7 @@ pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
     vec![HostStep::Launch(steps.iter().map(bit).fold(0, |all, one| all | one))]
 }
 
-/// Numbers launches. All ranks count the same, since all make the same calls.
+/// Numbers the launches. All ranks have the same numbers, since all ranks make the same calls.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence {
     epoch: u64,
@@ -98,8 +99,8 @@ impl Sequence {
         self.epoch
     }
 
-    /// Returns the launches of `call`. This rank's source is tensors of these `lengths`, each value times `scale`. `None` if there
-    /// are more tensors than a kernel takes.
+    /// Returns the launches of `call`. This rank has source tensors of these `lengths`, and each value is multiplied by `scale`.
+    /// Returns `None` if there are more tensors than a kernel takes.
     pub fn launches(
         &mut self,
         constants: &LaunchConstants,
@@ -146,7 +147,8 @@ impl Sequence {
         Some(chunks(call, world, constants.slot).into_iter().map(launch).collect())
     }
 
-    /// Returns the launch that orders NCCL's stream after `before`'s pack (`PHASE_PACK`), or before its gather (`PHASE_GATHER`).
+    /// Returns the launch that orders NCCL's stream after the pack of `before` (`PHASE_PACK`), or before its gather
+    /// (`PHASE_GATHER`).
     pub fn order(before: &Launch, phase: u32) -> Launch {
         let variant = KernelVariant {
             kernel: Kernel::Order,
@@ -158,7 +160,7 @@ impl Sequence {
         Launch { variant, params, blocks: 1, chunk: before.chunk }
     }
 
-    /// Returns the launch that tests peer access. All ranks run it with `write` first, then without.
+    /// Returns the launch that tests peer access. All ranks run the launch with `write` first, and then without.
     pub fn probe(constants: &LaunchConstants, write: bool) -> Launch {
         let call = DeviceCall { kernel: Kernel::Probe, wire: WireType::F32, elements: 1, root: 0 };
         let mut launches = Sequence::default().launches(constants, &call, &[1], 1.0).unwrap_or_default();

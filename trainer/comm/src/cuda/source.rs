@@ -5,13 +5,13 @@ use std::fmt::Write as _;
 use super::layout::{self, WireType, fault, phase, word};
 use super::protocol::{FINGERPRINT_BITS, Kernel};
 
-/// Definitions of the machine's primitives for CUDA.
+/// Definitions of the primitives (atomics, barriers, memory accesses) for CUDA.
 pub const CUDA: &str = include_str!("kernels/device.cuh");
 
 const COLLECTIVES: &str = include_str!("kernels/collectives.cu");
 
-/// Numbers of source tensors for which kernels exist. A launch takes the smallest that suffices. The parameters of the largest
-/// kernel, with its table of lengths, fill 3.2 of the 4 KB that a launch may have.
+/// Numbers of source tensors for which kernels exist. A launch uses the smallest kernel that has room for its tensors. The
+/// parameters of the largest kernel, with its table of lengths, need 3.2 of the 4 KB that CUDA allows.
 pub const PARTS: [usize; 5] = [2, 8, 32, 128, 256];
 
 /// Returns the entry of [`PARTS`] for `tensors` tensors; `None` if there are too many for one launch.

@@ -6,9 +6,9 @@ pub(super) use gather::{gather, nccl_everywhere};
 /// The host and the GPU of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankLocation {
-    /// The host: one boot of a kernel, and one view of process numbers.
+    /// Id of the host: the kernel's boot id and the PID namespace.
     pub host: String,
-    /// UUID of the GPU, which does not depend on the index that a process has for it.
+    /// UUID of the GPU. Unlike the GPU's index, the UUID is the same in every process.
     pub gpu: [u8; 16],
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
@@ -25,8 +25,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Returns whether several ranks share a GPU. A kernel must not wait for another rank's kernel then, which may run only
-    /// after it.
+    /// Returns whether several ranks share a GPU. On a shared GPU a kernel must not wait for another rank's kernel, since that
+    /// kernel may start only after the waiting kernel has ended.
     pub fn shares_devices(&self) -> bool {
         let mut gpus: Vec<_> = self.locations.iter().map(|location| (&location.host, location.gpu)).collect();
         gpus.sort_unstable();
@@ -85,7 +85,7 @@ mod gather {
             (0..locations.len()).filter(|rank| locations[*rank].host == locations[me].host).collect();
         let access = neighbours.iter().map(|rank| gpu.can_access(locations[*rank].gpu).map_err(failed));
         let access = agree(access.collect::<Result<Vec<_>>>(), comm)?;
-        // A GPU that this process does not see may still be accessible. The test of access finds out.
+        // A GPU that this process does not see may still be accessible. The test in `connect.rs` decides.
         let denied: Vec<i64> = neighbours
             .iter()
             .zip(access)
@@ -102,7 +102,7 @@ mod gather {
         Some((*record.first_chunk()?, *record.last_chunk()?))
     }
 
-    /// Returns whether all ranks have NCCL; if not, which rank has not, and why.
+    /// Checks whether all ranks have NCCL. The inner error names the first rank without NCCL, and the reason.
     pub(in super::super) fn nccl_everywhere(comm: &Communicator) -> Result<std::result::Result<(), String>> {
         let own = nccl::Library::load().err().unwrap_or_default();
         let all = comm.all_gather_v(own.as_bytes())?;

@@ -1,5 +1,5 @@
-//! The windows of a group: this rank's window, which is exported, the other ranks' windows, which are opened, and the words on
-//! the host beside them.
+//! The windows of a group: this rank's exported window, the opened windows of the other ranks, and the words in host memory that
+//! kernels access.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,14 +26,15 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Makes this rank's window with slots of `slot` bytes, shared with no other rank: the way in and out of NCCL.
+    /// Makes this rank's window with slots of `slot` bytes, shared with no other rank. With NCCL, kernels pack tensors into the
+    /// slot and NCCL sums the slot.
     ///
     /// # Errors
     /// The driver's error, as [`System`](crate::ErrorKind::System).
     pub(super) fn alone(gpu: &Arc<Context>, slot: usize) -> Result<Self> {
         let bytes = window_bytes(slot);
         let allocated = gpu.allocate(bytes).and_then(|own| {
-            // Zeroed before its handle exists: no other rank may see anything else.
+            // Zero the window before its handle exists: no other rank may see old values.
             own.zero()?;
             Ok((own, HostWords::zeroed(gpu, MAX_WORLD)?, HostWords::zeroed(gpu, word::COUNT)?))
         });
@@ -81,7 +82,7 @@ impl Windows {
         Ok((memory, u64::from_le_bytes(*offset)))
     }
 
-    /// Returns what all launches of this rank have in common.
+    /// Returns the parameters that all launches of this rank share.
     pub(super) fn constants(&self, limit: Duration) -> LaunchConstants {
         LaunchConstants {
             windows: self.addresses.clone(),
@@ -98,13 +99,13 @@ impl Windows {
         Fault::read(&self.faults.read())
     }
 
-    /// Returns the words that end and order the kernels' waits, by [`word`].
+    /// Returns the words that end or order the kernels' waits. [`word`] has their indices.
     pub(super) fn abort(&self) -> Arc<HostWords> {
         self.abort.clone()
     }
 
-    /// Ends the use of the windows on all ranks of `comm`: no memory is freed while another rank reads it. If the job has
-    /// failed, this rank does not wait for the others, and the memory stays until the process ends.
+    /// Frees the windows on all ranks of `comm`. No rank frees memory that another rank still reads. If the job has failed,
+    /// this rank does not wait for the other ranks, and its memory is freed when the process ends.
     pub(super) fn close(self, comm: &Communicator) {
         let done = self.gpu.synchronize().is_ok() && comm.error().is_none();
         let Self { opened, own, faults, abort, .. } = self;
@@ -125,7 +126,7 @@ fn cannot_open(comm: &Communicator, rank: usize, why: &str) -> CommError {
         .hint("CUDA IPC needs both processes in one container, or with its IPC and PID namespaces shared")
 }
 
-/// Makes sure that all ranks succeeded. If one failed, every rank returns the error of the lowest rank that failed.
+/// Exchanges the results of all ranks. If any rank failed, every rank returns the error of the lowest rank that failed.
 pub(super) fn agree<T>(result: Result<T>, comm: &Communicator) -> Result<T> {
     let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
     let all = comm.all_gather_v(text.as_bytes())?;

@@ -19,11 +19,11 @@ const PIECE: usize = 1 << 28;
 /// MPI's tags of a message's header and of its body.
 const HEADER: i32 = 1;
 const BODY: i32 = 2;
-/// Number of checks of an unfinished message before sleeping between them, and the length of a sleep.
+/// Number of polls of an unfinished message before the thread sleeps between polls, and the length of a sleep.
 const LOOKS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
 
-/// Returns whether MPI has the reduction for this type. Other reductions run here.
+/// Returns whether MPI can do the reduction for this type. Other reductions are done by this crate.
 pub(super) fn reduces(dtype: DType, op: ReduceOp) -> bool {
     !(dtype.is_float() && matches!(op, ReduceOp::Min | ReduceOp::Max))
 }
@@ -91,7 +91,7 @@ macro_rules! with_size {
     };
 }
 
-/// `MPI_Allreduce`; `dtype` is an accumulator. A mean is still a sum.
+/// Calls `MPI_Allreduce`. `dtype` is an accumulator type. For a mean, the caller must still divide.
 pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, send: &AlignedBytes) -> AlignedBytes {
     let mut recv = AlignedBytes::zero(send.get().len());
     with_number!(dtype, T => {
@@ -103,7 +103,7 @@ pub(super) fn all_reduce(comm: &SimpleCommunicator, dtype: DType, op: ReduceOp, 
     recv
 }
 
-/// `MPI_Reduce`. Empty except on the root.
+/// Calls `MPI_Reduce`. The result is empty except on the root.
 pub(super) fn reduce(
     comm: &SimpleCommunicator,
     dtype: DType,
@@ -126,7 +126,7 @@ pub(super) fn reduce(
     recv
 }
 
-/// `MPI_Bcast`.
+/// Calls `MPI_Bcast`.
 pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut AlignedBytes, root: i32) {
     let root = comm.process_at_rank(root);
     with_size!(dtype, T => {
@@ -135,7 +135,7 @@ pub(super) fn broadcast(comm: &SimpleCommunicator, dtype: DType, data: &mut Alig
     });
 }
 
-/// `MPI_Allgather`, or `MPI_Allgatherv` if lengths differ. `lens` are bytes.
+/// Calls `MPI_Allgather`, or `MPI_Allgatherv` if lengths differ. `lens` are in bytes.
 pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes, lens: &[usize]) -> AlignedBytes {
     let mut recv = AlignedBytes::zero(lens.iter().sum());
     with_size!(dtype, T => {
@@ -152,7 +152,7 @@ pub(super) fn all_gather(comm: &SimpleCommunicator, dtype: DType, send: &Aligned
     recv
 }
 
-/// `MPI_Gather`. Empty except on the root.
+/// Calls `MPI_Gather`. The result is empty except on the root.
 pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes, root: i32) -> AlignedBytes {
     let (is_root, root) = (comm.rank() == root, comm.process_at_rank(root));
     let mut recv = AlignedBytes::zero(if is_root { send.get().len() * comm.size() as usize } else { 0 });
@@ -163,7 +163,7 @@ pub(super) fn gather(comm: &SimpleCommunicator, dtype: DType, send: &AlignedByte
     recv
 }
 
-/// `MPI_Scatter`. `send` is empty except on the root. `len` is the bytes of a part.
+/// Calls `MPI_Scatter`. `send` is empty except on the root. A part has `len` bytes.
 pub(super) fn scatter(
     comm: &SimpleCommunicator,
     dtype: DType,
@@ -180,7 +180,7 @@ pub(super) fn scatter(
     recv
 }
 
-/// `MPI_Alltoall`.
+/// Calls `MPI_Alltoall`.
 pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &AlignedBytes) -> AlignedBytes {
     let mut recv = AlignedBytes::zero(send.get().len());
     with_size!(dtype, T => {
@@ -190,7 +190,7 @@ pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &Aligned
     recv
 }
 
-/// Receives every message whose header has arrived. Its body is on its way then.
+/// Receives every message whose header has arrived. May wait for the body, which the sender has already started to send.
 fn take_in(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
     while let Some(status) = comm.any_process().immediate_probe_with_tag(HEADER) {
         let from = status.source_rank();
@@ -212,8 +212,8 @@ fn pause(looks: &mut u32) {
     if *looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
 }
 
-/// Sends header and body. Receives other messages meanwhile, so two ranks may send to each other at once. Returns after the
-/// receiver has taken a long message.
+/// Sends header and body. Receives other messages meanwhile, so two ranks may send to each other at once. For a long message,
+/// returns only after the receiver has received it.
 pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &AlignedBytes) {
     let head = message.encode();
     let mut looks = 0;

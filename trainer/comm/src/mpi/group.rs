@@ -26,7 +26,8 @@ pub(crate) struct MpiGroup {
 }
 
 impl MpiGroup {
-    /// Returns when all ranks of the group have called it, within `limit`. `timeout` limits each later call.
+    /// Makes the transport. Waits at most `limit` until all ranks of the group have called this function. `timeout` limits each
+    /// later call.
     pub(crate) fn new(
         group: GroupRanks,
         runtime: Arc<Runtime>,
@@ -65,7 +66,7 @@ impl MpiGroup {
         }
     }
 
-    /// Compares all ranks' calls. No rank returns before all have called it.
+    /// Compares all ranks' calls. No rank returns before all ranks have called this function.
     fn agree(&self, call: &CollectiveCall) -> Result<()> {
         let (mine, n) = (AlignedBytes::copy(&call.encode()), self.len());
         let lens = vec![CALL_BYTES; n];
@@ -100,7 +101,7 @@ impl MpiGroup {
             .hint("exchange the data in smaller pieces"))
     }
 
-    /// Returns `data` as accumulators.
+    /// Copies `data`, converted to the accumulator type.
     fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
         let (from, to) = (call.dtype, call.dtype.accumulator());
         if from == to {
@@ -111,7 +112,7 @@ impl MpiGroup {
         wide
     }
 
-    /// Turns sums into results: the mean's division, and the one rounding of 16-bit floats.
+    /// Converts sums to results: divides for a mean, and rounds 16-bit floats once.
     fn finish(&self, call: &CollectiveCall, op: ReduceOp, mut sums: AlignedBytes, into: &mut [u8]) {
         let wide = call.dtype.accumulator();
         if op == ReduceOp::Mean {
@@ -253,7 +254,7 @@ impl Transport for MpiGroup {
         Ok(())
     }
 
-    /// Sends one message at a time: a sender receives from all ranks meanwhile, so no two ranks wait for each other's sends.
+    /// Sends one message at a time. A sender receives from all ranks meanwhile, so two senders cannot deadlock.
     fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool> {
         let mut moved = false;
         for op in messages.iter_mut().filter(|op| !op.is_done) {

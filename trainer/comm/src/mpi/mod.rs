@@ -1,14 +1,14 @@
 //! Collectives of the installed MPI library: feature `mpi`, `--backend mpi`, for processes that mpirun started.
 //!
-//! Reductions, broadcasts and gathers are the library's (`MPI_Allreduce`, …: `calls.rs`). The code around them gives the
-//! guarantees of the other transports:
+//! The library runs reductions, broadcasts and gathers (`MPI_Allreduce`, …: `calls.rs`). The code around these calls gives the
+//! same guarantees as the other transports:
 //!
 //! - **Mismatches.** Each collective starts with an `MPI_Allgather` of all ranks' calls (`call.rs`). If they differ, all ranks
 //!   report the same two sides before any data moves.
-//! - **Timeouts and aborts.** A call of MPI cannot be cancelled. So each group's calls run on a thread of its own (`runtime.rs`)
-//!   with its own buffers, which costs two hand-overs and a copy each way. A rank that gives up leaves that thread blocked,
-//!   returns the error, and ends without `MPI_Finalize`; mpirun then ends the other ranks. They have the reason by then: the
-//!   rendezvous works as with other transports.
+//! - **Timeouts and aborts.** A call of MPI cannot be cancelled. So each group's calls run on a dedicated thread (`runtime.rs`)
+//!   with dedicated buffers. A call then costs two switches between threads, and a copy in each direction. After a timeout or
+//!   an abort a rank leaves the thread blocked, returns the error, and ends without `MPI_Finalize`. mpirun then ends the other
+//!   ranks. These ranks already know the error, since the rendezvous works as with other transports.
 //! - **Errors inside MPI** end the process, as MPI's default error handler does. mpirun then ends the job.
 //!
 //! | what | how |
@@ -18,7 +18,7 @@
 //! | f16, bf16, which MPI lacks | widened to f32 on the wire and rounded once |
 //! | minimum and maximum of floats | gathered and reduced here: MPI does not define them for NaN |
 //! | `reduce_scatter` | `MPI_Alltoall`, reduced in rank order |
-//! | messages | header and body; only the timeout notices a peer that is in a collective instead |
+//! | messages | header and body; if the peer is in a collective instead, only the timeout ends the wait |
 //!
 //! The library chooses the order of summation. It is the same in every run of the same job. MPI advises libraries to give all
 //! ranks the same bits, which Open MPI does.

@@ -1,4 +1,4 @@
-//! Start and end of MPI in this process, and the thread on which a group's calls run.
+//! Starts and ends MPI in this process, and runs each group's calls on a thread.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ use crate::aligned::AlignedBytes;
 use crate::error::{self, CommError};
 use crate::message::Message;
 
-/// Messages that arrived before they were asked for, by sender.
+/// Messages that arrived before their receive call (MPI: unexpected messages), by sender.
 pub(super) type UnexpectedMessages = Vec<VecDeque<(Message, AlignedBytes)>>;
 
 /// The state of a group's thread.
@@ -79,7 +79,7 @@ impl<T: Send + 'static> Worker<T> {
         Ok(Self { tasks: Some(tasks), thread: Some(thread), notifier, abort })
     }
 
-    /// Sends the thread the task that `task` makes of a result sender, and waits for the result.
+    /// Sends a task to the thread, and waits for the task's result. `task` makes the task from the sender of the result.
     fn ask<R: Send + 'static>(&self, limit: Duration, task: impl FnOnce(ResultSender<R>) -> T) -> Result<R, CallError> {
         let slot = Arc::new(Mutex::new(ResultSlot::Empty));
         let sent = self.tasks.as_ref().is_some_and(|tasks| {
@@ -105,7 +105,7 @@ impl<T: Send + 'static> Worker<T> {
         }
     }
 
-    /// Joins the thread; after an abort or a panic leaves it running, since it may never end.
+    /// Joins the thread. After an abort or a panic the thread may never end, so it is not joined.
     fn close(&mut self) {
         self.tasks = None;
         if let Some(thread) = self.thread.take()
@@ -151,7 +151,7 @@ impl<R> Drop for ResultSender<R> {
 pub(crate) struct Runtime(Worker<()>);
 
 impl Runtime {
-    /// Starts MPI and makes sure that it has started the same job: `rank` of `world`.
+    /// Starts MPI, and checks that MPI has the same rank and world size as the job.
     pub(crate) fn start(rank: usize, world: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (sender, started) = channel::<ResultSender<Result<(), String>>>();
         let ended = abort.clone();
@@ -161,10 +161,10 @@ impl Runtime {
                 return answer.give(Err("MPI was started before in this process, and starts only once".into()));
             };
             answer.give(fits(&universe.world(), threading, rank, world));
-            // Ends when the queue is closed.
+            // The loop ends when the queue is closed.
             while queue.recv().is_ok() {}
             if ended.is_raised() {
-                // Other ranks may never call `MPI_Finalize`, which waits for them.
+                // Dropping `universe` calls `MPI_Finalize`, which waits for all ranks. Other ranks may never call it.
                 std::mem::forget(universe);
             }
         })?;
@@ -178,7 +178,7 @@ impl Runtime {
         if let Some(error) = abort.error() {
             return Err(error);
         }
-        // Not joined: it may hang.
+        // The thread may hang in `MPI_Init`, so do not join it.
         std::mem::forget(worker);
         Err(CommError::setup(format!("rank {rank} cannot use MPI: {cause}"))
             .hint(format!("start the job with mpirun: mpirun -np {world} trainer … --backend mpi"))
@@ -186,8 +186,8 @@ impl Runtime {
     }
 }
 
-/// Starts and ends MPI in this process, and returns the thread support that the library provides when it is asked for all
-/// (`MPI_Init_thread`), e.g. `MPI_THREAD_MULTIPLE`. `None`: MPI was started before in this process, and starts only once.
+/// Starts and ends MPI in this process, and returns the highest thread support of the library (`MPI_Init_thread`), for example
+/// `MPI_THREAD_MULTIPLE`. Returns `None` if MPI was started before in this process, since MPI starts only once.
 pub fn mpi_thread_support() -> Option<&'static str> {
     let (_universe, threading) = mpi::initialize_with_threading(Threading::Multiple)?;
     Some(match threading {
@@ -219,7 +219,8 @@ impl Drop for Runtime {
 pub(super) struct GroupThread(Worker<Task>);
 
 impl GroupThread {
-    /// Makes the communicator of `ranks`, which all of them call at once, on a thread that keeps it.
+    /// Starts the group's thread, which makes and owns the communicator of `ranks`. All of these ranks call this function
+    /// together.
     pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (list, desk_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
         let group_thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
@@ -232,7 +233,7 @@ impl GroupThread {
                 }
             }
             if state.abort.is_raised() {
-                // Freeing is a collective call.
+                // Freeing a communicator is a collective call, and other ranks may never make it.
                 std::mem::forget(state);
             }
         })?);

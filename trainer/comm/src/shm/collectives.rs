@@ -1,7 +1,7 @@
 //! The collectives over shared memory.
 //!
-//! Each runs one of two schedules (`pipeline.rs`): ranks put data into their slots, wait, and read other ranks' slots. Data that
-//! fits into the entry area travels with the entry, which takes a single wait.
+//! Each collective runs one of two schedules (`pipeline.rs`): ranks write data to their slots, wait, and read other ranks' slots.
+//! Data that fits into the entry area is sent as the payload of the entry, which takes a single wait.
 
 use std::ops::Range;
 
@@ -18,19 +18,20 @@ use crate::error::{CommError, Result};
 use crate::kernels;
 use crate::transport::{MessageOp, Transport};
 
-/// Bytes of a slot in `exchange`, and the number of slots. One slot is small compared with a second-level cache, all slots are
-/// as large as one. Measured for 45 MB over two ranks: 6.1 ms; 8.5 ms with slots of 32 KB and half as many of them.
+/// Bytes of a slot in `exchange`, and the number of slots. A slot is small compared with a second-level cache, and all slots
+/// together are as large as such a cache. Measured for 45 MB over two ranks: 6.1 ms; 8.5 ms with 8 slots of 32 KB.
 const EXCHANGE_CHUNK: usize = 64 << 10;
 const EXCHANGE_RING: usize = 16;
-/// Bytes of one rank's part in a round of `two_shot`: if every rank has a core, and if ranks share cores and waits yield.
+/// Bytes of one rank's part in a round of `two_shot`. The first value applies if every rank has a core, the second if ranks share
+/// cores.
 const TWO_SHOT_PART: usize = 64 << 10;
 const TWO_SHOT_OVERSUBSCRIBED: usize = 256 << 10;
-/// Bytes that are reduced at once: whole elements of every type.
+/// Bytes that are reduced at once. A multiple of every element's size.
 const SUMS: usize = 16 << 10;
 /// Slots start on cache lines. Also a multiple of every element's size.
 const LINE: usize = 64;
 
-/// This rank's slot of one round, which it fills.
+/// This rank's slot of one round, which this rank fills.
 struct Slot<'a> {
     area: &'a mut [u8],
     stride: usize,
@@ -61,7 +62,7 @@ impl Slots<'_> {
             // SAFETY: read between the wait for all ranks' publication and this rank's next publication (`pipeline.rs`).
             Some(slot) => unsafe { segment.read(segment.data(rank, slot * self.lanes * self.stride + at, len)) },
             None => {
-                // SAFETY: every rank has entered, and none overwrites this entry before this rank enters again (`enter`).
+                // SAFETY: every rank has entered, and no rank overwrites its entry before this rank enters again (`enter`).
                 let area = unsafe { segment.read(self.group.entry(rank)) };
                 &area[at..at + len]
             }
@@ -69,10 +70,11 @@ impl Slots<'_> {
     }
 }
 
-/// Reduces `data` of rank `me` with the other ranks' data, in rank order, block by block: `theirs(rank, range)` returns another
-/// rank's data, and the results go from the first-level cache to `also` and to `data`. The reduction is not in place: the
-/// compiler may swap the operands of an addition whose target is one of them, and then, of two NaNs, one rank would keep the
-/// first and another rank the second.
+/// Reduces `data` of rank `me` with the other ranks' data, in rank order, block by block. `theirs(rank, range)` returns another
+/// rank's data. Each block's result goes from the first-level cache to `also` and to `data`.
+///
+/// The reduction is not in place, so that all ranks have the same bits: the compiler may swap the operands of an in-place
+/// addition. Then one rank would keep the first of two NaNs, and another rank the second.
 fn reduce_with_peers<'a>(
     call: &CollectiveCall,
     op: ReduceOp,
@@ -95,8 +97,8 @@ fn reduce_with_peers<'a>(
 }
 
 impl ShmGroup {
-    /// Streams `lanes` parts of `len` bytes per rank through the slots, one range of each part at a time. `fill(range, slot)` copies
-    /// this rank's data to its slot; `drain(range, slots)` reads all ranks' slots.
+    /// Moves `lanes` parts of `len` bytes per rank through the slots, one range of each part at a time. `fill(range, slot)`
+    /// copies this rank's data to its slot. `drain(range, slots)` reads all ranks' slots.
     fn stream(
         &mut self,
         call: &CollectiveCall,
@@ -210,7 +212,7 @@ impl Transport for ShmGroup {
         if n > 2 && len > ENTRY {
             return self.reduce_in_parts(call, op, data);
         }
-        // Two ranks that read each other's whole array move no more bytes than two phases would, with half the waits.
+        // Two ranks read each other's whole array. Two phases would move as many bytes, with twice as many waits.
         let (me, data) = (self.me(), std::cell::RefCell::new(data));
         self.stream(
             call,
@@ -272,7 +274,7 @@ impl Transport for ShmGroup {
     fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         let starts: Vec<usize> = lens.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
         let longest = lens.iter().copied().max().unwrap_or_default();
-        // The part of `window`, a range of the longest array, that a shorter array has.
+        // Clips `window`, a range of the longest array, to an array of `len` bytes.
         let clip = |window: &Range<usize>, len: usize| window.start.min(len)..window.end.min(len);
         let n = self.len();
         self.stream(

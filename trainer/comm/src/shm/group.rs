@@ -50,11 +50,11 @@ impl ShmGroup {
         let abort = store.abort_flag();
         poison_on_abort(&abort, &segment);
         let n = group.len();
-        // Ranks do not know yet whether they are more than the cores.
+        // Whether there are more ranks than cores is not known before the exchange below, so do not spin for long.
         let waiter = Waiter { abort, timeout: limit, spin_policy: SpinPolicy::new(n, 0) };
         let (mailbox, trials) = (Mailbox::new(n), RefCell::default());
         let mut group = Self { segment, group, waiter, entered: 0, filled: 0, reduced: 0, mailbox, trials };
-        // Set-up is entry number 1. Its payload is each rank's set of CPUs.
+        // Set-up counts as entry number 1. The payload of this entry is each rank's set of CPUs.
         // SAFETY: this rank's own area, which no rank reads before the publication below.
         let area = unsafe { group.segment.write(group.segment.entry(me, 1)) };
         area[..CPU_BYTES].copy_from_slice(&own_cpus());
@@ -72,8 +72,9 @@ impl ShmGroup {
         drop::<Option<OwnedFd>>(file);
         let mut cpus = [0u8; CPU_BYTES];
         for rank in 0..n {
-            // SAFETY: its owner has published it (waited for above), and overwrites it in its second collective at the earliest,
-            // which cannot start before this rank has entered its first (entries alternate between two areas).
+            // SAFETY: the owner has published the area, and this rank has waited for the publication above. The owner
+            // overwrites the area in its second collective at the earliest (entries alternate between two areas), and cannot
+            // enter that collective before this rank has entered the first one.
             let theirs = unsafe { group.segment.read(group.segment.entry(rank, 1)) };
             cpus.iter_mut().zip(theirs).for_each(|(a, b)| *a |= b);
         }
@@ -96,11 +97,12 @@ impl ShmGroup {
         self.segment.entry(rank, self.entered)
     }
 
-    /// Enters collective `call`: publishes the call and the payload that `fill` writes to the entry area, and waits for all ranks.
+    /// Enters collective `call`: publishes the call and the payload that `fill` writes to the entry area, waits for all ranks,
+    /// and compares their calls.
     ///
-    /// Call and payload alternate between two places. A rank overwrites those of entry `s-2` while it enters `s`. By then it has
-    /// seen all ranks enter `s-1`, and no rank enters `s-1` before it has finished `s-2`. By the same argument all slots for long
-    /// arrays are free once all ranks have entered.
+    /// Call and payload alternate between two areas. While a rank enters collective `s`, it overwrites the call and the payload
+    /// of collective `s-2`. At that time the rank has seen all ranks enter `s-1`, and no rank enters `s-1` before it has
+    /// finished `s-2`. For the same reason all slots for long arrays are free once all ranks have entered.
     pub(super) fn enter(&mut self, call: &CollectiveCall, fill: impl FnOnce(&mut [u8])) -> Result<()> {
         self.waiter.abort.check()?;
         let (me, segment) = (self.me(), self.segment.clone());
@@ -148,12 +150,12 @@ impl ShmGroup {
         self.entered_with(rank, next).ok()
     }
 
-    /// Returns the counters as a schedule sees them.
+    /// Returns the counters for a schedule, relative to the start of this collective.
     pub(super) fn steps(&self) -> Steps<'_> {
         Steps { group: self, filled: self.filled, reduced: self.reduced }
     }
 
-    /// Number of slots that each rank had filled before this collective.
+    /// Returns the number of slots that each rank had filled before this collective.
     pub(super) fn filled(&self) -> u32 {
         self.filled
     }
@@ -219,14 +221,15 @@ impl ShmGroup {
 
 impl Drop for ShmGroup {
     fn drop(&mut self) {
-        // A rank that panics is a death. The rendezvous tells the other ranks.
+        // A rank that panics has failed, so it must not mark itself as left. The rendezvous reports the failure to the other
+        // ranks.
         if !std::thread::panicking() {
             self.segment.owned_by(self.me()).for_each(|counter| counter.mark(LEFT));
         }
     }
 }
 
-/// Steps of a collective, counted from its start.
+/// Steps of a collective, counted from the start of the collective.
 pub(super) struct Steps<'a> {
     group: &'a ShmGroup,
     filled: u32,
@@ -260,7 +263,7 @@ impl StepCounters for Steps<'_> {
     }
 }
 
-/// Makes an abort wake the sleepers of all processes, as soon as this process learns of it.
+/// Registers a waker: when this process learns of an abort, it wakes the sleepers of all processes.
 fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     let weak = Arc::downgrade(segment);
     abort.on_raise(move || {
@@ -270,11 +273,12 @@ fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
     });
 }
 
-/// Makes memory of `len` bytes for all ranks of the group. Returns it with the text by which the other ranks find it.
+/// Makes memory of `len` bytes for all ranks of the group. Returns the mapping, the file descriptor, and the text by which the
+/// other ranks find the memory. The file must stay open until they have opened it.
 pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd, String)> {
     let cannot = |e: rustix::io::Errno| {
         let hint = match e {
-            // The kernel applies the limit to memory without a name too
+            // The kernel applies the limit of file sizes to memfds too.
             rustix::io::Errno::FBIG => "raise the limit for the size of a file (`ulimit -f`), or use --backend tcp",
             _ => "use --backend tcp, which needs no shared memory",
         };
@@ -294,7 +298,7 @@ pub(super) fn open(group: &GroupRanks, len: usize, locator: &[u8]) -> Result<Map
         ))
         .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")
     };
-    // In an entry area there are more bytes behind the text.
+    // If the text was sent in an entry area, more bytes follow it. `find` ignores them.
     Mapping::find(locator, len).map_err(cannot)
 }
 

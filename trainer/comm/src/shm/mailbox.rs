@@ -1,11 +1,12 @@
 //! Messages between two ranks: a channel of two chunks for each ordered pair of ranks.
 //!
-//! The sender owns the counter `sent`, the receiver `taken`. Chunk `i` (counted over all messages) is in slot `i mod 2`. The
-//! sender writes it once `taken` shows that chunk `i-2` was copied out. The receiver reads it once `sent` shows that it was
-//! written. A message starts with a header in its first chunk. Messages whose tag is not asked for yet are kept (MPI's unexpected
-//! messages), so tags may be received in any order. A sender whose channel is full receives the other direction meanwhile, one
-//! chunk at a time and without waiting: two ranks may send to each other at once, and neither may wait for the end of the
-//! other's message while its own message is half sent.
+//! The sender owns the counter `sent`, the receiver owns the counter `taken`. Chunk `i` (counted over all messages) is in slot
+//! `i mod 2`. The sender writes chunk `i` once `taken` shows that chunk `i-2` was copied out. The receiver reads chunk `i` once
+//! `sent` shows that the chunk was written. A message starts with a header in its first chunk. A message that arrives before its
+//! receive call is kept (MPI: unexpected message), so tags may be received in any order.
+//!
+//! Two ranks may send to each other at once. So a sender whose channel is full receives chunks of the other direction meanwhile,
+//! without waiting. It must not wait for the end of the other rank's message: the other rank may in turn wait for this sender.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -69,8 +70,8 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Writes the chunk of a message behind the first `sent` bytes of header and data. There must be room for it. Returns its
-    /// length.
+    /// Writes the next chunk of a message, after the first `sent` bytes of header and data. A slot must be free. Returns the
+    /// chunk's length.
     fn put_chunk(&mut self, to: usize, message: &Message, data: &[u8], sent: usize) -> usize {
         let (me, chunk) = (self.me(), self.mailbox.sent[to]);
         // SAFETY: this rank writes this channel, and the receiver has copied the slot's former content.
@@ -104,7 +105,7 @@ impl ShmGroup {
                         moved = true;
                     }
                     if !op.is_done {
-                        // The peer may be sending too, and then it takes nothing before it is rid of its own message
+                        // The peer may be sending too. It then receives nothing before its own message is sent, so receive here.
                         while self.has_arrived(&call, peer)? {
                             self.take_chunk(&call, peer)?;
                             moved = true;
@@ -179,7 +180,8 @@ impl ShmGroup {
         }
     }
 
-    /// Fails if `peer` waits in a collective that this rank has not entered: it will not answer before this rank enters.
+    /// Returns an error if `peer` waits in a collective that this rank has not entered, since the peer will not answer before
+    /// this rank enters the collective.
     fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize, until: Instant) -> Result<()> {
         let me = self.group.job_rank();
         if let Some(theirs) = self.ahead(peer)
@@ -190,7 +192,8 @@ impl ShmGroup {
         if Instant::now() < until { Ok(()) } else { Err(self.not_in_time(call, peer)) }
     }
 
-    /// Returns whether `call` can go on after all. Called after the peer was seen in a collective, for what it did before.
+    /// Returns whether `call` can continue after all: the peer may have sent or received a chunk before it entered the
+    /// collective.
     fn moves(&self, call: &CollectiveCall, peer: usize) -> bool {
         let me = self.me();
         match call.op {
@@ -239,13 +242,13 @@ impl ShmGroup {
         self.segment.sent(from, self.me()).reached(self.mailbox.taken[from].wrapping_add(1))
     }
 
-    /// Gives the chunk that was read back to `from`.
+    /// Counts the chunk as taken, so `from` may overwrite its slot.
     fn taken(&mut self, from: usize) {
         self.mailbox.taken[from] = self.mailbox.taken[from].wrapping_add(1);
         self.segment.taken(from, self.me()).publish();
     }
 
-    /// Receives the message that begins with the next chunk of `from` directly into `into`.
+    /// Receives the message that begins with the next chunk of `from` directly into `into`, without an intermediate copy.
     fn take_into(&mut self, call: &CollectiveCall, from: usize, into: &mut [u8]) -> Result<()> {
         let (mut at, mut filled) = (MESSAGE_BYTES, 0);
         loop {
@@ -261,7 +264,7 @@ impl ShmGroup {
         }
     }
 
-    /// Keeps the next chunk of `from`, which must have arrived.
+    /// Copies the next chunk of `from`, which must have arrived, to the kept messages.
     fn take_chunk(&mut self, call: &CollectiveCall, from: usize) -> Result<()> {
         let partial = self.mailbox.partial[from].take();
         let slot = self.next_chunk(call, from)?;
@@ -284,7 +287,8 @@ impl ShmGroup {
         Ok(())
     }
 
-    /// Waits for the next chunk of `from` and returns it. It stays until this rank has counted it as taken.
+    /// Waits for the next chunk of `from` and returns it. The sender does not overwrite the chunk before this rank has counted
+    /// it as taken.
     fn next_chunk(&self, call: &CollectiveCall, from: usize) -> Result<&[u8]> {
         let (me, chunk) = (self.me(), self.mailbox.taken[from]);
         let until = Instant::now() + self.waiter.timeout;

@@ -1,8 +1,8 @@
-//! Memory of a file without a name, mapped by several processes.
+//! A memory file without a name (memfd), mapped by several processes.
 //!
-//! One process creates the file with `memfd_create`, so it never appears in `/dev/shm`. The others open it through
-//! `/proc/PID/fd/N` of its creator. The kernel frees it with the last process that maps it, so SIGKILL never leaves anything
-//! behind. The file is sealed against shrinking: no process can remove pages that another process uses (SIGBUS).
+//! One process creates the file with `memfd_create`, so the file never appears in `/dev/shm`. The other processes open it through
+//! `/proc/PID/fd/N` of the creator. The kernel frees the file with the last process that maps it, also after SIGKILL. The file is
+//! sealed against shrinking: no process can remove pages that another process uses (SIGBUS).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,20 +13,20 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::host;
 
-/// Bytes at the start, a whole page, that prove that the right file was opened.
+/// Bytes of the header, a whole page. The header holds the [`Nonce`].
 pub(crate) const HEADER: usize = 4096;
 
-/// A random number that proves it.
+/// A random number in the header, which proves that the right file was opened.
 pub(super) type Nonce = [u8; 16];
 
-/// Returns a number that no other memory has.
+/// Returns a random number, which no other memory has.
 fn nonce() -> rustix::io::Result<Nonce> {
     let mut nonce = Nonce::default();
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
     Ok(nonce)
 }
 
-/// Returns the descriptor by which other processes find `file`.
+/// Returns the number of the file descriptor, by which other processes find `file`.
 fn number(file: &OwnedFd) -> i32 {
     file.as_raw_fd()
 }
@@ -56,7 +56,8 @@ impl Mapping {
         Ok((mapping, file))
     }
 
-    /// Makes memory as [`Mapping::create`], with the text by which other processes find it while the file is open.
+    /// Makes memory as [`Mapping::create`] does, and returns the text by which other processes find the memory while the file is
+    /// open.
     pub(crate) fn announce(len: usize) -> rustix::io::Result<(Self, OwnedFd, String)> {
         let nonce = nonce()?;
         let (memory, file) = Self::create(len, &nonce)?;
@@ -114,8 +115,8 @@ impl Mapping {
     /// Returns the `T` at `offset`.
     ///
     /// # Safety
-    /// It is in bounds and aligned (the base is aligned to pages), zero bytes are a valid `T`, and `T` is an atomic, so that every
-    /// process may have shared references to it.
+    /// The offset is in bounds and aligned (the base is aligned to pages), zero bytes are a valid `T`, and `T` is an atomic, so
+    /// every process may have shared references to the value.
     pub(super) unsafe fn atomic<T>(&self, offset: usize) -> &T {
         debug_assert!(offset + size_of::<T>() <= self.len);
         // SAFETY: the caller's guarantee. The mapping lives as long as `self`.

@@ -1,9 +1,9 @@
 //! The order of steps in which ranks stream a long array through slots of shared memory.
 //!
 //! The schedules run between two entries of a collective (`group.rs`), so all slots are free when they start. In a schedule a
-//! rank never reads a slot before it has waited for the counter of the slot's writer (acquire). It never writes a slot before
-//! all readers of the former content are done. There are no "slot is free" flags for that: it follows from the order of steps
-//! and from waiting for *all* ranks every time, as each function explains.
+//! rank never reads a slot before it has waited for the counter of the slot's writer (acquire). A rank never writes a slot
+//! before all readers of the former content are done. No "slot is free" flags are needed: the order of steps, and waiting for
+//! *all* ranks every time, guarantee it. Each function explains why.
 
 /// The counters of a schedule, as one rank sees them.
 pub(super) trait StepCounters {
@@ -23,10 +23,10 @@ pub(super) const EXCHANGE_SLOTS: usize = 4;
 
 /// One phase: each rank fills one slot per round, and reads all ranks' slots of that round.
 ///
-/// Steps of a rank: `fill(0) fill(1) drain(0) fill(2) drain(1) fill(3) drain(2) …`, so filling runs one round ahead. `fill(k+1)`
-/// overwrites the slot of round `k-3`. Before `drain(k-1)` the rank has waited for every rank's `fill(k-1)`, which in every
-/// rank's order comes after its `drain(k-3)`: no rank reads that slot any more. More slots than these four may pay: a cache line
-/// returns to its writer faster once it has left the readers' caches.
+/// Steps of a rank: `fill(0) fill(1) drain(0) fill(2) drain(1) fill(3) drain(2) …`, so filling runs one round ahead. With four
+/// slots, `fill(k+1)` overwrites the slot of round `k-3`. Before `drain(k-1)` the rank has waited for every rank's `fill(k-1)`.
+/// In every rank's order `fill(k-1)` comes after `drain(k-3)`, so no rank reads the slot of round `k-3` any more. More than four
+/// slots may be faster: the writer gets a cache line back faster once the line has left the readers' caches.
 pub(super) fn exchange<P: StepCounters>(
     rounds: usize,
     slots: usize,
@@ -63,11 +63,11 @@ pub(super) enum TwoShotStep {
     Gather,
 }
 
-/// Two phases, reduce-scatter and all-gather, one round apart so that waits are rarely long: turn `k = 0, 1, …` is
+/// Runs two phases, reduce-scatter and all-gather, one round apart so that waits are short: turn `k = 0, 1, …` is
 /// `scatter(k+1) reduce(k) gather(k-1)`.
 ///
-/// - `scatter(k+1)` overwrites the input slot of round `k-2`, which all ranks read in `reduce(k-2)`. In the turn before, the
-///   rank has waited for all ranks' reduction of round `k-2` (before `gather(k-2)`).
+/// - `scatter(k+1)` overwrites the input slot of round `k-2`, which all ranks read in `reduce(k-2)`. In turn `k-1` the rank has
+///   already waited for all ranks' `reduce(k-2)`, before its own `gather(k-2)`.
 /// - `reduce(k)` overwrites the output slot of round `k-3`, which all ranks read in `gather(k-3)`. The rank has just waited for
 ///   all ranks' `scatter(k)`, which in every rank's order comes after `gather(k-3)`.
 pub(super) fn two_shot<P: StepCounters>(
@@ -98,8 +98,8 @@ pub(super) fn two_shot<P: StepCounters>(
     Ok(())
 }
 
-/// Without slots: each rank reduces its part of all ranks' own arrays. All ranks have entered, which hands their arrays over.
-/// Once all ranks have published, each rank has its own array back.
+/// Runs one phase without slots: each rank reduces its part of all ranks' arrays. By entering the collective, every rank has
+/// given the other ranks access to its array. Once all ranks have published, each rank owns its array again.
 pub(super) fn in_place<P: StepCounters>(progress: &P, reduce: impl FnOnce()) -> Result<(), P::Error> {
     reduce();
     progress.publish_reduced();

@@ -80,7 +80,7 @@ impl Segment {
         self.counter_at(self.control(rank) + which as usize * LINE)
     }
 
-    /// Returns how `rank` wants slots to be written.
+    /// Returns the vote of `rank` on how slots are written: through the caches or past them.
     pub(super) fn vote(&self, rank: usize) -> &StreamingVote {
         // SAFETY: in bounds and aligned, as counters are. Zero is a valid vote, and a vote is an atomic.
         unsafe { self.memory.atomic(self.control(rank) + VOTE) }
@@ -127,8 +127,8 @@ impl Segment {
     }
 
     /// # Safety
-    /// The region's writer has published it, this rank has waited for that, and the writer will not write the region again before
-    /// this rank has published its next step.
+    /// The region's writer has published the region, this rank has waited for the publication, and the writer will not write the
+    /// region again before this rank has published its next step.
     pub(super) unsafe fn read(&self, area: Region) -> &[u8] {
         // SAFETY: the functions above make regions, which are in bounds. The rest is the caller's guarantee.
         unsafe { self.memory.slice(area.offset, area.len) }

@@ -1,15 +1,15 @@
 //! Copying bytes to a slot: through the caches, or past them.
 //!
-//! If writer and readers share a cache, ordinary stores are fastest: the slot never leaves the cache. If they do not (other
-//! sockets, other chiplets, or a hypervisor that moves virtual CPUs between them), each line that a reader takes from the
-//! writer's cache costs a round trip between the caches. Non-temporal stores put the slot into main memory instead, which
-//! readers prefetch at full speed. Measured for 45 MB over two ranks: without a shared cache 9.5 ms, against 22 ms through the
-//! caches; with a shared cache 6.1 ms through the caches.
+//! If writer and readers share a cache, ordinary stores are fastest: the slot never leaves the cache. Writer and readers may also
+//! have different caches (other sockets, other chiplets, or a hypervisor that moves virtual CPUs). Then each cache line that a
+//! reader takes from the writer's cache costs a round trip between the caches. Non-temporal stores put the slot into main memory
+//! instead, and readers prefetch main memory at full speed. Measured for 45 MB over two ranks without a shared cache: 9.5 ms past
+//! the caches, 22 ms through them. With a shared cache: 6.1 ms through the caches.
 //!
-//! The faster path cannot be queried and may change, so it is measured again and again. Of every [`CYCLE`] rounds, a few go
-//! through the caches and a few past them, the same rounds on all ranks. Each rank times them and votes, in a word of its own,
-//! for the path of the other rounds. All ranks write past the caches while any rank votes for it. The vote affects speed only:
-//! the bytes are the same.
+//! The faster path cannot be queried and may change, so ranks measure it repeatedly. Of every [`CYCLE`] rounds, a few go
+//! through the caches and a few past them. All ranks use the same rounds for these trials. Each rank times its trials, and
+//! votes in its own word for the path of the other rounds. All ranks write past the caches while any rank votes for streaming.
+//! The vote affects the speed only, not the bytes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -20,7 +20,7 @@ use super::group::ShmGroup;
 const CYCLE: u32 = 1024;
 /// Rounds of a trial through the caches, and as many past them.
 const TRIAL: u32 = 8;
-/// Number of trials of which the fastest counts: the others may have been interrupted.
+/// Number of latest trials, of which the fastest counts: the others may have been interrupted.
 const TRIALS: usize = 3;
 
 /// The measurements of one rank.
@@ -96,8 +96,8 @@ impl ShmGroup {
     }
 }
 
-/// Copies `source` to `slot`, which has the same length. With `streaming` the copy goes past the caches; other ranks see it once
-/// this has returned and the counter is published.
+/// Copies `source` to `slot`, which has the same length. With `streaming` the copy goes past the caches. Other ranks see the copy
+/// once this function has returned and the rank has published its counter.
 pub(super) fn put(slot: &mut [u8], source: &[u8], streaming: bool) {
     if streaming { stream(slot, source) } else { slot.copy_from_slice(source) }
 }

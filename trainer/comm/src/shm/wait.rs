@@ -16,8 +16,8 @@ pub(super) enum WaitError {
     Aborted,
 }
 
-/// How long to stay awake. A spinning rank answers in well under a microsecond. With more ranks than cores, it would take its
-/// core from a rank that has work to do.
+/// Number of checks before a waiting rank sleeps. A spinning rank reacts in well under a microsecond. With more ranks than cores,
+/// a spinning rank would occupy the core of a rank that has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SpinPolicy {
     spins: u32,
@@ -67,7 +67,7 @@ impl Waiter {
         if counter.reached(target).is_ok() { Ok(()) } else { self.wait_within(counter, target, self.timeout) }
     }
 
-    /// Like [`wait`](Self::wait), with its own limit.
+    /// Does what [`wait`](Self::wait) does, with `limit` instead of the timeout.
     pub(super) fn wait_within(&self, counter: &Counter, target: u32, limit: Duration) -> Result<(), WaitError> {
         let look = || match counter.reached(target) {
             Ok(()) => Ok(None),

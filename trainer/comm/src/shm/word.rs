@@ -7,11 +7,11 @@
 //! - **publish** adds one to the count with release ordering. A rank that reads the new count with acquire ordering sees all that
 //!   the owner wrote before. This is what makes the plain data beside the counters free of races.
 //! - **sleep**: a waiter that saw a count `v` below its target sets `WAITING` by compare-and-swap from exactly `v`, and sleeps in
-//!   the kernel only while the word still is `v | WAITING`. An earlier publish changes the word, so the swap or the kernel's
-//!   comparison fails and the waiter checks again. A later publish sees `WAITING` in the value that it replaced, clears it and
-//!   wakes all sleepers. So no wake-up is lost (`trainer/testing/loom`).
-//! - **mark** sets `POISON` (the job is aborted) or `LEFT` (the owner has left in order) and wakes all sleepers. Any process may
-//!   set these flags, and they are never cleared.
+//!   the kernel (futex) only while the word still is `v | WAITING`. An earlier publish changes the word, so the swap or the
+//!   kernel's comparison fails and the waiter checks again. A later publish sees `WAITING` in the value that it replaced, clears
+//!   the flag and wakes all sleepers. So no wake-up is lost (`trainer/testing/loom`).
+//! - **mark** sets `POISON` (the job is aborted) or `LEFT` (the owner has ended without an error) and wakes all sleepers. Any
+//!   process may set these flags, and no process clears them.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use self::shim::Word;
 const WAITING: u32 = 1;
 /// The job is aborted.
 pub(super) const POISON: u32 = 2;
-/// The owner has left and will publish no more.
+/// The owner has ended without an error and will publish no more.
 pub(super) const LEFT: u32 = 4;
 const FLAGS: u32 = WAITING | POISON | LEFT;
 const ONE: u32 = 8;
@@ -34,8 +34,8 @@ pub(super) enum Pending {
     Left,
 }
 
-/// See the module. Each counter has two cache lines of its own (the prefetcher fetches pairs), so that polling one counter does
-/// not slow another.
+/// See the module. Each counter has two cache lines to itself (the prefetcher fetches pairs), so polling one counter does not
+/// slow down another counter.
 #[repr(C, align(128))]
 pub(super) struct Counter(Word);
 
@@ -86,7 +86,7 @@ impl Counter {
         (ahead as i32) < 0
     }
 
-    /// Sleeps until the word differs from `seen` or `limit` is over. May also return for no reason.
+    /// Sleeps until the word differs from `seen` or `limit` is over. May also return spuriously.
     pub(super) fn sleep(&self, seen: u32, limit: Duration) {
         if seen & WAITING != 0 || self.0.swap_if(seen, seen | WAITING) {
             self.0.sleep(seen | WAITING, limit);
@@ -129,7 +129,7 @@ mod shim {
         pub(super) fn sleep(&self, expected: u32, limit: Duration) {
             let limit =
                 futex::Timespec { tv_sec: limit.as_secs().min(1 << 30) as i64, tv_nsec: limit.subsec_nanos().into() };
-            // Woken, timed out, interrupted, or changed before: in every case the caller checks again.
+            // The result does not matter: the caller checks the word again in every case.
             let _ = futex::wait(&self.0, futex::Flags::empty(), expected, Some(&limit));
         }
         pub(super) fn wake(&self) {
@@ -174,7 +174,7 @@ mod shim {
         pub(super) fn sleep(&self, expected: u32, _limit: Duration) {
             let queue = self.queue.lock().unwrap();
             if self.word.load(Ordering::Acquire) == expected {
-                // May also wake for no reason. The caller checks again.
+                // May also wake spuriously. The caller checks again.
                 drop(self.awake.wait(queue).unwrap());
             }
         }

@@ -18,7 +18,7 @@ use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::net::{self, Ending};
 use crate::wire::split_frame;
 
-/// The server answers a wait when its time is up. The client gives up on the server this much later.
+/// The server answers a wait at the latest when the wait's time is over. The client waits this much longer for the answer.
 const SERVER_GRACE: Duration = Duration::from_secs(5);
 
 enum Reply {
@@ -47,8 +47,8 @@ struct ClientState {
     answer_limit: Duration,
 }
 
-/// A rank's control connection: keys, barriers, and news of failures. PyTorch: `TCPStore`. A thread of its own listens, so that
-/// a rank that computes or sleeps in a collective still receives and answers.
+/// A rank's control connection: keys, barriers, and failure notifications. PyTorch: `TCPStore`. A dedicated thread receives, so a
+/// rank that computes or sleeps in a collective still receives and answers.
 pub struct StoreClient {
     shared: Arc<ClientState>,
     next: AtomicU64,
@@ -90,10 +90,10 @@ impl StoreClient {
         Ok(Self { shared, next: AtomicU64::new(1), rank, thread: Some(thread) })
     }
 
-    /// Returns the address of this host that the connection uses. Other hosts can reach this host there.
+    /// Returns the address of this host that the connection uses. Other hosts can reach this host at this address.
     ///
     /// # Errors
-    /// [`ErrorKind::Setup`] if the system does not know it.
+    /// [`ErrorKind::Setup`] if the system does not know the address.
     pub fn own_address(&self) -> Result<std::net::IpAddr> {
         net::own_address(&self.shared.stream)
             .map_err(|e| CommError::setup(format!("rank {} cannot tell its own address: {e}", self.rank)))
@@ -174,7 +174,7 @@ impl StoreClient {
     /// Ends the job with `error` on all ranks, including this one. Only the first error of a job counts.
     pub(crate) fn abort(&self, error: CommError) {
         if self.shared.abort.raise(error.clone()) {
-            // If the server is gone too, all ranks have noticed that.
+            // If the send fails, the server is gone, and all ranks notice that.
             let _ = self.shared.send(&Request::Abort { error });
         }
     }
@@ -218,7 +218,7 @@ impl StoreClient {
 
 impl Drop for StoreClient {
     fn drop(&mut self) {
-        // A panic is a death: without a goodbye, the server reports it to the other ranks.
+        // A rank that panics has failed. It sends no goodbye, so the server reports the failure to the other ranks.
         if !std::thread::panicking() {
             self.shared.leaving.store(true, Ordering::Release);
             let _ = self.shared.send(&Request::Goodbye);
@@ -236,7 +236,7 @@ impl ClientState {
         let _turn = self.writing.lock();
         (&self.stream).write_all(&request.frame()).map_err(|e| {
             let error = self.server_lost(Ending::of(&e), &e.to_string());
-            // The kernel reports the cause once. The listening thread would only see a closed connection.
+            // The kernel reports the cause only once, here. The receiving thread would only see a closed connection.
             self.abort.raise(error.clone());
             error
         })
@@ -293,7 +293,7 @@ impl ClientState {
             }
         };
         if !self.leaving.load(Ordering::Acquire) {
-            // A thread that is sending may have the cause.
+            // A thread that is sending may have received the cause. Wait until it has raised the error.
             drop(self.writing.lock());
             self.abort.raise(self.server_lost(ending, &cause));
         }
@@ -306,7 +306,7 @@ impl ClientState {
             Push::Aborted { error } => _ = self.abort.raise(error),
             Push::Ask { asker, id } => {
                 let text = self.status.lock().as_ref().map_or_else(|| "is being set up".into(), |status| status());
-                // If this fails, the reader notices next.
+                // If the send fails, the next read of this thread fails too and raises the error.
                 let _ = self.send(&Request::Activity { asker, id, text });
             }
             Push::Activity { id, rank, text } => {

@@ -1,11 +1,11 @@
-//! What the server and the clients of one rendezvous share.
+//! The settings that the server and the clients of one rendezvous share.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::auth::Secret;
 
-/// Who meets at a rendezvous, for messages.
+/// The kind of a rendezvous's members, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     /// The ranks of a job.
@@ -15,7 +15,7 @@ pub enum Member {
 }
 
 impl Member {
-    /// Returns the name of the setting that numbers the members.
+    /// Returns the name of the setting that holds a member's number.
     pub(super) fn setting(self) -> &'static str {
         match self {
             Member::Rank => "RANK",
@@ -36,19 +36,19 @@ impl fmt::Display for Member {
 /// Settings of a rendezvous, the same at both ends of its connections.
 #[derive(Clone, Debug)]
 pub struct StoreConfig {
-    /// Lets members in, and nobody else.
+    /// The secret that members must prove to join.
     pub secret: Secret,
     /// Number of members.
     pub world: usize,
-    /// What a member is called.
+    /// The kind of the members.
     pub member: Member,
-    /// A member, or the server, whose host has not answered for this long is given up. Shorter outages of the network are
-    /// survived.
+    /// A connection ends when the other end's host has not answered for this long. The connection survives shorter outages of the
+    /// network.
     pub answer_limit: Duration,
 }
 
 impl StoreConfig {
-    /// Describes the rendezvous of `world` ranks that are given up after 10 minutes without an answer.
+    /// Returns the settings for a rendezvous of `world` ranks, with an `answer_limit` of 10 minutes.
     pub fn new(secret: Secret, world: usize) -> Self {
         Self { secret, world, member: Member::Rank, answer_limit: Duration::from_secs(600) }
     }

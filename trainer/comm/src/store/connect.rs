@@ -1,4 +1,4 @@
-//! How a rank reaches the server.
+//! Connects a rank to the server.
 
 use std::fmt;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -13,9 +13,9 @@ use crate::net;
 /// Why one attempt to join a rendezvous failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectError {
-    /// No server has answered there, or the connection broke. Another attempt may succeed.
+    /// No server answers at the address, or the connection broke. Another attempt may succeed.
     NotThere(String),
-    /// The address is a name that leads nowhere, yet.
+    /// The host name cannot be resolved. Another attempt may succeed.
     Unresolved(String),
     /// The server, or this process, has not proved that it belongs to the job.
     Unauthenticated(String),
@@ -66,10 +66,11 @@ impl StoreClient {
         }
     }
 
-    /// Tries once to join the rendezvous at `address` as `rank`. Returns within seconds, with the reason if that failed.
+    /// Tries once to join the rendezvous at `address` as `rank`. Returns within seconds. The inner error is the reason of a
+    /// failed attempt.
     ///
     /// # Errors
-    /// [`Setup`](crate::ErrorKind::Setup) if this process has no thread for the connection.
+    /// [`Setup`](crate::ErrorKind::Setup) if this process cannot start a thread for the connection.
     pub fn try_connect(
         address: impl ToSocketAddrs + fmt::Display,
         config: &StoreConfig,

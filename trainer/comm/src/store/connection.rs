@@ -9,7 +9,7 @@ use crate::auth::{Challenge, HANDSHAKE_LIMIT, HELLO_BYTES, Hello, PROOF_BYTES, P
 use crate::net::{self, Ending};
 use crate::wire::{MAX_FRAME, split_frame};
 
-/// A member that has this many unread bytes does not read any more.
+/// Limit of unsent bytes. A member with more unsent bytes no longer reads, so the server ends its connection.
 const MAX_OUTBOX: usize = 4 * MAX_FRAME;
 
 enum Phase {
@@ -18,7 +18,7 @@ enum Phase {
     /// Authenticated. The server has not admitted it yet.
     Authenticated(Hello),
     Member(u32),
-    /// Refused. Only the refusal is still to be sent.
+    /// Refused. The connection ends once the refusal is sent.
     Closing,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct Disconnect {
 }
 
 impl Disconnect {
-    /// The server ends the connection.
+    /// Returns the reason for a connection that the server itself ends.
     pub(super) fn refused(cause: impl Into<String>) -> Self {
         Self { ending: Ending::Failed, cause: cause.into() }
     }
@@ -55,11 +55,11 @@ pub(super) struct Connection {
     phase: Phase,
     inbox: Vec<u8>,
     outbox: Vec<u8>,
-    /// Longest silence of the other host.
+    /// The connection ends when the other host has not answered for this long.
     limit: Duration,
     pub(super) since: Instant,
     pub(super) said_goodbye: bool,
-    /// Why nothing can be sent any more. What the peer has sent before is still to be read.
+    /// Why a write failed. Bytes that the peer sent before may still be unread.
     pub(super) write_error: Option<Disconnect>,
 }
 
@@ -85,7 +85,7 @@ impl Connection {
         if let Phase::Member(rank) = self.phase { Some(rank) } else { None }
     }
 
-    /// Returns when a connection that is not a member is closed.
+    /// Returns when the connection is closed unless it is a member by then.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.member().is_none().then(|| self.since + HANDSHAKE_LIMIT)
     }
@@ -108,8 +108,8 @@ impl Connection {
         Disconnect { ending, cause }
     }
 
-    /// Sends `bytes` as soon as possible. A failure is in [`Connection::write_error`]: a rank that has reported an error may be gone
-    /// before its report is read.
+    /// Sends `bytes` as soon as possible. Stores a failure in [`Connection::write_error`] and does not end the connection: a
+    /// rank that has sent an error report may end before the server reads the report.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         if self.write_error.is_none()
             && let Err(why) = self.send(bytes)
@@ -234,7 +234,8 @@ impl Connection {
                 }
             }
         }
-        // The report of a rank that reports an error and exits must be handled first. The end of the stream shows again at once.
+        // A rank may report an error and exit at once, so handle its requests first. The next read finds the end of the stream
+        // again.
         match closed {
             Some(cause) if requests.is_empty() => Incoming::Over(cause),
             _ => Incoming::Requests(requests),

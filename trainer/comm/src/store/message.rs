@@ -3,7 +3,7 @@
 use crate::error::CommError;
 use crate::wire::{Reader, Writer};
 
-/// From a rank to the server. The reply carries the same `id`.
+/// A message from a rank to the server. The reply has the `id` of the request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Request {
     Set {
@@ -34,18 +34,18 @@ pub(super) enum Request {
         id: u64,
         text: String,
     },
-    /// The rank is done. The end of its connection is not a failure then.
+    /// The rank is done. After this message, the end of the rank's connection is not a failure.
     Goodbye,
 }
 
-/// From the server to a rank.
+/// A message from the server to a rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Push {
     Value {
         id: u64,
         value: Option<Vec<u8>>,
     },
-    /// All ranks have entered the barrier `id`, or time is up and these ranks are missing.
+    /// The reply to [`Request::Barrier`]: all ranks have entered, or the time is over and these ranks are missing.
     Barrier {
         id: u64,
         missing: Vec<u32>,

@@ -18,10 +18,10 @@ use super::connection::{Connection, Disconnect, Incoming};
 use super::state::{Outgoing, State};
 use crate::error::{CommError, ErrorKind, Result};
 
-/// How long a server that is dropped still delivers its messages.
+/// Longest time for which a dropped server still delivers its messages.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
 
-/// What the server reports to the process that hosts it.
+/// An event that the server reports to its own process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreEvent {
     /// A rank has authenticated and joined.
@@ -48,7 +48,7 @@ pub enum StoreEvent {
 
 type OnEvent = Box<dyn FnMut(StoreEvent) + Send>;
 
-/// The rendezvous of one job. Dropping it ends it: the job is aborted for ranks that have not said goodbye by then.
+/// The rendezvous of one job. Dropping the server ends the rendezvous, and aborts the job for ranks that have not said goodbye.
 pub struct StoreServer {
     address: SocketAddr,
     commands: Arc<Mutex<Vec<Command>>>,
@@ -128,8 +128,9 @@ impl StoreServer {
         self.command(Command::Abort(CommError::new(ErrorKind::Aborted, reason)));
     }
 
-    /// Waits up to `limit` until all ranks of the job have joined and left. Returns whether they have. A rank that hosts the server
-    /// calls this last: dropping the server earlier would look like a death to the other ranks.
+    /// Waits up to `limit` until all ranks of the job have joined and left. Returns whether all have. A rank that hosts the
+    /// server must call this function before it drops the server. Otherwise the other ranks would take the closed connections
+    /// for a failure.
     pub fn wait_until_left(&self, limit: Duration) -> bool {
         let (member_count, changed) = &*self.member_count;
         let mut count = member_count.lock();
@@ -164,7 +165,7 @@ struct EventLoop {
     commands: Arc<Mutex<Vec<Command>>>,
     wakeup_reader: UnixStream,
     on_event: OnEvent,
-    /// Set when the server is to end: the latest time for that.
+    /// Set when the server is told to stop: the latest time at which it stops.
     stop: Option<Instant>,
 }
 
@@ -185,7 +186,7 @@ impl EventLoop {
         }
     }
 
-    /// Ends the connections on which nothing can be sent any more, after what their ranks have sent.
+    /// Ends the connections to which the server can no longer write. First reads what their ranks have sent.
     fn end_broken(&mut self) {
         while let Some((&id, _)) = self.connections.iter().find(|(_, connection)| connection.write_error.is_some()) {
             self.read(id);
@@ -238,7 +239,7 @@ impl EventLoop {
         }
     }
 
-    /// Reports the job's first error to the host and to the ranks.
+    /// Reports the job's first error to the server's own process and to the ranks.
     fn ended(&mut self, out: Option<Outgoing>) {
         if let (Some(out), Some(error)) = (out, self.state.error().cloned()) {
             (self.on_event)(StoreEvent::Aborted(error));
@@ -256,7 +257,7 @@ impl EventLoop {
             match connection.read(&self.config.secret) {
                 Incoming::Nothing => return self.end_if_broken(id),
                 Incoming::Over(why) => {
-                    // The kernel reports the cause once: to the write, if that was first.
+                    // The kernel reports the cause only once. If a write failed first, the write has the cause.
                     let why = connection.write_error.take().unwrap_or(why);
                     return self.disconnect(id, why);
                 }
@@ -279,7 +280,7 @@ impl EventLoop {
         }
     }
 
-    /// Ends a connection on which nothing can be sent any more.
+    /// Ends a connection to which the server can no longer write.
     fn end_if_broken(&mut self, id: u64) {
         if let Some(why) = self.connections.get_mut(&id).and_then(|connection| connection.write_error.take()) {
             self.disconnect(id, why);
@@ -305,7 +306,7 @@ impl EventLoop {
         }
     }
 
-    /// Ends a connection: a goodbye, a death, or an unauthenticated peer that is refused.
+    /// Ends a connection: after a goodbye, after a failure, or because an unauthenticated peer is refused.
     fn disconnect(&mut self, id: u64, why: Disconnect) {
         let Some(connection) = self.connections.remove(&id) else { return };
         if connection.member().is_some() {
@@ -346,7 +347,8 @@ impl EventLoop {
                 Ok(accepted) => accepted,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
                 Err(_) => {
-                    // For example, no file descriptors are left. The connection stays in the queue and must not make this loop spin.
+                    // For example, no file descriptors are left. The connection then stays in the listen queue, and without this
+                    // sleep `poll` would return at once again and again.
                     std::thread::sleep(Duration::from_millis(10));
                     return;
                 }

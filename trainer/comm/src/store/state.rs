@@ -1,4 +1,4 @@
-//! What the server knows and how it answers: a state machine without sockets and without a clock.
+//! The state of the server, and its answers to requests: a state machine without sockets and without a clock.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -22,10 +22,10 @@ struct Barrier {
     arrived: BTreeMap<u32, (u64, Instant)>,
 }
 
-/// Messages to send, with the ranks that get them.
+/// Messages to send, each with the rank that receives it.
 pub(super) type Outgoing = Vec<(u32, Push)>;
 
-/// Keys, barriers, members and the job's first error.
+/// The keys, the barriers, the members and the job's first error.
 pub(super) struct State {
     world: u32,
     member: Member,
@@ -57,7 +57,7 @@ impl State {
         self.error.as_ref()
     }
 
-    /// Returns whether a rank that has authenticated may join; if not, why.
+    /// Checks whether a rank that has authenticated may join. The error is the reason why not.
     pub(super) fn admit(&self, rank: u32, world: u32) -> Result<(), String> {
         let member = self.member;
         if world != self.world {
@@ -88,7 +88,8 @@ impl State {
         Some(self.members.iter().map(|rank| (*rank, Push::Aborted { error: error.clone() })).collect())
     }
 
-    /// Ends the job, because a member's connection ended without a goodbye.
+    /// Ends the job because a member's connection ended without a goodbye. The `ending` decides the kind of the error: only a
+    /// closed connection proves that the member's process has ended.
     pub(super) fn lost(&mut self, rank: u32, ending: Ending, cause: &str) -> Option<Outgoing> {
         self.members.remove(&rank);
         let member = self.member;
@@ -151,7 +152,7 @@ impl State {
         }
     }
 
-    /// Answers the waits whose time is up.
+    /// Answers the waits whose time is over.
     pub(super) fn tick(&mut self, now: Instant) -> Outgoing {
         let mut out = Vec::new();
         for waiting in self.waiting.values_mut() {

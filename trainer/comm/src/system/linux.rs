@@ -1,4 +1,4 @@
-//! Linux.
+//! The functions of this module for Linux.
 
 use std::fs;
 use std::io;
@@ -13,8 +13,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::PROBE_INTERVAL;
 
-/// Longest interval between retransmissions, in milliseconds. The kernel's limit of two minutes would prolong an outage of the
-/// network by its own length: intervals double.
+/// Longest interval between retransmissions, in milliseconds. The intervals double, up to two minutes by default. So after an
+/// outage of the network, a connection could wait again for as long as the outage lasted.
 const RETRANSMIT_MS: i32 = 1000;
 
 /// Returns the id of this boot of the kernel. Empty if the kernel hides it.
@@ -25,7 +25,7 @@ pub(crate) fn boot_id() -> String {
 /// Fills `bytes` with random bytes.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel provides no random bytes.
 pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -38,11 +38,11 @@ pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A file descriptor that another thread makes readable, once and for all.
+/// A file descriptor that another thread makes readable. Once readable, it stays readable.
 pub(crate) struct Wakeup(OwnedFd);
 
 impl Wakeup {
-    /// What messages call it.
+    /// Name in error messages.
     pub(crate) const NAME: &str = "an eventfd";
 
     /// Opens the descriptor, which is not readable yet.
@@ -72,22 +72,22 @@ impl AsFd for Wakeup {
 /// The kernel refuses an option.
 pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
-    // The number of probes does not count beside this limit. 0 would be the kernel's default.
+    // With this option the kernel ignores the number of probes. A limit of 0 would mean the kernel's default.
     let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32);
     sockopt::set_tcp_user_timeout(stream, limit_ms)?;
     limit_backoff(stream);
     Ok(())
 }
 
-/// Makes the connection recover within a second after an outage. Linux 6.15 and later can do this. Earlier kernels retransmit
-/// when the outage has lasted 0.2, 0.6, 1.4, 3, 6.2, 12.6, … seconds.
+/// Makes the connection recover within a second after an outage. This needs Linux 6.15 or later. Earlier kernels ignore the
+/// option and retransmit 0.2, 0.6, 1.4, 3, 6.2, 12.6, … seconds after the start of the outage.
 #[allow(unsafe_code)]
 fn limit_backoff(stream: &TcpStream) {
     /// `TCP_RTO_MAX_MS` of `linux/tcp.h`.
     const TCP_RTO_MAX_MS: libc::c_int = 44;
     let (fd, value) = (stream.as_fd().as_raw_fd(), RETRANSMIT_MS as libc::c_int);
     // SAFETY: the descriptor is open while `stream` is borrowed, and the kernel reads `size_of::<c_int>()` bytes of `value`.
-    // An error says that the kernel is too old, which is the case described above.
+    // An error means that the kernel is older than 6.15, see above.
     let _ = unsafe {
         libc::setsockopt(
             fd,
@@ -99,8 +99,9 @@ fn limit_backoff(stream: &TcpStream) {
     };
 }
 
-/// Returns the user id of the process at the other end, as it was when that process connected or began to listen
-/// (`SO_PEERCRED`). rustix's function fails for a process of another PID namespace, whose process id is 0 here.
+/// Returns the user id of the process at the other end, at the time when the process connected or began to listen
+/// (`SO_PEERCRED`). rustix's function is not used, since it fails for a process of another PID namespace: the kernel reports
+/// process id 0 for it.
 ///
 /// # Errors
 /// The kernel does not know the peer.

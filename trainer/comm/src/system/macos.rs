@@ -1,4 +1,4 @@
-//! macOS.
+//! The functions of this module for macOS.
 
 /// Returns the id of this boot of the kernel. Empty if the kernel hides it.
 #[allow(unsafe_code)]

@@ -1,6 +1,6 @@
-//! What differs between Linux and macOS, apart from `shm/`, which only Linux has.
+//! The functions that differ between Linux and macOS, apart from `shm/`, which only Linux has.
 //!
-//! `portable.rs` needs only POSIX. The tests on Linux compile and test this file too.
+//! `portable.rs` needs only POSIX. The tests on Linux compile and run it too.
 
 use std::time::Duration;
 
@@ -21,6 +21,6 @@ pub(crate) use macos::boot_id;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use portable::{Wakeup, limit_silence, random};
 
-/// A quiet connection is probed after this long, and then once per [`PROBE_INTERVAL`].
+/// The kernel probes a connection that has been idle for this long, and then again every [`PROBE_INTERVAL`].
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(2);
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);

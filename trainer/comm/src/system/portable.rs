@@ -1,4 +1,4 @@
-//! Systems other than Linux, with POSIX only.
+//! The functions of this module for systems other than Linux, with POSIX only.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -18,14 +18,14 @@ pub(crate) fn random(bytes: &mut [u8]) -> io::Result<()> {
     File::open("/dev/urandom")?.read_exact(bytes)
 }
 
-/// A file descriptor that another thread makes readable, once and for all.
+/// A file descriptor that another thread makes readable. Once readable, it stays readable.
 pub(crate) struct Wakeup {
     read: PipeReader,
     write: PipeWriter,
 }
 
 impl Wakeup {
-    /// What messages call it.
+    /// Name in error messages.
     pub(crate) const NAME: &str = "a pipe";
 
     /// Opens the descriptor, which is not readable yet.
@@ -39,7 +39,7 @@ impl Wakeup {
 
     /// Makes the descriptor readable.
     pub(crate) fn wake(&self) {
-        // One byte never fills a pipe, so this does not wait
+        // One byte never fills a pipe, so this write does not wait.
         let _ = (&self.write).write_all(&[0]);
     }
 }
@@ -50,8 +50,8 @@ impl AsFd for Wakeup {
     }
 }
 
-/// Makes the kernel end a quiet connection whose other end has answered no probe for `limit`. Data that nobody acknowledges is
-/// retransmitted until the kernel gives up, since POSIX has no `TCP_USER_TIMEOUT`.
+/// Makes the kernel end an idle connection whose other end has answered no probe for `limit`. The limit does not apply to sent
+/// data: POSIX has no `TCP_USER_TIMEOUT`, so the kernel retransmits data until its own limit.
 ///
 /// # Errors
 /// The kernel refuses an option.
@@ -61,9 +61,9 @@ pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> io::Result<(
     Ok(sockopt::set_tcp_keepcnt(stream, count)?)
 }
 
-/// Returns the interval and the number of the probes that stay unanswered until `limit` is over.
+/// Returns the interval and the number of probes for which `limit` is over when all probes stay unanswered.
 fn probes(limit: Duration) -> (Duration, u32) {
-    /// Largest number and interval in seconds that Linux accepts. Nobody documents those of macOS.
+    /// Largest number of probes, and longest interval in seconds, that Linux accepts. The limits of macOS are not documented.
     const MOST: u64 = 127;
     const LONGEST: u64 = 32767;
     let seconds = limit.saturating_sub(PROBE_AFTER).as_secs();

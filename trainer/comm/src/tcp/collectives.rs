@@ -13,11 +13,12 @@ use crate::error::{CommError, Result};
 use crate::kernels;
 use crate::transport::{GroupRanks, MessageOp, Transport};
 
-/// Bytes up to which the number of steps decides the speed, and above which the number of bytes does.
+/// Limit of small data in bytes. Below the limit the number of steps determines the time, above it the number of bytes.
 const SMALL: usize = 32 << 10;
-/// Bytes of a part, up to which an all-reduce between ranks of one host goes round the ring at once: the next step sends what a
-/// step has received, while it is still in a cache. Measured for 45 MB over two ranks: 12 to 19 ms, against 26 to 29 ms in one go;
-/// over four ranks on two cores 60 to 79 ms, against 61 to 94 ms. Between hosts the latency of steps counts, not the memory.
+/// Largest part of the ring on one host, in bytes. Longer arrays are reduced in windows, one after the other, so the data that
+/// a step has received is still in a cache when the next step sends it. Measured for 45 MB over two ranks: 12 to 19 ms, against
+/// 26 to 29 ms without windows; over four ranks on two cores 60 to 79 ms, against 61 to 94 ms. Between hosts there are no
+/// windows, since the latency of steps counts there, not the memory.
 const LOCAL_PART: usize = 512 << 10;
 /// Bytes of the pieces in which a long broadcast travels down the chain.
 const CHAIN_PIECE: usize = 256 << 10;
@@ -47,7 +48,7 @@ impl TcpGroup {
         self.recursive_doubling(mesh, call, &mut [], None)
     }
 
-    /// Returns `data` as accumulators, which is a copy.
+    /// Copies `data`, converted to the accumulator type.
     fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
         let (from, to) = (call.dtype, call.dtype.accumulator());
         if from == to {
@@ -58,7 +59,7 @@ impl TcpGroup {
         wide
     }
 
-    /// Turns accumulated values into results: the mean's division, and the one rounding of 16-bit floats.
+    /// Converts accumulated values to results: divides for a mean, and rounds 16-bit floats once.
     fn finish(&self, call: &CollectiveCall, op: ReduceOp, sums: &mut [u8], into: &mut [u8]) {
         self.average(call, op, sums);
         if call.dtype == call.dtype.accumulator() {
@@ -114,7 +115,7 @@ impl TcpGroup {
             let part = &sums[cut[held(me)]..cut[held(me) + 1]];
             return mesh.transfer(call, &self.name, &mut [self.send_to(call, root, part)], &mut []);
         }
-        // Part p is at rank p-1. The root has its own already.
+        // Rank p-1 holds the sum of part p. The root already has its own part.
         let mut recvs: Vec<RecvOp<'_>> = cut_up(sums, &cut)
             .enumerate()
             .map(|(part, bytes)| ((part + n - 1) % n, bytes))
@@ -127,7 +128,7 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Broadcasts small data: rank distances from the root double, and each rank forwards what it has.
+    /// Broadcasts small data over a binomial tree. `place` is a rank's distance from the root.
     fn broadcast_tree(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, root) = (self.group.len(), self.root(call));
         let place = (self.group.me + n - root) % n;
@@ -146,7 +147,7 @@ impl TcpGroup {
         mesh.transfer(call, &self.name, &mut sends, &mut [])
     }
 
-    /// Broadcasts long data: pieces travel down the chain root, root+1, …. Each rank sends one piece while it receives the next.
+    /// Broadcasts long data along the chain root, root+1, …, in pieces. Each rank sends one piece while it receives the next.
     fn broadcast_chain(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
         let place = (me + n - root) % n;

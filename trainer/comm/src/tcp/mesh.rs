@@ -16,11 +16,11 @@ use crate::kernels;
 use crate::net;
 use crate::system::Wakeup;
 
-/// How long to wait for the rendezvous to report why a connection was closed: a death is announced with its cause.
+/// Longest wait for the rendezvous to report why a connection was closed, for example that the rank has died.
 const REASON: Duration = Duration::from_secs(1);
-/// The kernel gives a connection up this much later than a collective its wait, whose message says more.
+/// The kernel ends a silent connection this much later than a collective ends its wait, since the collective's error says more.
 const SILENCE_GRACE: Duration = Duration::from_secs(1);
-/// How often to check a connection before sleeping, if every rank has a core.
+/// Number of checks of the connections before sleeping, if every rank has a core.
 const SPINS: u32 = 40;
 
 /// Bytes to send to one rank: `head`, then `body`.
@@ -96,7 +96,7 @@ impl Mesh {
         let wakeup = Arc::new(wakeup);
         let abort = setup.store.abort_flag();
         let ring = wakeup.clone();
-        // Stays readable: an aborted mesh never waits again.
+        // The wakeup fd stays readable, so an aborted mesh never sleeps again.
         abort.on_raise(move || ring.wake());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { rank, peers, abort, timeout, wakeup, spins: if setup.group.len() <= cores { SPINS } else { 0 } })
@@ -115,7 +115,8 @@ impl Mesh {
         ranks.iter().filter_map(|rank| self.peers.get(*rank)?.as_ref()).all(Peer::is_on_this_host)
     }
 
-    /// Sends and receives everything, in whatever order it arrives. At most one send and one receive per rank.
+    /// Runs all sends and receives at once, in the order in which connections are ready. Takes at most one send and one receive
+    /// per rank.
     pub(super) fn transfer(
         &mut self,
         call: &CollectiveCall,
@@ -199,7 +200,8 @@ impl Mesh {
         }
     }
 
-    /// Receives what has arrived of `expected`. Messages that arrive before it are kept.
+    /// Receives the part of `expected` that has arrived, without waiting. Keeps point-to-point messages that arrive first.
+    /// Returns whether any byte was received.
     fn receive(&mut self, call: &CollectiveCall, group: &str, expected: &mut RecvOp<'_>) -> Result<bool> {
         let from = expected.peer();
         let mut moved = false;
@@ -229,7 +231,7 @@ impl Mesh {
                     }
                     return Ok(moved || progress || *done);
                 }
-                // The peer is already in the next collective, or still in the last one: its frame cannot belong to this call.
+                // The peer makes another call, so its agreement cannot belong to this one.
                 (NextFrame::Agreement(agreement), RecvOp::Data { .. }) => {
                     let mine = Agreement::of(self.rank, *call);
                     mine.merge(agreement).check(group)?;

@@ -70,7 +70,7 @@ impl Mesh {
         }
     }
 
-    /// Copies a kept message of `from` with this tag to `into`. Returns whether there was one.
+    /// Copies a kept message of `from` with this tag to `into`. Returns whether there was such a message.
     fn take_unexpected(
         &mut self,
         call: &CollectiveCall,
@@ -106,7 +106,7 @@ impl Mesh {
                     op.sent += written;
                     op.is_done = op.sent == head.len() + data.len();
                     moved |= written > 0;
-                    // The peer may be sending too, and then it takes nothing before it is rid of its own message
+                    // The peer may be sending too. It then receives nothing before its own message is sent, so receive here.
                     moved |= !op.is_done && self.read_message(&call, group, peer)?;
                 }
                 MessageBody::Recv(into) => loop {
@@ -122,7 +122,7 @@ impl Mesh {
         Ok(moved)
     }
 
-    /// Keeps the next message of `from`, if it has arrived. Returns whether it has.
+    /// Receives the next message of `from` into the kept messages, if the message has arrived. Returns whether it has.
     fn read_message(&mut self, call: &CollectiveCall, group: &str, from: usize) -> Result<bool> {
         let next = self.peer(from)?.next().map_err(|broken| self.broken(call, group, from, broken))?;
         match next {
@@ -139,7 +139,7 @@ impl Mesh {
     }
 }
 
-/// Returns what precedes the data of a message in the stream.
+/// Returns the frame header and the message header, which precede the data of a message.
 fn message_head(call: &CollectiveCall, tag: u64, data: &[u8]) -> Vec<u8> {
     let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
     let len = (message.len() + data.len()) as u64;

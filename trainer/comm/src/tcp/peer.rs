@@ -1,4 +1,4 @@
-//! One connection to one rank: frames, and the state of the frame being read.
+//! One connection to one rank: the format of frames, and the state of the frame that is being read.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
@@ -61,10 +61,10 @@ pub(super) enum ConnectionError {
     Closed,
     /// The other host has not answered for too long.
     Silent,
-    /// The other end does not know it any more.
+    /// The other end reset it: its process has ended, or has given up after an outage.
     Reset,
     Io(std::io::Error),
-    /// It sent bytes that no rank sends.
+    /// The other end sent bytes that violate the protocol.
     Protocol,
 }
 
@@ -92,16 +92,16 @@ pub(super) struct Peer {
     pub(super) stream: TcpStream,
     head: [u8; HEADER_BYTES + AGREEMENT_BYTES],
     head_filled: usize,
-    /// A data frame whose header has been read, and the number of its bytes that have not.
+    /// The header of the data frame that is being read, and the number of its bytes that are still to be read.
     data: Option<(FrameHeader, usize)>,
     message: Option<Incoming>,
-    /// Messages that were not asked for yet: group, header, data. MPI calls them unexpected.
+    /// Messages that arrived before their receive call (MPI: unexpected messages): group, header, data.
     pub(super) unexpected: VecDeque<(u64, Message, Vec<u8>)>,
 }
 
 impl Drop for Peer {
-    /// Ends the stream before the socket is closed. A socket that is closed with unread data resets its connection, so a peer whose data
-    /// had arrived could not tell a rank that left from a network that failed.
+    /// Shuts the stream down before the socket is closed. Closing a socket with unread data resets the connection. The peer
+    /// then could not distinguish a rank that ended from a network that failed.
     fn drop(&mut self) {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
@@ -122,7 +122,7 @@ fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionEr
 }
 
 impl Peer {
-    /// `limit` is the longest silence of the other host.
+    /// Prepares a connected stream. The kernel ends the connection when the other host has not answered for `limit`.
     pub(super) fn new(stream: TcpStream, limit: Duration) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
         net::limit_silence(&stream, limit)?;
@@ -245,7 +245,7 @@ impl Peer {
         Ok(got)
     }
 
-    /// Ends a data frame that has been read to its end. An empty one ends at once.
+    /// Ends the current data frame if all its bytes have been read. An empty frame ends at once.
     pub(super) fn end_data(&mut self) {
         if self.data.is_some_and(|(_, left)| left == 0) {
             self.data = None;

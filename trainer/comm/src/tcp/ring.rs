@@ -34,9 +34,11 @@ fn agreement_head(call: &CollectiveCall, agreement: &Agreement) -> Vec<u8> {
 }
 
 impl TcpGroup {
-    /// Makes all ranks agree on `call`, and reduces `data` (empty for none) on the way: every rank ends with the same bits.
+    /// Compares the calls of all ranks, and reduces `data` (may be empty) in the same messages. Every rank ends with the same
+    /// bits.
     ///
-    /// A rank that learns of a mismatch continues with agreements only, so that in the end all ranks know the same two sides.
+    /// A rank that notices a mismatch sends no more data, but continues to exchange agreements. So at the end all ranks know
+    /// the same two different calls.
     pub(super) fn recursive_doubling(
         &self,
         mesh: &mut Mesh,
@@ -95,7 +97,8 @@ impl TcpGroup {
             if !silent {
                 head.extend_from_slice(&data_head(call, data.len()));
             }
-            // The rest goes out while the peer's data arrives, or not at all if the peer's agreement makes it useless.
+            // This transfer may end once the agreement is sent. The data follows while the peer's data arrives, or is not sent
+            // if the peer's agreement shows a mismatch.
             sends.push(SendOp { needed: opening, ..SendOp::new(peer, head, if silent { &[] } else { data }) });
         }
         let mut recvs = Vec::new();
@@ -138,8 +141,8 @@ impl TcpGroup {
         }
     }
 
-    /// Ring reduce-scatter: afterwards this rank's `data` holds the reduction of part `(me + 1) mod n`, and partial sums elsewhere.
-    /// Part q starts at rank q, and each rank on its way adds its own.
+    /// Runs the ring reduce-scatter. Afterwards this rank's `data` holds the reduction of part `(me + 1) mod n`, and partial
+    /// sums in the other parts. The sum of part q starts at rank q, and each following rank adds its own values.
     pub(super) fn ring_reduce(
         &self,
         mesh: &mut Mesh,
@@ -162,7 +165,7 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Ring all-gather. At first this rank has part `own`, and rank `me + i` has part `own + i`.
+    /// Runs the ring all-gather. At the start this rank has part `own`, and rank `me + i` has part `own + i`.
     pub(super) fn ring_gather(
         &self,
         mesh: &mut Mesh,

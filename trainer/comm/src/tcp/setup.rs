@@ -1,4 +1,4 @@
-//! Connects every rank with every other rank, with the job's secret on each connection.
+//! Connects every rank to every other rank. Both ends of each connection prove that they know the job's secret.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use crate::transport::GroupRanks;
 
 /// Unauthenticated peers in a handshake at once. The listener closes further connections.
 const MAX_HANDSHAKES: usize = 64;
-/// How often waits check the abort flag and the clock.
+/// Interval at which waits check the abort flag and the clock.
 const SLICE: Duration = Duration::from_millis(50);
 
 /// What a rank needs to connect to the other ranks.
@@ -33,8 +33,9 @@ pub(crate) struct MeshSetup<'a> {
 }
 
 impl MeshSetup<'_> {
-    /// Makes a connection to every other rank of the group, by rank in the job of `world` ranks. Each rank dials the lower ranks and
-    /// accepts the higher ranks. `answer_limit` is the longest silence of another host afterwards.
+    /// Makes a connection to every other rank of the group. Returns the connections by rank in the job of `world` ranks. Each
+    /// rank dials the lower ranks and accepts connections of the higher ranks. Later, a connection ends when the other host has
+    /// not answered for `answer_limit`.
     pub(super) fn connect(&self, world: usize, answer_limit: Duration) -> Result<Vec<Option<Peer>>> {
         let rank = self.group.job_rank();
         let until = Instant::now() + self.limit;
@@ -161,7 +162,7 @@ impl Acceptor {
         {
             let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
             let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
-            // Other threads change the number of arrivals, so the waits are short.
+            // Waits are short, since the handshake threads change the number of arrivals meanwhile.
             let _ = poll(&mut fds, Some(&nap));
             while let Ok((stream, _)) = self.listener.accept() {
                 if in_handshake.load(Ordering::Acquire) >= MAX_HANDSHAKES {

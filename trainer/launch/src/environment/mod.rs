@@ -1,4 +1,4 @@
-//! Decides who started this process: a pure function from environment variables to a [`Role`].
+//! Decides which launcher started this process: a pure function from environment variables to a [`Role`].
 //!
 //! | started by | recognised by | role |
 //! |---|---|---|
@@ -11,9 +11,9 @@
 //! | Kubeflow | `PET_NNODES`, `PET_NODE_RANK`, `PET_NPROC_PER_NODE` | launcher of one node |
 //! | a shell | none of these | launcher |
 //!
-//! Kubeflow's `RANK` is the index of the pod. `RANK` and `WORLD_SIZE` therefore count processes only where `LOCAL_RANK` is set
-//! too. Contradictions are refused: a job that waits for ranks that nobody starts, or in which two processes are rank 0,
-//! would fail later, with a less useful message.
+//! Kubeflow's `RANK` is the index of the pod. Therefore `RANK` and `WORLD_SIZE` count processes only if `LOCAL_RANK` is set
+//! too. Contradictions are refused. Otherwise the job would wait for ranks that no launcher starts, or have two processes with
+//! rank 0, and would fail later with a less useful message.
 
 mod mpi;
 mod slurm;
@@ -43,21 +43,21 @@ pub fn variables() -> Variables {
         .collect()
 }
 
-/// Value of `--launcher`: which launcher's variables count.
+/// Value of `--launcher`: the launcher whose variables are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LauncherChoice {
     /// Any launcher that is found. Contradictions are refused.
     #[default]
     Auto,
-    /// None: this process starts the workers itself, or trains alone.
+    /// No launcher: this process starts the workers itself, or trains alone.
     Local,
     /// `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, as torchrun sets them, and Kubeflow's `PET_*`.
     Env,
-    /// Slurm's.
+    /// Slurm's variables.
     Slurm,
-    /// Open MPI's, or else MPICH's.
+    /// Open MPI's variables, or else MPICH's.
     Mpi,
-    /// Those of LSF's jsrun.
+    /// The variables of LSF's jsrun.
     Lsf,
 }
 
@@ -82,13 +82,13 @@ impl FromStr for LauncherChoice {
     }
 }
 
-/// What this process is.
+/// The role of this process in its job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
     /// One rank of a job that a launcher has started.
     Worker(WorkerRole),
-    /// Not a worker: this process starts workers, or trains alone. The share is set where another launcher starts one process
-    /// per node and leaves the workers to this one.
+    /// Not a worker: this process starts workers, or trains alone. The share is set if another launcher starts one process per
+    /// node, and this process must start the node's workers.
     Local(Option<NodeShare>),
 }
 
@@ -103,15 +103,16 @@ pub struct WorkerRole {
     pub world: usize,
     /// Number of ranks on this host.
     pub local_world: usize,
-    /// Index of this host in the job. MPI does not say.
+    /// Index of this host in the job. `None` if no variable has it: MPI has no such variable.
     pub node_rank: Option<usize>,
-    /// Host of rank 0 (with this program's launcher: host of the store). `None` where no variable says.
+    /// Host of rank 0 (with this program's launcher: host of the store). `None` if no variable has it.
     pub master_addr: Option<String>,
-    /// Port of the store. `None` where no variable says, or where the launcher itself uses the port: derive one from `job`.
+    /// Port of the store. `None` if no variable has it, or if the launcher itself uses the port. Then a port is derived from
+    /// `job`.
     pub master_port: Option<u16>,
-    /// Words that distinguish this job from others: its launcher, its id. Empty where there are none.
+    /// Words that distinguish this job from others, such as its launcher and its id. Empty if there are none.
     pub job: Vec<String>,
-    /// Who started the rank.
+    /// The launcher that started the rank.
     pub launcher: Launcher,
 }
 
@@ -130,10 +131,10 @@ pub struct NodeShare {
     pub master_port: u16,
 }
 
-/// Who started a worker.
+/// The launcher that started a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
-    /// This program.
+    /// This program's launcher.
     Own,
     /// torchrun, recognised by `TORCHELASTIC_RUN_ID`.
     Torchrun,
@@ -163,7 +164,7 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Decides what this process is. `workers` is the flag that asks for a number of workers, and the number: `("--cpus", 4)`.
+/// Decides the role of this process. `workers` is the flag that asks for a number of workers, and the number: `("--cpus", 4)`.
 ///
 /// # Errors
 /// A variable that belongs to a launcher is missing, not a number or out of range; or variables contradict each other or
@@ -229,7 +230,7 @@ fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
         .filter_map(|detect| detect(variables).transpose())
         .collect::<Result<_>>()?;
     let Some(first) = found.first() else { return Ok(None) };
-    // Torchrun's variables win: srun or mpirun may start torchrun, and torchrun never starts them
+    // Torchrun's variables take precedence: srun or mpirun may start torchrun, but torchrun never starts srun or mpirun.
     if first.role.launcher != Launcher::Torchrun
         && let Some(other) = found.iter().skip(1).find(|other| !agree(first, other))
     {
@@ -263,7 +264,7 @@ fn flag(launcher: Launcher) -> &'static str {
     }
 }
 
-/// Checks that the number of workers on the command line is the launcher's.
+/// Checks that the number of workers on the command line agrees with the launcher's number.
 fn check_workers(role: &Role, workers: Option<(&str, usize)>) -> Result<()> {
     let Some((flag, asked)) = workers else { return Ok(()) };
     match role {

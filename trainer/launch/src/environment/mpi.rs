@@ -4,7 +4,7 @@ use super::variables::{VariableReader, check};
 use super::{Candidate, Launcher, WorkerRole};
 use crate::error::Result;
 
-/// Reads Open MPI's variables. `None` where none of them is set.
+/// Reads Open MPI's variables. Returns `None` if none of them is set.
 pub(super) fn open_mpi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     const NAMES: [&str; 4] =
         ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
@@ -13,7 +13,7 @@ pub(super) fn open_mpi(variables: &VariableReader<'_>) -> Result<Option<Candidat
     ranks(variables, NAMES, Launcher::OpenMpi, job_words("openmpi", id, variables))
 }
 
-/// Reads the variables of jsrun, which starts processes in jobs of IBM's LSF. `None` where none of them is set.
+/// Reads the variables of jsrun, which starts processes in jobs of IBM's LSF. Returns `None` if none of them is set.
 pub(super) fn jsrun(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     const NAMES: [&str; 4] =
         ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"];
@@ -59,7 +59,7 @@ fn candidate(
     Ok(Candidate { role, local_known: true, evidence })
 }
 
-/// Reads PMI's variables. `None` where none of them is set.
+/// Reads PMI's variables. Returns `None` if none of them is set.
 pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     let Some(because) = ["PMI_RANK", "PMI_SIZE"].into_iter().find(|name| variables.text(name).is_some()) else {
         return Ok(None);
@@ -71,7 +71,7 @@ pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
         (Some(_), None) => return Err(variables.missing("MPI_LOCALNRANKS", "MPI_LOCALRANKID")),
         (None, Some(_)) => return Err(variables.missing("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
     };
-    // A PMI without local ranks has started all ranks on this host, or MASTER_ADDR says where rank 0 is
+    // Without local ranks, assume that all ranks are on this host. MASTER_ADDR, if set, is still rank 0's address.
     let (local_rank, local_world) = local.unwrap_or((rank, world));
     let names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
     let job = job_words("pmi", variables.owned("PMI_JOBID"), variables);
@@ -79,7 +79,7 @@ pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     Ok(Some(Candidate { local_known: local.is_some(), ..found }))
 }
 
-/// Returns the address of rank 0: `MASTER_ADDR`, or the loopback where all ranks are on this host.
+/// Returns the address of rank 0: `MASTER_ADDR`, or the loopback address if all ranks are on this host.
 fn master(variables: &VariableReader<'_>, one_host: bool) -> Option<String> {
     variables.owned("MASTER_ADDR").or(one_host.then(|| "127.0.0.1".to_owned()))
 }

@@ -4,16 +4,16 @@ use super::variables::{VariableReader, check};
 use super::{Candidate, Launcher, WorkerRole};
 use crate::error::{LaunchError, Result};
 
-/// Reads srun's variables. `None` where this process is not one of srun's tasks.
+/// Reads srun's variables. Returns `None` if this process is not one of srun's tasks.
 pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
-    // An allocation alone (salloc) has no PROCID: its shell is not a task
+    // In an allocation without srun (salloc), SLURM_PROCID is not set: the shell is not a task.
     let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
     let step = variables.owned("SLURM_STEP_ID").or_else(|| variables.owned("SLURM_STEPID"));
     let world = match variables.number("SLURM_STEP_NUM_TASKS")? {
         Some(world) => world,
         None => variables.need("SLURM_NTASKS", "SLURM_PROCID")?,
     };
-    // Sbatch runs its script once, with the variables of rank 0. Only srun starts the tasks
+    // sbatch runs its script once, with the variables of rank 0. Only srun starts the tasks.
     if variables.text("ENVIRONMENT") == Some("BATCH") && step.is_none() {
         if world <= 1 {
             return Ok(None);
@@ -45,7 +45,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
         node_rank: node_rank.or(one_host.then_some(0)),
         master_addr: variables
             .owned("MASTER_ADDR")
-            // A host's name may resolve to an address that processes on the host cannot use
+            // On one host use the loopback: the host's name may resolve to an address that processes on the host cannot use.
             .or_else(|| if one_host { Some("127.0.0.1".to_owned()) } else { first }),
         master_port: variables.port("MASTER_PORT")?,
         job: match (&id, variables.owned("MASTER_PORT")) {
@@ -76,7 +76,7 @@ fn local_world(variables: &VariableReader<'_>, world: usize, nodes: usize, node_
         let counts = tasks_per_node(text).ok_or_else(|| {
             LaunchError::usage(format!("{name}={text} is no list of counts"), "expected something like 2(x3),1")
         })?;
-        // The allocation's counts do not fit a step that uses only some of the allocation's tasks
+        // If a step uses only some of the allocation's tasks, the allocation's counts do not add up to the step's tasks.
         if counts.iter().sum::<usize>() == world
             && let Some(count) = node_rank.and_then(|node| counts.get(node)).or((counts.len() == 1).then(|| &counts[0]))
         {

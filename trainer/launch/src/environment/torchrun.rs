@@ -29,7 +29,7 @@ pub(super) fn own(variables: &VariableReader<'_>) -> Result<WorkerRole> {
     Ok(role)
 }
 
-/// Reads the variables of torchrun. `None` where none of them is set.
+/// Reads the variables of torchrun. Returns `None` if none of them is set.
 pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     let Some(because) = NAMES.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     let (rank, world) = (variables.need("RANK", because)?, variables.need("WORLD_SIZE", because)?);
@@ -47,7 +47,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
         None => return Err(variables.missing("LOCAL_WORLD_SIZE", "LOCAL_RANK")),
     };
     let run = variables.owned("TORCHELASTIC_RUN_ID");
-    // Torchrun's agent hosts its own store at MASTER_PORT, which speaks PyTorch's protocol
+    // Torchrun's agent hosts PyTorch's store at MASTER_PORT, so this port is not free for the store of this program.
     let agent = variables.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let words = [Some("env".to_owned()), run.clone(), master_addr.clone(), port.map(|port| port.to_string())];
     let restart = variables.owned("TORCHELASTIC_RESTART_COUNT");
@@ -59,7 +59,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
         node_rank: variables.number("GROUP_RANK")?.or((local_world == world).then_some(0)),
         master_addr: master_addr.or((local_world == world).then(|| "127.0.0.1".to_owned())),
         master_port: port.filter(|_| !agent),
-        // Without a run id or a port these words would be the same for all jobs
+        // Without a run id and a port, these words would be the same for all jobs.
         job: if run.is_some() || port.is_some() {
             words.into_iter().chain([restart]).flatten().collect()
         } else {
@@ -72,8 +72,8 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
     Ok(Some(Candidate { role, local_known: true, evidence }))
 }
 
-/// Reads a Kubeflow pod's part of the job: one process per pod, which starts the workers of its node. A process with
-/// `LOCAL_RANK` is a worker already.
+/// Reads a Kubeflow pod's part of the job: one process per pod, which starts the workers of its node. Returns `None` if
+/// `LOCAL_RANK` is set, since such a process is already a worker.
 pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeShare>> {
     let Some(because) = PET.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     if variables.text("LOCAL_RANK").is_some() {
@@ -118,12 +118,12 @@ pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeShare>>
         _ => either(variables, "MASTER_ADDR")?.ok_or_else(|| variables.missing("MASTER_ADDR", "PET_NNODES"))?,
     };
     either(variables, "MASTER_PORT")?;
-    // Torchrun's default, which Kubeflow's services open
+    // 29500 is torchrun's default, and the port that Kubeflow's services open.
     let port = variables.port("MASTER_PORT")?.or(variables.port("PET_MASTER_PORT")?).unwrap_or(29500);
     Ok(Some(NodeShare { nodes, node_rank, workers, master_addr: address, master_port: port }))
 }
 
-/// Returns `NAME` or `PET_NAME`. Where both are set they must be the same.
+/// Returns `NAME` or `PET_NAME`. If both are set, they must be equal.
 fn either(variables: &VariableReader<'_>, name: &str) -> Result<Option<String>> {
     let (plain, pet) = (variables.owned(name), variables.owned(&format!("PET_{name}")));
     match (&plain, &pet) {

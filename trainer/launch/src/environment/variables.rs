@@ -82,7 +82,7 @@ pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
     Ok(())
 }
 
-/// Whether `host` can only be this host.
+/// Returns whether `host` is a loopback address or name, which can only be this host.
 pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
 }

@@ -1,4 +1,4 @@
-//! Linux.
+//! The functions of this module for Linux.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ pub(crate) const SIGNAL_NAMES: [&str; 31] = [
     "PWR", "SYS",
 ];
 
-/// A child process: its pidfd, which never is another process's, as a number can be.
+/// A child process, as a pidfd. Unlike a process id, a pidfd never refers to another process.
 #[derive(Debug)]
 pub(crate) struct ProcessHandle(OwnedFd);
 
@@ -35,7 +35,7 @@ impl ProcessHandle {
         Ok(Self(pidfd_open(pid, PidfdFlags::empty())?))
     }
 
-    /// Returns what becomes readable when the process has ended.
+    /// Returns the file descriptor that becomes readable when the process has ended.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.0.as_fd())
     }
@@ -49,18 +49,18 @@ impl ProcessHandle {
         Ok(waitid(WaitId::PidFd(self.0.as_fd()), options)?.is_some())
     }
 
-    /// Sends a signal, which a process that has ended does not get.
+    /// Sends a signal. Does nothing if the process has ended.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.0, signal);
     }
 }
 
-/// A process's view of its parent process.
+/// Watches the end of the parent process.
 #[derive(Debug)]
 pub(crate) struct ParentWatch(OwnedFd);
 
 impl ParentWatch {
-    /// Watches the parent process.
+    /// Starts to watch the parent process.
     ///
     /// # Errors
     /// No file descriptor is left.
@@ -76,8 +76,8 @@ impl ParentWatch {
     }
 }
 
-/// Has the kernel send a signal to this process when the thread that started it ends. The setting survives `exec`. Does nothing
-/// on macOS.
+/// Makes the kernel send a signal to this process when the thread that started this process ends. The setting survives `exec`.
+/// Does nothing on macOS.
 ///
 /// # Errors
 /// The kernel refuses, as a sandbox may.
@@ -85,17 +85,17 @@ pub fn set_parent_death_signal(signal: Signal) -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(signal))?)
 }
 
-/// Makes a file of `len` zeros without a name, which ends with the last process that has it open.
+/// Makes a file of `len` zeros without a name. The kernel frees the file when the last process has closed it.
 ///
 /// # Errors
-/// The kernel has no anonymous memory file.
+/// The kernel cannot make an anonymous memory file.
 pub(crate) fn nameless_file(len: usize) -> io::Result<File> {
     let file = File::from(memfd_create("trainer-worker", MemfdFlags::CLOEXEC)?);
     file.set_len(len as u64)?;
     Ok(file)
 }
 
-/// Opens a pseudo-terminal, which no process gets as its controlling terminal. Returns master and slave.
+/// Opens a pseudo-terminal. It does not become the controlling terminal of any process. Returns master and slave.
 ///
 /// # Errors
 /// The system has no pseudo-terminal or file descriptor left.

@@ -1,4 +1,4 @@
-//! macOS: POSIX alone, and the names of the signals. It has no pidfd, no parent-death signal and no affinity masks.
+//! The functions of this module for macOS, with POSIX only. macOS has no pidfd, no parent-death signal and no affinity masks.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ pub(crate) const SIGNAL_NAMES: [&str; 31] = [
     "USR1", "USR2",
 ];
 
-/// A child process. Its number is its own until it is reaped.
+/// A child process, as a process id. The id refers to this process until the process is reaped.
 #[derive(Debug)]
 pub(crate) struct ProcessHandle(Pid);
 
@@ -33,7 +33,7 @@ impl ProcessHandle {
         Ok(Self(pid))
     }
 
-    /// Returns what becomes readable when the process has ended: nothing does.
+    /// Returns `None`: on macOS no file descriptor becomes readable when the process has ended.
     pub(crate) fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
@@ -53,12 +53,12 @@ impl ProcessHandle {
     }
 }
 
-/// A process's view of its parent process.
+/// Watches the end of the parent process.
 #[derive(Debug)]
 pub(crate) struct ParentWatch(Pid);
 
 impl ParentWatch {
-    /// Watches the parent process.
+    /// Starts to watch the parent process.
     ///
     /// # Errors
     /// None; the type is that of Linux.
@@ -66,7 +66,7 @@ impl ParentWatch {
         Ok(Self(parent))
     }
 
-    /// Waits for `interval`. Returns whether the parent process has ended: this process has another one then.
+    /// Waits for `interval`. Returns whether the parent process has ended, since this process then has another parent.
     pub(crate) fn has_ended_within(&self, interval: Duration) -> bool {
         std::thread::sleep(interval);
         getppid() != Some(self.0)
@@ -81,7 +81,7 @@ pub fn set_parent_death_signal(_: Signal) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a file of `len` zeros without a name, which ends with the last process that has it open.
+/// Makes a file of `len` zeros without a name. The kernel frees the file when the last process has closed it.
 ///
 /// # Errors
 /// The folder for temporary files cannot be written, or is full.
@@ -90,12 +90,12 @@ pub(crate) fn nameless_file(len: usize) -> io::Result<File> {
     let path = std::env::temp_dir().join(format!("trainer-worker-{name}"));
     let mut file = File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
-    // Takes the space on the disk now, so that later writes cannot fail
+    // Allocate the space on the disk now, so that later writes cannot fail.
     file.write_all(&vec![0; len])?;
     Ok(file)
 }
 
-/// Opens a pseudo-terminal, which no process gets as its controlling terminal. Returns master and slave.
+/// Opens a pseudo-terminal. It does not become the controlling terminal of any process. Returns master and slave.
 ///
 /// # Errors
 /// The system has no pseudo-terminal or file descriptor left.
@@ -139,7 +139,7 @@ pub(crate) fn sched_getaffinity(_: Option<Pid>) -> rustix::io::Result<CpuSet> {
     Ok(all)
 }
 
-/// Refuses: the scheduler chooses the cores.
+/// Returns an error: on macOS only the scheduler chooses cores.
 ///
 /// # Errors
 /// Always.

@@ -1,13 +1,13 @@
-//! What differs between Linux and macOS. `no_local_secret.rs` replaces `local_secret.rs` on macOS.
+//! The functions that differ between Linux and macOS. `no_local_secret.rs` replaces `local_secret.rs` on macOS.
 //!
 //! | | Linux | macOS |
 //! |---|---|---|
-//! | a worker's end | its pidfd becomes readable | the launcher asks in each tick |
-//! | a launcher's end | the kernel kills its workers | a worker of this program asks for its parent process |
+//! | a worker ends | its pidfd becomes readable | the launcher checks in each tick |
+//! | a launcher ends | the kernel kills its workers | a worker of this program polls its parent process id |
 //! | cores of a worker | an affinity mask | all cores |
 //! | a status page | `memfd_create` | a file without a name in the folder for temporary files |
 //!
-//! The tests on Linux compile and test `macos.rs` too.
+//! The tests on Linux compile and run `macos.rs` too.
 
 #[cfg(target_os = "linux")]
 mod linux;

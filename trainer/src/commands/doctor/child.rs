@@ -1,4 +1,4 @@
-//! Checks that may hang or end the process: another `doctor` runs them.
+//! Runs checks that may hang or crash in another `doctor` process.
 
 use std::{
     io::Read,
@@ -7,13 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Timeout for the other process, which has to start its own CUDA context or MPI.
+/// Timeout for the other process, which must create a CUDA context or initialize MPI.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `trainer doctor` with `flags`, and returns what it prints.
+/// Runs `trainer doctor` with `flags`, and returns its output.
 ///
 /// # Errors
-/// It fails, with the first line of its standard error, or does not end in time.
+/// The process fails or does not end in time. The error of a failed process is the first line of its stderr.
 pub(super) fn ask(flags: &[&str]) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut child = Command::new(program)
@@ -30,7 +30,7 @@ pub(super) fn ask(flags: &[&str]) -> Result<String, String> {
             Some(status) => break status,
             None if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),
             None => {
-                // The process hangs in the driver or in MPI, and will not answer any more.
+                // The process hangs in the driver or in MPI.
                 let _ = child.kill();
                 let _ = child.wait();
                 return Err(format!("no answer for {} seconds", PATIENCE.as_secs()));

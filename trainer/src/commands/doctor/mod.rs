@@ -1,5 +1,6 @@
 //! `trainer doctor`: reports the parts of this machine that training uses, the missing parts with the places that were
-//! searched, and the devices that a run would use. The command works on any machine: a missing part is a line of the report.
+//! searched, and the devices that a run would use. The command works on any machine: a missing part is a line of the report,
+//! not an error.
 
 mod child;
 mod machine;
@@ -16,7 +17,7 @@ use comm::cuda::driver::Driver;
 /// Examines the machine and prints the report.
 ///
 /// # Errors
-/// Only the other half of the IPC check can fail. Only another `doctor` process starts that half.
+/// Only the two checks that another `doctor` process starts (`--ipc-peer`, `--mpi-threads`) can fail.
 pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     if let Some(handle) = &arguments.ipc_peer {
         return answer(handle, arguments.gpu);
@@ -32,7 +33,7 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs the other process of [`peers::ipc`].
+/// Runs as the second process of the check [`peers::ipc`]: opens the memory of `handle` and prints the number of wrong values.
 fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     let failed = |error: String| Failure::run(error, "this half of the check is started by `trainer doctor`");
     let driver = Driver::load().map_err(|error| failed(report::no_driver(&error)))?;
@@ -41,7 +42,7 @@ fn answer(handle: &str, gpu: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs the process of [`machine::mpi_threads`].
+/// Runs as the child process of the MPI check in [`machine`]: initializes MPI and prints its thread support.
 #[cfg(feature = "mpi")]
 fn answer_mpi() -> Result<(), Failure> {
     let support = comm::mpi_thread_support().ok_or_else(|| Failure::run("MPI starts only once", "report this"))?;

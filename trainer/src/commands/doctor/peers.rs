@@ -45,7 +45,7 @@ pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
     pairs
         .map(|(from, to)| {
             let driver_says = driver.can_access_peer(from, to).unwrap_or(false);
-            // Try the access whatever the driver reports: a driver without peer access refuses the attempt.
+            // Try the access even if the driver reports no access: the attempt then fails with the driver's error.
             Peer { from, to, driver_says, check: words(probe::across(driver, from, to)) }
         })
         .collect()
@@ -59,8 +59,8 @@ pub(super) fn compiled(driver: &Driver, gpu: &Gpu, include: &Path) -> String {
     }
 }
 
-/// Checks a GPU's memory from another process, which runs this same program: from `other` if that GPU reaches `owner`, as ranks
-/// do, else from `owner` itself.
+/// Checks CUDA IPC: another process of this program opens memory of the GPU `owner`. The process uses the GPU `other` if
+/// `other` can access `owner`, because ranks use different GPUs. Otherwise the process uses `owner` itself.
 pub(super) fn ipc(driver: &Driver, owner: &Gpu, other: Option<&Gpu>) -> String {
     let reader = other.filter(|gpu| driver.can_access_peer(gpu.index, owner.index).unwrap_or(false));
     if owner.exclusive && reader.is_none() {

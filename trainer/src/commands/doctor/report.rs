@@ -100,7 +100,7 @@ pub(super) struct Report {
     pub gpus: Vec<GpuFacts>,
     pub nvrtc: Found<Library>,
     pub headers: Found<Headers>,
-    /// Why the versions of driver and NVRTC do not go together, and what to do. `None` if they do.
+    /// Why the versions of driver and NVRTC are incompatible, and what to do. `None` if the versions are compatible.
     pub versions: Option<String>,
     /// Each ordered pair of GPUs.
     pub peers: Vec<Peer>,
@@ -171,7 +171,7 @@ fn driver_facts(driver: &Driver) -> DriverFacts {
     DriverFacts { library: driver.library.clone(), cuda, version: machine::kernel_module() }
 }
 
-/// Returns why driver and NVRTC do not go together, and what to do.
+/// Returns why the driver and NVRTC are incompatible, and what to do.
 fn versions((driver, nvrtc): (&Driver, &Library)) -> Option<String> {
     let refused = device::check_versions(driver.cuda_version().ok()?, nvrtc).err()?;
     Some(format!("{}; {}", refused.cause, refused.hint))
@@ -238,8 +238,9 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
     }
 }
 
-/// Describes how gradients would travel with one rank on each of this host's GPUs. The route is the one that a group of ranks
-/// chooses from the driver's answers. A group also runs the checks, and takes the next route if they contradict the driver.
+/// Describes the route of the gradients with one rank on each GPU of this machine. A group of ranks chooses its route in the
+/// same way from the driver's answers, then checks the access itself, and takes the next route if a check contradicts the
+/// driver. `peers` and `ipc` are the results of the same checks.
 fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
         return "there is one GPU: none travel, but with --oversubscribe".into();

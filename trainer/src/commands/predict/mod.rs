@@ -36,18 +36,18 @@ use crate::strategy::Logits;
 use crate::text::thousands;
 use crate::weights::{self, WeightFile, WeightTarget};
 
-/// Bytes of the largest list of paths.
+/// Maximum size of the list of paths in bytes.
 const LARGEST_LIST: u64 = 1 << 30;
 
 /// The most probable classes of one image.
 #[derive(Debug, Serialize)]
 struct Prediction<'a> {
     path: String,
-    /// The classes of a probability of at least 0.5, in their order. Present where an image has any number of classes.
+    /// The classes with a probability of at least 0.5, in their order. Present only for multi-label images.
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<Vec<&'a str>>,
     predictions: Vec<Class<'a>>,
-    /// The most probable class of the mean of the logits of the views of `--tta`.
+    /// The most probable class according to the mean of the logits over the views of `--tta`.
     #[serde(skip_serializing_if = "Option::is_none")]
     tta: Option<Class<'a>>,
 }
@@ -59,7 +59,7 @@ struct Class<'a> {
     probability: f64,
 }
 
-/// A network and what it knows of its images.
+/// A network with its preprocessing and its classes.
 struct Classifier {
     network: Network,
     pipeline: Pipeline,
@@ -68,7 +68,7 @@ struct Classifier {
     /// `data.resize` of the run.
     resize: Option<usize>,
     classes: Vec<String>,
-    /// The character between the classes of an image, where it has any number of them.
+    /// The character between the class names of an image. `None` if each image has one class.
     label_delim: Option<char>,
     selected: Selected,
     tta: Views,
@@ -83,7 +83,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         super::export::check_free(to, arguments.force)?;
     }
     if let Some(threads) = arguments.threads {
-        // Nothing has used the pool before.
+        // Ignore the error of a second call: this is the first use of the thread pool.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
     }
     let paths = [arguments.paths.clone(), listed(arguments.list.as_deref())?].concat();
@@ -189,7 +189,7 @@ impl Classifier {
     /// Returns the number of classes to write for each image.
     ///
     /// # Errors
-    /// A CSV file of a multi-label run has a column for each class.
+    /// `--top-k` is set for a multi-label CSV file. This file always has a column for each class.
     fn top_k(&self, arguments: &PredictArgs) -> Result<usize, Failure> {
         match (self.label_delim, arguments.top_k) {
             (None, top_k) => Ok(top_k.unwrap_or(1).into()),
@@ -202,13 +202,13 @@ impl Classifier {
         }
     }
 
-    /// Returns the classes of a probability of at least 0.5, in their order.
+    /// Returns the classes with a probability of at least 0.5 (a logit of at least 0), in their order.
     fn present(&self, logits: &[f32]) -> Vec<&str> {
         logits.iter().zip(&self.classes).filter(|(logit, _)| **logit >= 0.0).map(|(_, class)| class.as_str()).collect()
     }
 
-    /// Decodes and normalises images on all threads. Returns the images, `[C, H, W]` each (`[10, C, H, W]` with ten crops), with their
-    /// paths, and the errors of the others.
+    /// Decodes and normalises images on all threads. Returns each image, `[C, H, W]` (`[10, C, H, W]` with ten crops), with its
+    /// path, and the errors of the images that cannot be read.
     fn decode<'a>(&self, paths: &'a [PathBuf]) -> (Vec<(&'a Path, Vec<f32>)>, Vec<DataError>) {
         let shape = self.pipeline.shape();
         let decoded: Vec<Result<_, DataError>> = paths
@@ -238,7 +238,7 @@ impl Classifier {
     /// Returns the most probable classes of each image.
     ///
     /// # Errors
-    /// The weights give logits that are not finite.
+    /// A logit is not finite.
     fn predict(&self, images: &[(&Path, Vec<f32>)], top_k: usize) -> Result<Vec<Prediction<'_>>, Failure> {
         if images.is_empty() {
             return Ok(Vec::new());
@@ -267,7 +267,7 @@ impl Classifier {
             .collect()
     }
 
-    /// Returns the `top_k` classes with the largest logits; of equal ones the first.
+    /// Returns the `top_k` classes with the largest logits. Among equal logits, the class with the lower index comes first.
     fn best(&self, path: &str, logits: &[f32], top_k: usize) -> Result<Vec<Class<'_>>, Failure> {
         if logits.iter().any(|logit| !logit.is_finite()) {
             return Err(Failure::run(
@@ -291,8 +291,8 @@ impl Classifier {
     }
 }
 
-/// Returns the image shape and the classes of the run: those of the checkpoint. Of older checkpoints, those that the
-/// configuration determines; their classes are numbers.
+/// Returns the image shape and the classes of the run from the checkpoint. An older checkpoint does not contain them. Then the
+/// configuration determines the shape, and the class names are numbers.
 pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, Failure> {
     if let Some(record) = &loaded.dataset {
         return Ok(record.clone());

@@ -1,4 +1,4 @@
-//! Where predictions go: CSV or JSON lines, to stdout or to a file.
+//! Writes predictions as CSV or JSON lines, to stdout or to a file.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,14 +10,14 @@ use crate::console;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 
-/// Writes the predictions: at once to stdout, at the end to a file.
+/// Writes the predictions. Stdout receives them batch by batch, a file receives all of them in one atomic write at the end.
 pub(super) struct Output<'a> {
     to: Option<&'a Path>,
     csv: bool,
-    /// Names of the columns, until they are written: with the first predictions, so that an error of the first images leaves no
-    /// header on stdout.
+    /// Names of the columns; `None` once they are written. The header is written together with the first predictions, so that
+    /// an error in the first images leaves no header on stdout.
     header: Option<Vec<String>>,
-    /// The character between the classes of an image, where it has any number of them.
+    /// The character between the class names of an image. `None` if each image has one class.
     label_delim: Option<char>,
     buffer: Vec<u8>,
 }
@@ -50,7 +50,7 @@ impl<'a> Output<'a> {
         if let (true, Some(delim)) = (self.csv, self.label_delim) {
             return self.csv_lines(predictions.iter().map(|prediction| {
                 let label = prediction.classes.iter().flatten().copied().collect::<Vec<_>>().join(&delim.to_string());
-                // In the order of the header, not of the probabilities.
+                // The columns have the order of the header. The predictions are sorted by probability.
                 let mut classes: Vec<&Class> = prediction.predictions.iter().collect();
                 classes.sort_by_key(|class| class.index);
                 let columns = classes.into_iter().map(|class| format!("{:.6}", class.probability));
@@ -81,7 +81,7 @@ impl<'a> Output<'a> {
         self.flush()
     }
 
-    /// Passes what is written so far to stdout, if the predictions go there.
+    /// Writes the buffer to stdout, unless the predictions go to a file.
     fn flush(&mut self) -> Result<(), Failure> {
         if self.to.is_some() {
             return Ok(());
@@ -89,13 +89,13 @@ impl<'a> Output<'a> {
         let written = console::Stdout.write_all(&self.buffer).and_then(|()| console::Stdout.flush());
         self.buffer.clear();
         match written {
-            // The reader of the pipe has seen enough (`| head`).
+            // A closed pipe is not an error: the reader has exited (`| head`).
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritten(&error)),
             _ => Ok(()),
         }
     }
 
-    /// Writes what is left: all predictions, if they go to a file.
+    /// Writes a header that is still missing, and the file with all predictions if `--to` names one.
     ///
     /// # Errors
     /// The file cannot be written.

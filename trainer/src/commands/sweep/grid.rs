@@ -1,23 +1,23 @@
-//! The runs of a sweep: the product of the lists of `--set`.
+//! Computes the runs of a sweep: all combinations of the values in the lists of `--set`.
 
 use toml::de::DeValue;
 
 use crate::failure::Failure;
 
-/// Largest number of runs: anything above was mistyped.
+/// Maximum number of runs. A larger number is probably a typing mistake.
 const MOST_RUNS: usize = 1000;
 /// Hint for a flag of the wrong form.
 const EXAMPLE: &str =
     "write it like --set optimizer.lr=0.05,0.1; strings as in TOML: --set 'optimizer.kind=\"sgd\",\"adamw\"'";
 
-/// The lists of a sweep.
+/// The settings of a sweep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Grid {
-    /// `--set` with one value, as the user wrote it: the same for all runs.
+    /// `--set` flags with one value, as the user wrote them. They apply to all runs.
     pub(super) fixed: Vec<String>,
     /// The keys with several values.
     pub(super) keys: Vec<String>,
-    /// The values of each run, in the order of the keys and as they are in TOML. The last key changes fastest.
+    /// The values of each run as TOML, in the order of the keys. The last key changes fastest.
     pub(super) runs: Vec<Vec<String>>,
 }
 
@@ -25,7 +25,8 @@ impl Grid {
     /// Reads the flags.
     ///
     /// # Errors
-    /// A flag is not `key=value,value`, a key is there twice, no key has several values, or there are too many runs.
+    /// A flag is not of the form `key=value,value`, two flags have the same key, a list repeats a value, no key has several
+    /// values, or there are too many runs.
     pub(super) fn parse(flags: &[String]) -> Result<Self, Failure> {
         let (mut fixed, mut keys, mut lists) = (Vec::new(), Vec::new(), Vec::new());
         let mut seen = Vec::new();
@@ -77,8 +78,8 @@ impl Grid {
     }
 }
 
-/// Returns the values of a list without brackets, each as it is written; `None` if it is no TOML. A single word without quotes is a
-/// value, as for `trainer --set`.
+/// Splits a list without brackets into the text of each value. Returns `None` if the list is not valid TOML. Accepts a single
+/// word without quotes as a value, as `trainer --set` does.
 fn values(text: &str) -> Option<Vec<String>> {
     let list = format!("[{text}]");
     match DeValue::parse(&list) {

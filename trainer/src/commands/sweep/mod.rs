@@ -1,7 +1,8 @@
 //! `trainer sweep`: trains all combinations of some values, several at a time.
 //!
-//! Each run is this program, started as a user would start it: with several workers it has its own launcher, which supervises
-//! them. This file only decides when a run starts and in which places ([`places`]), and notes how it ended ([`runs`]).
+//! Each run is a separate process of this program with normal command line flags. A run with several workers has its own
+//! launcher, which supervises the workers. This file only decides when a run starts and on which cores or GPUs ([`places`]),
+//! and records its result ([`runs`]).
 
 mod grid;
 mod places;
@@ -26,15 +27,16 @@ use crate::run;
 use crate::signals::Stop;
 use launch::signals;
 
-/// The copy of the configuration in the sweep's folder.
+/// Name of the copy of the configuration in the sweep's folder.
 const CONFIG: &str = "config.toml";
-/// The sweep with the state of all runs.
+/// Name of the file with the state of all runs.
 const STATE: &str = "sweep.json";
 
-/// Trains all runs and returns the exit code: 0, 1 if a run has not come to its end, 128 + n after signal n.
+/// Trains all runs and returns the exit code: 0 if all runs are complete, 1 if a run is not complete, 128 + n after signal n.
 ///
 /// # Errors
-/// A mistake in config or flags, or a file of the sweep's folder cannot be read or written. A run that fails is a row of the table.
+/// The configuration or a flag is wrong, or a file of the sweep's folder cannot be read or written. A run that fails is a row of
+/// the table.
 pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
     let stop = Stop::on_signals()?;
     let (mut sweep, source) = match &arguments.resume {
@@ -73,7 +75,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
         console::eprint(format_args!("stopped by {name}; continue with: trainer sweep --resume {}", out.display()));
         return Ok(128 + signal as u8);
     }
-    // Somebody may have stopped a single run
+    // A run may be interrupted although the sweep was not: the user can send a signal to a single run
     Ok(if sweep.runs.iter().all(|run| run.state == RunState::Done) { 0 } else { FAILED })
 }
 
@@ -124,7 +126,7 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         runs: grid.runs.into_iter().enumerate().map(run).collect(),
     };
     for one in &sweep.runs {
-        // What the process of the run will read
+        // Parse the command line of the run exactly as the process of the run will
         let words = ["trainer".to_owned()].into_iter().chain(runs::arguments(&sweep, one, config, Path::new("runs")));
         let cli = Cli::try_parse_from(words).map_err(|error| Failure::run(error, "please report this"))?;
         let Some(Command::Train(train)) = cli.command else {
@@ -135,7 +137,7 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
     Ok((sweep, source))
 }
 
-/// Reads the sweep to continue.
+/// Reads `sweep.json` of the sweep to continue. `--cpus` or `--gpus` replaces the saved places.
 fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
     let path = folder.join(STATE);
     let bytes = read_or_empty(&path)?;
@@ -154,7 +156,7 @@ fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
     Ok(sweep)
 }
 
-/// Returns the places that the runs share.
+/// Divides the cores or GPUs of this machine into the places that the runs share.
 fn find_places(sweep: &Sweep) -> Result<Places, Failure> {
     let damaged = || Failure::usage(format!("{}: no places", sweep.places), "say how many: --cpus 6 or --gpus 4");
     let (kind, count) = sweep.places.split_once(':').ok_or_else(damaged)?;
@@ -176,7 +178,8 @@ fn find_places(sweep: &Sweep) -> Result<Places, Failure> {
     }
 }
 
-/// Starts runs while places are free, until all have ended. Returns the signal that has stopped the sweep.
+/// Starts runs while places are free, until all runs have ended. After a signal, starts no more runs, sends the signal to the
+/// running ones and waits for them. Returns the signal.
 fn train(out: &Path, sweep: &mut Sweep, places: &mut Places, stop: &Stop) -> Result<Option<i32>, Failure> {
     let mut running: Vec<Running> = Vec::new();
     let mut waiting: Vec<usize> =

@@ -1,21 +1,21 @@
-//! The places of a sweep: cores or GPUs that a worker of a run has for itself.
+//! The places of a sweep. A place is a share of the cores, and one GPU in a sweep on GPUs, that one worker uses alone.
 
 use std::process::{Child, Command};
 
 use crate::failure::Failure;
 use launch::cores::{self, AffinityGuard, CoreAssignment};
 
-/// GPUs that a process sees, by their numbers or UUIDs.
+/// Environment variable with the GPUs that a process may use, as indices or UUIDs.
 pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const THREADS: &str = "RAYON_NUM_THREADS";
 
-/// The places, and which of them are free.
+/// All places of a sweep, and the free ones.
 #[derive(Debug)]
 pub(super) struct Places {
-    /// Places that no run has, in rising order.
+    /// Free places, in rising order.
     free: Vec<usize>,
     cores: CoreAssignment,
-    /// Names of the GPUs, by place; empty if the runs use the CPU.
+    /// Index or UUID of each place's GPU, for `CUDA_VISIBLE_DEVICES`. Empty if the runs use the CPU.
     gpus: Vec<String>,
 }
 
@@ -26,7 +26,8 @@ impl Places {
         Self { free: (0..count).collect(), cores, gpus: Vec::new() }
     }
 
-    /// Makes a place of each of `count` GPUs, with its part of the cores. `visible` is this process's `CUDA_VISIBLE_DEVICES`.
+    /// Creates one place for each of `count` GPUs, with a share of the cores. `visible` is `CUDA_VISIBLE_DEVICES` of this
+    /// process.
     pub(super) fn gpus(count: usize, visible: Option<&str>) -> Self {
         let named = visible.map(|list| list.split(',').map(|name| name.trim().to_owned()).collect::<Vec<_>>());
         let name =
@@ -45,7 +46,8 @@ impl Places {
         self.free.sort_unstable();
     }
 
-    /// Returns the variables of a run in these places.
+    /// Returns the environment variables of a run in these places. Does not set a variable that the user has set, except
+    /// `CUDA_VISIBLE_DEVICES`.
     pub(super) fn variables(&self, places: &[usize], user_has: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
         let mut variables = Vec::new();
         if !user_has(THREADS) {
@@ -58,10 +60,11 @@ impl Places {
         variables
     }
 
-    /// Starts a run in these places: it has no other cores and sees no other GPUs. `spawn` starts the process.
+    /// Starts a run in these places. The run can use only the cores and GPUs of these places. `spawn` starts the process, which
+    /// inherits the core affinity of this thread.
     ///
     /// # Errors
-    /// Those of `spawn`.
+    /// `spawn` fails.
     pub(super) fn start(
         &self,
         places: &[usize],
@@ -97,7 +100,7 @@ mod tests {
         };
         assert_eq!(visible(None, &[1]), ["CUDA_VISIBLE_DEVICES=1"]);
         assert_eq!(visible(None, &[2, 3]), ["CUDA_VISIBLE_DEVICES=2,3"]);
-        // The numbers that this process was given, not those that it counts itself
+        // The GPU indices of CUDA_VISIBLE_DEVICES in this process, not indices from 0
         assert_eq!(visible(Some("4, 5,GPU-a,7"), &[0, 2]), ["CUDA_VISIBLE_DEVICES=4,GPU-a"]);
         let threads = Places::cpus(1).variables(&[0], |_| false);
         assert_eq!(threads[0].0, "RAYON_NUM_THREADS");

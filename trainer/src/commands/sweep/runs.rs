@@ -1,4 +1,4 @@
-//! One run of a sweep: its command, and its result.
+//! One run of a sweep: builds its command, starts its process and reads its result.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::report::RunFolder;
 use crate::report::sweep::{RunState, Sweep, SweepRun};
 use crate::text::{duration, percent};
 
-/// A run whose process is there.
+/// A run whose process has been started.
 pub(super) struct Running {
     pub(super) child: Child,
-    /// The places that it has.
+    /// The places of the run.
     pub(super) places: Vec<usize>,
     index: usize,
     log: PathBuf,
     since: Instant,
 }
 
-/// Returns the folder of a run: `runs/003`. It has the run folder and `output.log`.
+/// Returns the folder of a run: `runs/003`. The folder contains the run folder and `output.log`.
 fn folder(out: &Path, run: &SweepRun) -> PathBuf {
     out.join("runs").join(format!("{:03}", run.number))
 }
 
-/// Returns the arguments of a new run, whose run folder is made in `runs`.
+/// Returns the command line arguments of a new run. The run creates its run folder in `runs`.
 pub(super) fn arguments(sweep: &Sweep, run: &SweepRun, config: &Path, runs: &Path) -> Vec<String> {
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let mut words = vec!["train".into(), "--config".into(), path(config), "--run-dir".into(), path(runs)];
@@ -45,10 +45,11 @@ pub(super) fn arguments(sweep: &Sweep, run: &SweepRun, config: &Path, runs: &Pat
 }
 
 impl Running {
-    /// Starts or continues run `index` in `places`.
+    /// Starts or resumes run `index` in `places`.
     ///
     /// # Errors
-    /// A folder cannot be made, or the process cannot be started. Returns the places.
+    /// A folder cannot be created, or the process cannot be started. The error contains `places`, so that the caller can free
+    /// them.
     pub(super) fn start(
         out: &Path,
         sweep: &mut Sweep,
@@ -63,7 +64,7 @@ impl Running {
             let log = folder.join("output.log");
             let mut command = child::command()?;
             match RunFolder::newest(&folder) {
-                // The run folder has all settings of the run
+                // The flags are not needed again: `config.toml` in the run folder has all settings
                 Ok(run) => command.arg("train").arg("--resume").arg(run.path()),
                 Err(_) => command.args(arguments(sweep, &sweep.runs[index], &out.join(CONFIG), &folder)),
             };
@@ -81,7 +82,7 @@ impl Running {
         }
     }
 
-    /// Notes how the run has ended.
+    /// Records the result of a run that has ended.
     ///
     /// # Errors
     /// The result of the run cannot be read.
@@ -96,7 +97,7 @@ impl Running {
         run.seconds = Some(self.since.elapsed().as_secs_f64());
         if let Ok(found) = RunFolder::newest(&folder(out, run)) {
             run.folder = Some(found.path().strip_prefix(out).unwrap_or(found.path()).to_string_lossy().into_owned());
-            // A run that has failed has no result, or that of an earlier session
+            // After a failure, `summary.json` is missing or belongs to an earlier session
             if run.state != RunState::Failed {
                 read_result(run, &read_or_empty(&found.result())?);
             }
@@ -129,7 +130,7 @@ fn read_result(run: &mut SweepRun, bytes: &[u8]) {
     run.seconds = result["seconds"].as_f64().or(run.seconds);
 }
 
-/// Says on stderr what a run does: stdout has the table alone.
+/// Prints the progress of a run on stderr, because stdout contains only the table.
 fn say(sweep: &Sweep, index: usize, what: &str) {
     let run = &sweep.runs[index];
     let values: Vec<_> = sweep.keys.iter().zip(&run.values).map(|(key, value)| format!("{key}={value}")).collect();

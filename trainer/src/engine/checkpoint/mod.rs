@@ -1,4 +1,4 @@
-//! Checkpoints: atomic, checksummed, several kept, the newest complete one resumed.
+//! Checkpoints are atomic and have checksums. Several are kept, and a run resumes from the newest complete one.
 //!
 //! ```text
 //! checkpoints/epoch-3/   model.safetensors  optimizer.safetensors  [ema.safetensors]  state.json  manifest.json
@@ -6,10 +6,10 @@
 //! checkpoints/last -> epoch-3      checkpoints/best -> epoch-2
 //! ```
 //!
-//! A checkpoint is written to a hidden temporary folder. Every file is synced, `manifest.json` (sizes and SHA-256 of the
-//! other files) last; then the folder is renamed into place. A folder with a visible name is therefore complete, whatever
-//! killed the process. `last` and `best` are relative symbolic links, replaced by a rename. A folder is hidden before it is
-//! deleted.
+//! A checkpoint is written to a hidden temporary folder. Every file is synced, the last one is `manifest.json` (sizes and
+//! SHA-256 of the other files). Then the folder is renamed to its final name. Therefore a folder with a visible name is
+//! complete, however the process ended. `last` and `best` are relative symbolic links, which are replaced by a rename. Before a
+//! folder is deleted, it is renamed to a hidden name.
 
 mod read;
 mod store;
@@ -40,7 +40,7 @@ struct State {
     optimizer_steps: u64,
     /// The seed of permutation, augmentation and mixing; no other random state exists.
     seed: u64,
-    /// Older checkpoints have none.
+    /// The data set. `None` in older checkpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dataset: Option<DatasetRecord>,
 }

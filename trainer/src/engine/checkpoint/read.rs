@@ -1,4 +1,4 @@
-//! Reads checkpoints: damaged ones are named and passed over.
+//! Reads checkpoints. Damaged checkpoints are skipped with a message.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use crate::files::FileError;
 use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
 use crate::state_file;
 
-/// Bytes of the largest manifest or state file: 65,536 names of classes of 255 bytes each, and little else.
+/// Largest manifest or state file in bytes: 65,536 class names of 255 bytes each, and some more.
 const LARGEST_JSON: u64 = 1 << 25;
 
 /// A complete checkpoint.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Its folder.
+    /// The folder of the checkpoint.
     pub path: PathBuf,
     /// The strategy's state.
     pub snapshot: Snapshot,
@@ -31,8 +31,8 @@ pub struct Loaded {
     pub dataset: Option<DatasetRecord>,
 }
 
-/// Loads the newest complete checkpoint of a `checkpoints` folder. The second item names the newer checkpoints that were
-/// passed over, each with its cause.
+/// Loads the newest complete checkpoint of a `checkpoints` folder. The second item has the errors of the newer checkpoints that
+/// were skipped.
 ///
 /// # Errors
 /// The folder has no checkpoint, or none is complete.
@@ -54,7 +54,7 @@ pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<FileError>), FileError>
     Err(FileError::new(folder, cause, "start the run again with --config; it left nothing to continue from"))
 }
 
-/// Whether the folder holds a checkpoint, complete or not.
+/// Returns whether the folder has a checkpoint, complete or not.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -119,8 +119,8 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
     })
 }
 
-/// Returns the checkpoints of a folder, newest first: by step, epoch and batch of the state file. Where the state file cannot
-/// be read, the name decides, so that a damaged checkpoint keeps its place in the order.
+/// Returns the checkpoints of a folder, newest first: by step, epoch and batch in the state file. If the state file cannot be
+/// read, the folder's name decides, so a damaged checkpoint keeps its position in the order.
 ///
 /// # Errors
 /// The folder cannot be read.

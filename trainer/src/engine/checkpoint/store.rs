@@ -1,4 +1,4 @@
-//! Writes checkpoints, keeps the newest and the best, deletes the rest.
+//! Writes checkpoints, keeps the newest ones and the best one, and deletes the others.
 
 use std::{
     fs,
@@ -28,7 +28,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens an existing folder, and removes checkpoints that a killed process left half written.
+    /// Opens an existing folder, and removes incomplete checkpoints of a killed process.
     ///
     /// # Errors
     /// The folder cannot be read or cleaned.
@@ -42,16 +42,16 @@ impl Store {
         Ok(Self { folder: folder.to_owned(), keep_last, seed, dataset: None })
     }
 
-    /// Sets the data set that later checkpoints name.
+    /// Sets the data set that is recorded in later checkpoints.
     pub fn with_dataset(self, dataset: DatasetRecord) -> Self {
         Self { dataset: Some(dataset), ..self }
     }
 
-    /// Writes checkpoint `name`, points `last` (and `best`, when `is_best`) at it and deletes the oldest beyond
-    /// `keep_last`, never the best.
+    /// Writes checkpoint `name`, and lets `last` (and `best`, if `is_best`) point to it. Deletes the oldest checkpoints beyond
+    /// `keep_last`, but never the best one.
     ///
     /// # Errors
-    /// The disk is full or the folder not writable; checkpoints written before stay as they were.
+    /// The disk is full or the folder is not writable. Earlier checkpoints are not affected.
     pub fn save(
         &self,
         name: &str,
@@ -64,7 +64,7 @@ impl Store {
         remove(&temporary)?;
         let written = self.write_files(&temporary, snapshot, progress).and_then(|()| place(&temporary, &target));
         if let Err(error) = written {
-            // Frees the space. The first error is the one to report.
+            // Free the space. An error here is ignored, since the first error must be reported.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
@@ -77,7 +77,7 @@ impl Store {
         Ok(target)
     }
 
-    /// Loads the checkpoint that `best` points at; none if there is no such link.
+    /// Loads the checkpoint that `best` points to. Returns `None` if there is no such link.
     ///
     /// # Errors
     /// A file of the checkpoint is missing, truncated or altered.
@@ -118,8 +118,8 @@ impl Store {
         files.sync().map_err(|error| writing(folder, error))
     }
 
-    /// Replaces the relative link `link` by one to `name`, in one step. Copying tools that follow links turn the link into a
-    /// folder: that folder is moved away.
+    /// Replaces the relative link `link` atomically by a link to `name`. A copying tool that follows links (`cp -rL`) turns the
+    /// link into a folder. This folder is then renamed.
     fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
         let (temporary, link) = (self.folder.join(format!("{HIDDEN}{link}")), self.folder.join(link));
         remove(&temporary)?;
@@ -133,7 +133,7 @@ impl Store {
             .map_err(|error| writing(&link, error))
     }
 
-    /// Deletes the oldest checkpoints beyond `keep_last`, except the one that `best` points at.
+    /// Deletes the oldest checkpoints beyond `keep_last`, except the checkpoint that `best` points to.
     fn prune(&self) -> Result<(), FileError> {
         let best = fs::read_link(self.folder.join("best")).ok();
         let mut kept = 0;
@@ -153,7 +153,7 @@ impl Store {
     }
 }
 
-/// Renames `temporary` to `target`. Where a resumed run writes a checkpoint again, the two are exchanged in one step.
+/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically.
 fn place(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let failed = |error: io::Error| writing(target, error);
     if !target.exists() {
@@ -163,7 +163,7 @@ fn place(temporary: &Path, target: &Path) -> Result<(), FileError> {
     remove(temporary)
 }
 
-/// Renames a folder to the first free one of `NAME.old`, `NAME.old-2`, …, and returns its new path.
+/// Renames a folder to the first free name of `NAME.old`, `NAME.old-2`, …, and returns the new path.
 fn move_away(folder: &Path) -> io::Result<PathBuf> {
     let mut to = folder.with_extension("old");
     for attempt in 2.. {

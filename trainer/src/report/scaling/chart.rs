@@ -70,7 +70,7 @@ fn panel(report: &ScalingReport, scaling: Scaling, area: &Area<'_>) -> DrawResul
         .label("measured")
         .legend(|(x, y)| Circle::new((x + 9, y), 5, MEASURED.filled()));
     if scaling == Scaling::Strong {
-        // The other picture has the legend
+        // Only the panel of weak scaling has the legend
         return Ok(());
     }
     chart

@@ -12,18 +12,18 @@ pub use profile::{BucketProfile, Profile, median, profile};
 
 use crate::text::{aligned, bytes, speed};
 
-/// What grows with the number of workers.
+/// Weak or strong scaling: whether the global batch grows with the number of workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scaling {
-    /// The batch: each worker has `train.batch_size` images.
+    /// The global batch grows: each worker has `train.batch_size` images.
     Weak,
-    /// Nothing: the workers share `train.batch_size` images.
+    /// The global batch is constant: all workers together have `train.batch_size` images.
     Strong,
 }
 
 impl Scaling {
-    /// Returns the word of JSON and of the page.
+    /// Returns the name in JSON and in the page.
     pub fn name(self) -> &'static str {
         match self {
             Self::Weak => "weak",
@@ -35,38 +35,38 @@ impl Scaling {
 /// A measured run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
-    /// What grows.
+    /// Weak or strong scaling.
     pub scaling: Scaling,
     /// Number of processes.
     pub workers: usize,
     /// Images per second of all workers.
     pub images_per_s: f64,
-    /// Images per second of one worker, over those of a worker of the smallest run.
+    /// Images per second of one worker, divided by the images per second of one worker in the smallest run.
     pub efficiency: f64,
     /// Milliseconds per step.
     pub step_ms: f64,
-    /// Of these, communication that nothing hides.
+    /// Milliseconds of the step in which communication does not overlap with computation.
     pub exposed_ms: f64,
-    /// Communication under the backward pass.
+    /// Milliseconds of communication that overlaps with the backward pass.
     pub hidden_ms: f64,
 }
 
-/// A computed step. Nothing of it was measured but the [`Profile`].
+/// A computed step. Only the [`Profile`] was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Computed {
-    /// What grows.
+    /// Weak or strong scaling.
     pub scaling: Scaling,
-    /// How the ranks add up a bucket.
+    /// The all-reduce algorithm.
     pub algorithm: Algorithm,
     /// Number of workers.
     pub workers: usize,
     /// Images per second of all workers.
     pub images_per_s: f64,
-    /// Images per second of one worker, over those of a worker that communicates with nobody and has the profile's batch.
+    /// Images per second of one worker, divided by those of a worker without communication that has the profile's batch.
     pub efficiency: f64,
     /// Milliseconds per step.
     pub step_ms: f64,
-    /// Of these, communication that nothing hides.
+    /// Milliseconds of the step in which communication does not overlap with computation.
     pub exposed_ms: f64,
 }
 
@@ -85,7 +85,7 @@ pub struct ScalingReport {
     pub steps: usize,
     /// The measured runs.
     pub measured: Vec<Measured>,
-    /// One worker's step, from which the rest is computed. Absent if no run had several workers.
+    /// One worker's step. The computed steps follow from it. Absent if no run had several workers.
     pub profile: Option<Profile>,
     /// The network that the computed steps assume.
     pub network: Network,

@@ -1,7 +1,9 @@
 //! The time of a step of many workers, computed from one worker's step and a model of the network.
 //!
-//! Backward makes buckets ready at the times of the profile. One after the other they are reduced, each as soon as it is ready and
-//! the bucket before it is done (`DistributedDataParallel`; `strategy/ddp/reducer.rs`). What is left after backward is exposed.
+//! The backward pass completes each bucket at its time in the profile. The buckets are reduced one after the other: a bucket's
+//! all-reduce starts when the bucket is complete and the bucket before it is reduced (`DistributedDataParallel`;
+//! `strategy/ddp/reducer.rs`). Reduction time after the end of backward is exposed: no computation hides it.
+//!
 //! A message of `s` bytes takes `latency + s / bandwidth`, and the costs of an all-reduce of `s` bytes among `n` ranks are those
 //! of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH" (2005):
 //!
@@ -9,7 +11,8 @@
 //! - halving-doubling (Rabenseifner): `2 ceil(log2 n)` rounds that move `2 s (n - 1) / n` bytes;
 //! - two-level: a ring within each host, and rings across the hosts that share the host's link.
 //!
-//! Not in the model: additions, other traffic, ranks that are late, and processor time that communication takes from computation.
+//! The model ignores the time of the additions, other traffic, late ranks, and the processor time that communication takes from
+//! computation.
 
 use std::fmt;
 
@@ -61,11 +64,11 @@ impl fmt::Display for Link {
 /// The network between workers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Network {
-    /// Between hosts.
+    /// The link between hosts.
     pub link: Link,
-    /// Within a host.
+    /// The link within a host.
     pub local: Link,
-    /// Workers of a host, for the two-level algorithm.
+    /// Number of workers per host, for the two-level algorithm.
     pub per_host: usize,
 }
 
@@ -79,11 +82,11 @@ impl fmt::Display for Network {
     }
 }
 
-/// How ranks add up a bucket.
+/// The all-reduce algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Algorithm {
-    /// One ring over all ranks: what the transport `tcp` does.
+    /// One ring over all ranks, as the transport `tcp` uses.
     Ring,
     /// Rabenseifner's algorithm.
     HalvingDoubling,
@@ -92,10 +95,10 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Self; 3] = [Self::Ring, Self::HalvingDoubling, Self::TwoLevel];
 
-    /// Returns the word of JSON and of the page.
+    /// Returns the name in JSON and in the page.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -119,8 +122,8 @@ impl Algorithm {
     }
 }
 
-/// Computes a step of `workers` workers. `batch_size` is `train.batch_size`. `None` where strong scaling has less than an image
-/// for each worker.
+/// Computes a step of `workers` workers. `batch_size` is `train.batch_size`. Returns `None` if strong scaling leaves less than
+/// one image for each worker.
 pub fn computed(
     profile: &Profile,
     scaling: Scaling,
@@ -136,7 +139,7 @@ pub fn computed(
     if images < 1.0 {
         return None;
     }
-    // Computation is proportional to the images; the optimizer's step is not
+    // Forward and backward time is proportional to the number of images, the optimizer's time is not
     let scale = images / profile.images as f64;
     let (forward, backward) = (profile.forward_ms * scale, profile.backward_ms * scale);
     let mut done = 0.0_f64;
@@ -144,7 +147,7 @@ pub fn computed(
         let ready = (bucket.ready_ms * scale).min(backward);
         done = done.max(ready) + 1e3 * algorithm.seconds(workers, bucket.bytes, network);
     }
-    // Losses and counts follow in a small all-gather, half of an all-reduce
+    // After the buckets, a small all-gather exchanges losses and counts. It costs half of an all-reduce
     let outcome = if workers > 1 { 1e3 * algorithm.seconds(workers, 0, network) / 2.0 } else { 0.0 };
     let exposed_ms = if workers > 1 { (done - backward).max(0.0) + outcome } else { 0.0 };
     let step_ms = forward + backward + exposed_ms + profile.other_ms;

@@ -1,4 +1,4 @@
-//! One worker's step, read from the timeline and the metrics of a run with several workers.
+//! Reads the times of one worker's step from the timeline and the metrics of a run with several workers.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::report::StepRecord;
 /// One worker's step: medians of rank 0.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Profile {
-    /// Images of the worker.
+    /// Number of images per step on this worker.
     pub images: usize,
     /// Milliseconds of the forward pass.
     pub forward_ms: f64,
@@ -27,12 +27,12 @@ pub struct Profile {
 pub struct BucketProfile {
     /// Milliseconds from the start of the backward pass until the bucket is full.
     pub ready_ms: f64,
-    /// Its bytes on the wire.
+    /// Bytes of the bucket on the wire.
     pub bytes: u64,
 }
 
-/// Reads the profile of a worker with `images` images from a run's `timeline.json`. `steps`: the steps to look at. `None` if they
-/// have no buckets.
+/// Reads the profile of a worker with `images` images per step from the content of a run's `timeline.json`. Uses only `steps`.
+/// Returns `None` if the steps have no buckets.
 pub fn profile(timeline: &Value, steps: &[StepRecord], images: usize) -> Option<Profile> {
     let spans: Vec<&Value> =
         timeline["traceEvents"].as_array()?.iter().filter(|event| event["ph"] == "X" && event["pid"] == 0).collect();
@@ -41,7 +41,7 @@ pub fn profile(timeline: &Value, steps: &[StepRecord], images: usize) -> Option<
     let mut backward: Vec<f64> =
         spans.iter().filter(|span| span["name"] == "backward").map(|span| start(span)).collect();
     backward.sort_by(f64::total_cmp);
-    // Per bucket: its bytes, and when it was ready in each step
+    // For each bucket: the number of bytes, and the time in each step at which the bucket was ready
     let mut buckets: BTreeMap<u64, (u64, Vec<f64>)> = BTreeMap::new();
     for span in &spans {
         let args = &span["args"];
@@ -50,7 +50,7 @@ pub fn profile(timeline: &Value, steps: &[StepRecord], images: usize) -> Option<
         if !steps.iter().any(|record| record.step == step) {
             continue;
         }
-        // The pass that has begun before the bucket was reduced
+        // The backward pass of this bucket is the last one that began before the all-reduce ended
         let pass = backward.iter().rev().find(|start| **start <= end(span))?;
         let (_, ready) = buckets.entry(bucket).or_insert((bytes, Vec::new()));
         ready.push((queued - pass) / 1e3);
@@ -66,7 +66,7 @@ pub fn profile(timeline: &Value, steps: &[StepRecord], images: usize) -> Option<
     (!buckets.is_empty()).then_some(Profile { images, forward_ms, backward_ms, other_ms, buckets })
 }
 
-/// Returns the median; of an even number of values the larger one in the middle.
+/// Returns the median. With an even number of values, returns the larger of the two in the middle.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()

@@ -98,7 +98,7 @@ impl Row {
     }
 }
 
-/// Returns the row of runs that repeat each other. `group` has at least one run.
+/// Returns the row of a group of runs that differ only by chance. `group` has at least one run.
 fn row(group: &[&RunRecord], published: &[Published]) -> Row {
     let first = group[0];
     let n = group.len() as f64;

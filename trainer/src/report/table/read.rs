@@ -22,8 +22,8 @@ pub struct RunRecord {
     pub folder: RunFolder,
     /// The registry's name of the model.
     pub model: String,
-    /// Data set; with `, part` if only some of its images were used, and `, exact match` if images have several classes each: the
-    /// accuracies are then exact matches.
+    /// Data set; with `, part` if only some of its images were used, and with `, exact match` for multi-label images. Then an
+    /// image counts as correct only if all its classes are right.
     pub dataset: String,
     /// Best test accuracy in percent.
     pub top1: f64,
@@ -41,12 +41,12 @@ pub struct RunRecord {
     pub seconds: f64,
     /// Commit of the checkout that started the run.
     pub commit: Option<String>,
-    /// The configuration, without the settings that change accuracy only by chance.
+    /// The configuration, without the settings whose effect on the accuracy is only random.
     recipe: toml::Table,
 }
 
 impl RunRecord {
-    /// Returns whether two runs differ by chance alone: the same recipe, device and number of epochs.
+    /// Returns whether two runs are repetitions of one experiment: the same recipe, device and number of epochs.
     pub(super) fn repeats(&self, other: &Self) -> bool {
         let key = |run: &Self| (run.model.clone(), run.dataset.clone(), run.epochs, run.device.clone());
         key(self) == key(other) && self.recipe == other.recipe
@@ -66,7 +66,7 @@ pub struct Found {
 /// committed summary, counts once.
 ///
 /// # Errors
-/// When a path is neither of the two, or a file is damaged. The error names the path.
+/// When a path is neither a run folder nor a folder of run folders, or a file is damaged. The error names the path.
 pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
     let mut found = Found::default();
     let mut seen = HashSet::new();
@@ -159,7 +159,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     Ok(Some(RunRecord {
         name,
         model: summary.model,
-        // The accuracy of images with several classes is another one than top-1.
+        // Multi-label accuracy (exact match) is not comparable with top-1, so the two must not share a row.
         dataset: [Some(&*summary.dataset), part.then_some("part"), several_classes.then_some("exact match")]
             .into_iter()
             .flatten()
@@ -179,8 +179,9 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     }))
 }
 
-/// Removes the settings that repetitions of a run may change: the seed, the data folder, the data workers, what autotuning chooses
-/// without loss, and the settings of checkpoints and logs, but not the choice of the best epoch.
+/// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the settings
+/// that autotuning chooses without an effect on the result, and the settings of checkpoints and logs. Keeps `checkpoint.best`,
+/// because the accuracy depends on the choice of the best epoch.
 fn forget_chance(recipe: &mut toml::Table) {
     let checkpoint = recipe.remove("checkpoint");
     if let Some(best) = checkpoint.as_ref().and_then(|checkpoint| checkpoint.get("best")) {

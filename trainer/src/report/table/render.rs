@@ -8,7 +8,7 @@ const TITLES: [&str; COLUMNS] =
     ["model", "data", "published", "reached", "with tta", "epochs", "device", "minutes", "commit", "run"];
 /// Whether each column contains numbers, which are aligned to the right.
 const NUMBERS: [bool; COLUMNS] = [false, false, true, true, true, true, false, true, false, false];
-/// The column of test-time augmentation, which is left out where no run has any.
+/// The column of test-time augmentation. The table omits this column if no run used test-time augmentation.
 const TTA: usize = 4;
 
 /// Returns the indices of the columns to show.

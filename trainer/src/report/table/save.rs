@@ -1,4 +1,4 @@
-//! Saves a run's summary for a commit: small, and without the paths of the run's machine.
+//! Saves a run's summary for a commit. The summary is small and does not contain paths of the run's machine.
 
 use std::{
     fs,

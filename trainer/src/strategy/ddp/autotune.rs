@@ -1,11 +1,11 @@
-//! The search of `parallel.autotune`: which settings the next steps are measured with, and which of them the run keeps.
+//! The search of `parallel.autotune`: chooses the settings for the next steps, and at the end the settings that the run keeps.
 //!
-//! The model is Horovod's autotuner (docs/autotune.rst): steps of warm-up, a sample of steps for each candidate, all ranks switch
-//! at the same step, and the best candidate stays. Horovod fits a Gaussian process. There are few candidates here, so each
-//! setting is tried in turn with the best values of the settings before it.
+//! The design follows Horovod's autotuner (docs/autotune.rst): warm-up steps, then a sample of steps for each candidate. All
+//! ranks switch at the same step, and the run keeps the best candidate. Horovod fits a Gaussian process. Here there are few
+//! candidates, so the settings are tried one after the other, each with the best values of the settings before it.
 //!
-//! Every rank gets every rank's median after a sample ([`super::Ddp`] gathers them), and a candidate counts with the slowest
-//! rank's. So all ranks compute the same search, and no rank has to tell another one what is next.
+//! After a sample all ranks have the medians of all ranks ([`super::Ddp`] gathers them), and a candidate's time is the slowest
+//! rank's median. So all ranks compute the same search without announcing the next candidate.
 
 use std::collections::VecDeque;
 use std::env;
@@ -17,9 +17,9 @@ use crate::config::ParallelConfig;
 use crate::config::{Compression, Keyword, Tunable};
 use crate::strategy::{StepSettings, Trial, TuningReport};
 
-/// Steps before the first sample: they allocate memory and fill caches.
+/// Steps before the first sample. They allocate memory and fill caches.
 const WARM_UP: usize = 10;
-/// Steps before each other sample: they allocate the arrays of the new buckets.
+/// Steps before each later sample. They allocate the arrays of the new buckets.
 const SETTLE: usize = 2;
 /// Steps in a sample, as Horovod's `--autotune-steps-per-sample`.
 const SAMPLE: usize = 10;
@@ -27,13 +27,13 @@ const SAMPLE: usize = 10;
 const GAIN: f64 = 0.97;
 /// Candidates for `bucket_mb`.
 const BUCKETS: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
-/// Candidates for `first_bucket_mb`, beside the size of the other buckets.
+/// Candidates for `first_bucket_mb`, in addition to the size of the other buckets.
 const FIRST_BUCKETS: [f64; 3] = [0.125, 0.5, 2.0];
-/// For tests, whose results must not depend on time: `steps=3 bucket_mb=4` measures samples of 3 steps, and pretends that
-/// settings are the faster the more of these values they have.
+/// Variable for tests, whose results must not depend on time. With `steps=3 bucket_mb=4` a sample has 3 steps, and times are
+/// made up: the more of the listed values a candidate has, the faster it counts.
 const PRETENCE: &str = "TRAINER_AUTOTUNE_TEST";
 
-/// Returns the largest bucket that a run may have, in MiB: GPUs reserve memory for it.
+/// Returns the largest bucket that a run may use, in MiB. GPUs reserve memory for this size.
 #[cfg(any(feature = "cuda", test))]
 pub(super) fn largest_bucket_mb(parallel: &ParallelConfig) -> f64 {
     let tried = |tunable| parallel.autotune.contains(&tunable);
@@ -42,7 +42,7 @@ pub(super) fn largest_bucket_mb(parallel: &ParallelConfig) -> f64 {
     buckets.chain(first).fold(parallel.bucket_mb.max(parallel.first_bucket_mb), f64::max)
 }
 
-/// What follows a sample.
+/// The decision after a sample.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
     /// Take the next steps with these settings.
@@ -58,7 +58,8 @@ enum Stage {
     FirstBucket,
     Compression,
     Threads,
-    /// Measure the plan's settings and the best ones again, one after the other: the machine may have changed meanwhile.
+    /// Measure the plan's settings and the best settings again, one after the other, since the load of the machine may have
+    /// changed.
     Confirm,
     Over,
 }
@@ -67,7 +68,7 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Autotuner {
     allowed: Vec<Tunable>,
-    /// Threads of a worker without `parallel.threads`, the smallest number of all ranks.
+    /// Default number of threads of a worker (without `parallel.threads`), the smallest of all ranks.
     share: usize,
     current: StepSettings,
     /// Steps to take before the sample.
@@ -82,7 +83,7 @@ pub(super) struct Autotuner {
 }
 
 impl Autotuner {
-    /// Starts with the plan's settings. `share`: the threads of a worker without `parallel.threads`.
+    /// Starts with the plan's settings. `share` is the default number of threads of a worker (without `parallel.threads`).
     pub(super) fn new(allowed: Vec<Tunable>, plan: StepSettings, share: usize) -> Self {
         Self {
             allowed,
@@ -98,7 +99,7 @@ impl Autotuner {
         }
     }
 
-    /// Counts a step of this rank. Returns the median of its sample, once the sample is complete.
+    /// Records a step of this rank. Returns the median of the sample once the sample is complete.
     pub(super) fn record(&mut self, seconds: f64) -> Option<f64> {
         self.steps += 1;
         if self.skip > 0 {
@@ -136,7 +137,7 @@ impl Autotuner {
                 return Next::Try(settings);
             }
             let best = self.best().settings;
-            // Settings that cut the same buckets are the same
+            // Skip candidates that produce the same buckets as an earlier one.
             let key = |settings: &StepSettings| (elements(settings), settings.compression, settings.threads);
             let mut seen: Vec<_> = self.trials.iter().map(|trial| key(&trial.settings)).collect();
             let mut queue = VecDeque::new();
@@ -181,7 +182,7 @@ impl Autotuner {
                 .filter(|(tunable, _)| is_allowed(*tunable))
                 .map(|(_, compression)| StepSettings { compression, ..best })
                 .collect(),
-            // One core for the thread that reduces buckets; half of them, where a worker has hyper-threads
+            // One thread less leaves a core to the reducing thread. Half of the threads may be faster with hyper-threading.
             Stage::Threads if is_allowed(Tunable::Threads) => {
                 let now = best.threads.unwrap_or(self.share);
                 let fewer = [now - 1, now / 2].into_iter().filter(|&threads| threads > 0);
@@ -191,7 +192,7 @@ impl Autotuner {
         }
     }
 
-    /// Returns the fastest trial; of equal ones the first.
+    /// Returns the fastest trial, or the first of several equally fast trials.
     fn best(&self) -> &Trial {
         let faster = |one: &&Trial, other: &&Trial| one.seconds.total_cmp(&other.seconds);
         self.trials.iter().min_by(faster).expect("a sample has ended")
@@ -204,7 +205,7 @@ impl Autotuner {
     }
 }
 
-/// Times that a test makes up; see [`PRETENCE`].
+/// Made-up times of a test; see [`PRETENCE`].
 #[derive(Debug, Default)]
 struct Pretence {
     steps: Option<usize>,
@@ -223,7 +224,7 @@ impl Pretence {
         pretence
     }
 
-    /// Returns the time that settings are said to take.
+    /// Returns the made-up time of settings.
     fn seconds(&self, settings: &StepSettings) -> Option<f64> {
         let value = |key: &str| match key {
             "bucket_mb" => settings.bucket_mb.to_string(),

@@ -1,6 +1,6 @@
-//! Buckets of gradients: which gradients are reduced together, how buckets fill during backward, and their memory.
+//! Buckets of gradients: their assignment, how they fill during backward, and their memory.
 //!
-//! This file has what PyTorch's `c10d::Reducer` (`reducer.cpp`) does while backward runs; `reducer.rs` has the rest.
+//! This file has the part of PyTorch's `c10d::Reducer` (`reducer.cpp`) that runs during backward. `reducer.rs` has the rest.
 //!
 //! | here | `reducer.cpp` |
 //! | --- | --- |
@@ -12,8 +12,8 @@
 //! | [`BucketWork`] | `GradBucket` |
 //! | [`BucketView`] | `bucket_views_out` with `gradient_as_bucket_view=True` |
 //!
-//! Every rank launches buckets in the order of their numbers, whatever the order in which they fill, so that all ranks
-//! reduce the same bucket at the same time (`next_bucket_` in `reducer.cpp`).
+//! Every rank launches buckets in the order of their numbers, even if a later bucket is full first. So all ranks reduce the same
+//! bucket at the same time (`next_bucket_` in `reducer.cpp`).
 
 use std::{
     collections::HashMap,
@@ -38,18 +38,18 @@ use comm::Shared;
 /// Gradients that are reduced in one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// The parameters' places in registration order, in the order in which their gradients lie in the bucket.
+    /// The parameters, as indices in registration order. They are listed in the order of their gradients in the bucket.
     pub parameters: Vec<usize>,
-    /// Elements of all of them.
+    /// Number of elements of all these parameters.
     pub elements: usize,
 }
 
-/// Cuts the parameters of these `lengths` (elements, in registration order), taken in `order`, into buckets. A bucket closes
-/// once it has `first` bytes (the first bucket) or `limit` bytes (the others); the last one may be smaller. Sizes are those
-/// of f32.
+/// Assigns parameters to buckets, in the order `order`. `lengths` are the parameters' numbers of elements, in registration
+/// order. A bucket is complete once it has `first` bytes (the first bucket) or `limit` bytes (the other buckets). The last
+/// bucket may be smaller. An element has 4 bytes (f32).
 ///
-/// Source: `torch.distributed._compute_bucket_assignment_by_size` as `DistributedDataParallel` calls it. The first limit is
-/// small so that communication starts early.
+/// Source: `torch.distributed._compute_bucket_assignment_by_size` as `DistributedDataParallel` calls it. The limit of the first
+/// bucket is small, so that communication starts early.
 pub fn compute_bucket_assignment(order: &[usize], lengths: &[usize], first: usize, limit: usize) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut open = Bucket { parameters: Vec::new(), elements: 0 };
@@ -74,7 +74,7 @@ pub fn assumed_order(count: usize) -> Vec<usize> {
     (0..count).rev().collect()
 }
 
-/// One bucket on its way to the reducing thread.
+/// One bucket that is sent to the reducing thread.
 pub(super) struct BucketWork {
     pub step: u64,
     pub index: usize,
@@ -83,7 +83,7 @@ pub(super) struct BucketWork {
     pub values: BucketValues,
     /// When the bucket was launched.
     pub queued: Instant,
-    /// Dropped when the reduction is enqueued, if the pass waits for that.
+    /// Set if the backward pass waits until the reduction is enqueued. The reducing thread then drops it.
     pub waiting: Option<Sender<()>>,
 }
 
@@ -93,24 +93,24 @@ pub(super) enum BucketValues {
     Host(Vec<f32>),
     /// Flat, in the bucket's array, which all ranks of this host map.
     Shared(Shared<f32>),
-    /// One tensor per gradient, on their device, and an event recorded behind the work that computes them.
+    /// One tensor per gradient, on the gradients' device, and an event that was recorded after the work that computes them.
     Device(Vec<Tensor<1>>, StreamEvent),
 }
 
-/// The buckets of a rank. Backward's hooks fill them, and each full bucket leaves for the reducing thread.
+/// The buckets of a rank. The hooks of the backward pass fill the buckets, and each full bucket is sent to the reducing thread.
 #[derive(Debug)]
 pub(super) struct GradientBuckets {
     places: HashMap<ParamId, usize>,
     /// Elements of each parameter, in registration order.
     pub lengths: Vec<usize>,
     state: Mutex<State>,
-    /// The gradients' device, where gradients are reduced on it; `None` where they are reduced on the host.
+    /// The gradients' device, if gradients are reduced on it. `None` if they are reduced on the CPU.
     device: Option<Device>,
-    /// The buckets' memory, where they are reduced on the host.
+    /// The buckets' memory, if buckets are reduced on the CPU.
     pub arrays: Arc<BucketArrays>,
-    /// To the reducing thread.
+    /// Sends buckets to the reducing thread.
     queue: Mutex<Sender<BucketWork>>,
-    /// Whether a pass goes on only when a bucket that it completed is enqueued.
+    /// Whether the backward pass waits until the reduction of each full bucket is enqueued.
     in_order: bool,
 }
 
@@ -119,7 +119,7 @@ struct State {
     step: u64,
     /// Gradients that have arrived and are not launched yet, in registration order.
     gradients: Vec<Option<Tensor<1>>>,
-    /// Per parameter: uses in this forward pass whose gradients are still to come.
+    /// Per parameter: the number of uses in this forward pass whose gradients have not arrived yet.
     pending: Vec<u32>,
     /// Per parameter: whether it got a gradient in this step.
     used: Vec<bool>,
@@ -127,7 +127,7 @@ struct State {
     ready_order: Vec<usize>,
     /// `None` until the buckets are assigned.
     assignment: Option<Assignment>,
-    /// Whether full buckets leave during this backward pass (`require_backward_grad_sync`).
+    /// Whether full buckets are launched during this backward pass (`require_backward_grad_sync`).
     sync: bool,
     /// The next bucket to launch.
     next_bucket: usize,
@@ -136,15 +136,15 @@ struct State {
 #[derive(Debug)]
 struct Assignment {
     buckets: Vec<Bucket>,
-    /// Per parameter: its bucket.
+    /// Per parameter: the index of its bucket.
     bucket_of: Vec<usize>,
-    /// Per bucket: gradients that are not ready.
+    /// Per bucket: the number of gradients that are not ready.
     pending: Vec<usize>,
 }
 
 impl GradientBuckets {
-    /// Makes buckets that are not assigned yet. Gradients stay on `device` where one is given. `in_order`: a pass goes on only when
-    /// the reduction of a bucket that it completed is enqueued.
+    /// Makes buckets that are not assigned yet. If `device` is set, gradients stay on it. With `in_order`, the backward pass
+    /// waits until the reduction of each full bucket is enqueued.
     pub(super) fn new(
         parameters: &[ParameterInfo],
         queue: Sender<BucketWork>,
@@ -186,14 +186,14 @@ impl GradientBuckets {
         self.state.lock().assignment.as_ref().map(|assignment| assignment.buckets.clone())
     }
 
-    /// Drops the way to the reducing thread, whose loop then ends.
+    /// Drops the sender to the reducing thread, so that the thread's loop ends.
     pub(super) fn disconnect(&self) {
         let (queue, _) = std::sync::mpsc::channel();
         *self.queue.lock() = queue;
     }
 
-    /// Resets the counts before a forward pass. With `sync` its backward pass launches full buckets; without, gradients only
-    /// accumulate, as under PyTorch's `no_sync`.
+    /// Resets the counts before a forward pass. With `sync` the following backward pass launches full buckets. Without `sync`
+    /// gradients only accumulate, as under PyTorch's `no_sync`.
     pub(super) fn prepare_for_backward(&self, step: u64, sync: bool) {
         let state = &mut *self.state.lock();
         state.step = step;
@@ -205,8 +205,8 @@ impl GradientBuckets {
         }
     }
 
-    /// Takes the gradient of one use of a parameter, and launches the buckets that it completes. Backward calls this as soon
-    /// as the gradient is computed.
+    /// Adds the gradient of one use of a parameter, and launches the buckets that are full now. The backward pass calls this
+    /// method as soon as the gradient is computed.
     fn mark_ready(&self, parameter: ParamId, gradient: Tensor<1>) {
         let Some(&place) = self.places.get(&parameter) else { return };
         let state = &mut *self.state.lock();
@@ -240,8 +240,8 @@ impl GradientBuckets {
         order
     }
 
-    /// Launches the buckets that are left after a step's last backward pass, with zeros for parameters without a gradient.
-    /// Returns, per parameter, whether this rank used it.
+    /// Launches the remaining buckets after a step's last backward pass, with zeros for parameters without a gradient. Returns
+    /// whether this rank used the parameter, for each parameter.
     pub(super) fn flush(&self) -> Vec<bool> {
         let state = &mut *self.state.lock();
         state.sync = false;
@@ -261,9 +261,9 @@ impl GradientBuckets {
         let queued = Instant::now();
         let work = BucketWork { step: state.step, index, of: buckets.len(), values, queued, waiting };
         state.next_bucket += 1;
-        // An error means that the thread is gone; the reducer finds that out when it waits for the bucket.
+        // An error means that the thread has ended. The reducer notices this when it waits for the bucket.
         let _ = self.queue.lock().send(work);
-        // Nothing is sent: the wait ends when the other side is dropped.
+        // The thread sends nothing here: the wait ends when it drops the sender.
         if let Some(enqueued) = enqueued {
             let enqueued: Receiver<()> = enqueued;
             let _ = enqueued.recv();
@@ -271,8 +271,8 @@ impl GradientBuckets {
         true
     }
 
-    /// Takes the gradients of bucket `index`, zeros for parameters that have none. On the host they are copied into the
-    /// bucket's array if it is free.
+    /// Takes the gradients of bucket `index`, with zeros for parameters without a gradient. On the CPU the gradients are copied
+    /// into the bucket's array, if the array is free.
     fn pack(&self, index: usize, bucket: &Bucket, gradients: &mut [Option<Tensor<1>>]) -> BucketValues {
         let parameters = &bucket.parameters;
         if let Some(device) = &self.device {
@@ -305,7 +305,7 @@ impl GradientBuckets {
     }
 }
 
-/// The hooks on the parameters (`models/src/hook.rs`) call these on the thread that runs the pass.
+/// The hooks on the parameters (`models/src/hook.rs`) call these methods on the thread that runs the pass.
 impl GradientSink for GradientBuckets {
     fn used(&self, parameter: ParamId) {
         if let Some(&place) = self.places.get(&parameter) {
@@ -318,21 +318,23 @@ impl GradientSink for GradientBuckets {
     }
 }
 
-/// The arrays of the buckets, by bucket, while no tensor uses them. Ranks reduce them in place, and they are the memory of a
-/// step's gradients afterwards.
+/// The free arrays of the buckets, by bucket. An array is free while no tensor uses it. Ranks reduce arrays in place, and then
+/// the arrays are the memory of the step's gradients.
 ///
-/// A bucket that is launched without a free array gets a new one: in the first step, or while a tensor of an earlier step is
-/// still a view of it. All ranks keep the same tensors, so they make arrays in the same order, as collectives require.
+/// If no array is free when a bucket is launched, the bucket gets a new array: in the first step, or while a tensor of an
+/// earlier step is still a view of the old array. All ranks keep the same tensors, so all ranks make arrays in the same order,
+/// as collectives require.
 #[derive(Debug, Default)]
 pub(super) struct BucketArrays(Mutex<Vec<Option<Shared<f32>>>>);
 
 impl BucketArrays {
-    /// Takes the array of `bucket`, if it has one that is free.
+    /// Takes the array of `bucket`, if the array is free.
     pub(super) fn take(&self, bucket: usize) -> Option<Shared<f32>> {
         self.0.lock().get_mut(bucket)?.take()
     }
 
-    /// Lends `values`, the reduced array of `bucket`, to a tensor. The array comes back when the last tensor over it drops.
+    /// Wraps `values`, the reduced array of `bucket`, for use as the memory of tensors. The array becomes free again when the
+    /// last of these tensors is dropped.
     pub(super) fn lend(self: &Arc<Self>, bucket: usize, values: Shared<f32>) -> BucketView {
         BucketView { values: Some(values), bucket, arrays: self.clone() }
     }
@@ -364,7 +366,7 @@ impl Drop for BucketView {
         if arrays.len() <= self.bucket {
             arrays.resize_with(self.bucket + 1, || None);
         }
-        // A bucket that had to get another array keeps that one.
+        // If the bucket has got a new array meanwhile, keep the new one and free this one.
         let place = &mut arrays[self.bucket];
         *place = place.take().or(self.values.take());
     }

@@ -1,4 +1,4 @@
-//! All-reduce of gradients that never leave the GPU.
+//! All-reduce of gradients that stay on the GPU.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use comm::{
     cuda::{self, Connected, DeviceGroup, DeviceGroupOptions, layout::WireType},
 };
 
-/// Connects the ranks' GPUs. Returns `None` where gradients go through the host: this run is on the CPU, `parallel.backend`
-/// asks for the host, or it is `auto` and no route between the GPUs works.
+/// Connects the ranks' GPUs. Returns `None` if gradients are reduced in host memory: the run is on the CPU, `parallel.backend`
+/// is a CPU backend, or the backend is `auto` and no route between the GPUs works.
 ///
 /// # Errors
-/// The requested backend is not possible here.
+/// The requested backend does not work between these GPUs.
 pub(super) fn connect(
     device: &Device,
     parameters: &[ParameterInfo],
@@ -52,7 +52,7 @@ pub(super) fn connect(
         return Ok(None);
     }
     let lengths = buckets::lengths(parameters);
-    // A bucket has at most its limit and one more tensor.
+    // A bucket is complete once it reaches its limit, so it can exceed the limit by at most one tensor.
     let limit = (super::autotune::largest_bucket_mb(parallel) * super::MIB) as usize / size_of::<f32>();
     let elements = lengths.iter().sum::<usize>().min(limit + lengths.iter().max().copied().unwrap_or(0));
     let wire = match parallel.compression {
@@ -88,7 +88,7 @@ impl DeviceCollectives for DeviceGroup {
     }
 
     fn synchronize(&mut self) -> Result<(), CommError> {
-        // By its path: the trait's own method would call itself.
+        // Call the inherent method by its path. Otherwise this method would call itself.
         DeviceGroup::synchronize(self)
     }
 }

@@ -1,34 +1,41 @@
 //! `torch.nn.parallel.DistributedDataParallel`: one process per device. Each rank takes its share of every batch, and
 //! gradients are summed across ranks in buckets while backward runs.
 //!
-//! Every rank weights its loss by the samples of the whole step, so the sum over ranks is the gradient of the mean over all
-//! samples, whatever the ranks' shares are. The order of summation is fixed: all ranks hold the same bits, take the same
-//! optimizer step and stay equal without exchanging parameters again.
+//! Every rank divides its loss by the number of samples of the whole step (or by the sum of their weights). So the sum of the
+//! ranks' gradients is the gradient of the mean over all samples, even if ranks have different numbers of samples. The order of
+//! summation is fixed. So all ranks have the same bits, take the same optimizer step, and stay equal without exchanging
+//! parameters again.
 //!
 //! `buckets.rs` and `reducer.rs` are PyTorch's `c10d::Reducer` (`torch/csrc/distributed/c10d/reducer.cpp`), with its names.
 //! The differences:
 //!
 //! - **Buckets are assigned once, before the first reduction.** PyTorch starts with reverse registration order and rebuilds
-//!   the buckets after the first step. Here the first step's gradients wait until backward is over; rank 0's ready order then
-//!   assigns the buckets for the whole run. The order of a ring's sum depends on where an element lies in its bucket, and a
-//!   resumed run must add up in the order of the run that was not stopped. (`parallel.overlap = false` keeps reverse
-//!   registration order and launches the buckets after backward.)
+//!   the buckets after the first step. Here the first step's gradients wait until backward is over. Then the order in which
+//!   gradients became ready on rank 0 decides the buckets of the whole run. The reason: in a ring, the order of summation of an
+//!   element depends on its position in the bucket, and a resumed run must add up in the same order as an uninterrupted run.
+//!   (`parallel.overlap = false` keeps reverse registration order and launches the buckets after backward.)
 //! - **Gradients are handed out of backward.** A hook on each use of a parameter (`models/src/hook.rs`) moves the gradient
 //!   into its bucket; there is no `parameter.grad`, and `Reducer::finalize_backward` returns views of the reduced
 //!   buckets (`gradient_as_bucket_view=True`).
-//! - **A parameter that this rank did not use needs no search of the graph.** Its bucket gets zeros after backward. A
-//!   parameter that no rank used has no gradient in the optimizer, and is named once (`find_unused_parameters=True`).
-//! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay
-//!   there: the thread enqueues each reduction behind the bucket's gradients and in front of the optimizer (`gpus.rs`).
-//!   With synchronised batch norm both use one stream of each GPU, in one order on all ranks: with two streams, launches that wait
-//!   for other ranks could wait for each other wherever the driver runs one of them behind the other.
+//! - **Unused parameters need no search of the graph.** If this rank did not use a parameter, the parameter's bucket gets zeros
+//!   after backward. A parameter that no rank used has no gradient in the optimizer, and a warning names it
+//!   (`find_unused_parameters=True`).
+//! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay on the
+//!   device: the thread enqueues each reduction after the bucket's gradients and before the optimizer (`gpus.rs`). With
+//!   synchronised batch norm, buckets and statistics use the same stream of each GPU, in the same order on all ranks. Two streams
+//!   could deadlock: both have launches that wait for other ranks, and the driver may run the two in a different order on each
+//!   rank.
 //! - **Sums, not means**: the weights of the samples are in the loss.
 //!
-//! Batch norm (`parallel.batch_norm`): `local` normalises by the rank's own share and keeps the rank's own running
-//! statistics; evaluation and checkpoints use rank 0's. `broadcast` copies rank 0's to all ranks before each evaluation
-//! (PyTorch copies them before each forward pass; training does not read them, so the results are the same). `reduce`
-//! averages them over the ranks there (timm's `--dist-bn reduce`). `sync` normalises by the whole batch, forward and
-//! backward (`torch.nn.SyncBatchNorm`): the statistics have the same bits on every rank.
+//! Batch norm (`parallel.batch_norm`):
+//!
+//! - `local` normalises by the rank's own share and keeps the rank's own running statistics. Evaluation and checkpoints use rank
+//!   0's running statistics.
+//! - `broadcast` copies rank 0's running statistics to all ranks before each evaluation. (PyTorch copies them before each forward
+//!   pass. Training does not read running statistics, so the results are the same.)
+//! - `reduce` averages the running statistics over the ranks before each evaluation (timm's `--dist-bn reduce`).
+//! - `sync` normalises by the whole batch, forward and backward (`torch.nn.SyncBatchNorm`). The statistics have the same bits on
+//!   every rank.
 
 mod autotune;
 mod buckets;
@@ -75,14 +82,14 @@ pub struct Ddp {
     batch_norm: BatchNormPolicy,
     tta: Tta,
     statistics: Option<Arc<SharedStatistics>>,
-    /// In front of `comm`, so that its thread ends first.
+    /// Declared before `comm`, so that the reducer's thread ends first.
     reducer: Reducer,
     options: ReducerOptions,
-    /// Where gradients are reduced on their device.
+    /// Set if gradients are reduced on their device.
     on_device: Option<OnDevice>,
     /// The threads of `parallel.threads`, on the CPU.
     threads: Option<ThreadPool>,
-    /// While the run is tuned.
+    /// Set during autotuning.
     tuner: Option<Autotuner>,
     /// The result, until the engine takes it.
     tuned: Option<TuningReport>,
@@ -98,7 +105,7 @@ impl Ddp {
     /// Afterwards all ranks hold rank 0's parameters.
     ///
     /// # Errors
-    /// A rank has another model (the first different tensor is named), or is gone.
+    /// A rank has another model (the error names the first different tensor), or has ended.
     pub fn new(
         network: Network,
         device: Device,
@@ -126,7 +133,7 @@ impl Ddp {
             compression: parallel.compression,
         };
         let reducer = Reducer::new(parameters, &comm, &status, options, on_device.clone(), None)?;
-        // On a GPU the thread that queues the work decides the stream
+        // On a GPU each thread has its own stream, so the calling thread queues all work.
         let on_gpu = matches!(parallel.devices, Some(Devices::Gpus(_)));
         let threads = if on_gpu { None } else { pool(settings.threads)? };
         let tuner = tuner(plan, on_gpu, on_device.is_some(), &comm)?;
@@ -169,7 +176,8 @@ impl Ddp {
         verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
     }
 
-    /// Counts a step that took `seconds` on this rank. After a sample, all ranks compare it and switch to the next settings.
+    /// Records a step that took `seconds` on this rank. At the end of a sample, the ranks exchange their medians and switch to
+    /// the next settings.
     fn tune(&mut self, seconds: f64) -> Result<(), Failure> {
         let Some(tuner) = &mut self.tuner else { return Ok(()) };
         let Some(own) = tuner.record(seconds) else { return Ok(()) };
@@ -189,7 +197,7 @@ impl Ddp {
         }
     }
 
-    /// Takes the next steps with other settings.
+    /// Uses other settings for the next steps.
     fn apply(&mut self, settings: &StepSettings, order: &[usize]) -> Result<(), Failure> {
         tracing::debug!(step = self.steps, ?settings, "autotune");
         self.options.first = bytes(settings.first_bucket_mb);
@@ -202,7 +210,7 @@ impl Ddp {
         Ok(())
     }
 
-    /// Adds up all ranks' counts. A stop that any rank has seen stops every rank.
+    /// Sums the counts of all ranks. If any rank has received a signal, every rank returns [`Evaluation::Stopped`].
     fn reduce_counts(&self, mut counts: EvalCounts, stop: &Stop) -> Result<Evaluation, Failure> {
         let mut signal = [i64::from(stop.signal().unwrap_or(0))];
         self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
@@ -225,7 +233,7 @@ impl Ddp {
         Ok(Evaluation::Done(counts))
     }
 
-    /// Returns the scores of all ranks, in rank order, on every rank. Average precision ranks all images.
+    /// Returns the scores of all ranks, in rank order, on every rank. Average precision needs the scores of all images at once.
     fn gather_scores(&self, own: &Scores) -> Result<Scores, Failure> {
         let mut all = own.without_images();
         for bytes in self.all_gather(&own.to_bytes())? {
@@ -239,14 +247,15 @@ fn bytes(mib: f64) -> usize {
     (mib * MIB) as usize
 }
 
-/// Starts the threads of `parallel.threads`; `None` leaves the work to the threads of the process.
+/// Starts the thread pool of `parallel.threads`. With `None`, the process's default pool is used.
 fn pool(threads: Option<usize>) -> Result<Option<ThreadPool>, Failure> {
     let Some(threads) = threads else { return Ok(None) };
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|thread| format!("step-{thread}")).build();
     pool.map(Some).map_err(|error| Failure::run(format!("parallel.threads = {threads}: {error}"), "see `ulimit -u`"))
 }
 
-/// Starts the search of `parallel.autotune`, if it is on. `summed_on_gpu`: the wire format is fixed.
+/// Starts the search of `parallel.autotune`, if autotuning is on. With `summed_on_gpu` the wire format is fixed, since the GPUs'
+/// windows are made for one format.
 fn tuner(plan: &RunPlan, on_gpu: bool, summed_on_gpu: bool, comm: &Communicator) -> Result<Option<Autotuner>, Failure> {
     if plan.parallel.autotune.is_empty() {
         return Ok(None);
@@ -261,7 +270,7 @@ fn tuner(plan: &RunPlan, on_gpu: bool, summed_on_gpu: bool, comm: &Communicator)
         let words: Vec<_> = fixed.iter().map(ToString::to_string).collect();
         console::eprint(format_args!("note: autotune leaves out what is fixed on GPUs: {}", words.join(", ")));
     }
-    // Hosts may have different numbers of cores
+    // Hosts may have different numbers of cores, and all ranks must search the same candidates.
     let mut share = [rayon::current_num_threads() as i64];
     comm.all_reduce(&mut share, ReduceOp::Min)?;
     Ok(Some(Autotuner::new(allowed, StepSettings::of(plan), share[0] as usize)))
@@ -309,7 +318,7 @@ impl Strategy for Ddp {
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
             learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;
         }
-        // Ranks may have their own running statistics, and one network is evaluated: rank 0's.
+        // Ranks may have different running statistics. Evaluate rank 0's network on all ranks.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
         let counts = learner.replica.evaluate(&network, batches, stop)?;
         self.reduce_counts(counts, stop)

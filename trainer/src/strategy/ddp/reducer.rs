@@ -1,8 +1,8 @@
-//! The reducer: a thread all-reduces buckets while the backward pass goes on.
+//! The reducer: a thread all-reduces buckets while the backward pass runs.
 //!
-//! The other half of PyTorch's `c10d::Reducer` (`buckets.rs` has the first): [`Reducer::finalize_backward`] waits for each
-//! bucket's work and hands out the gradients. A thread stands where PyTorch has asynchronous `Work`; it also runs the
-//! communication hook ([`CompressHook`]), off the backward pass.
+//! This file is the second half of PyTorch's `c10d::Reducer` (`buckets.rs` has the first). [`Reducer::finalize_backward`] waits
+//! for each bucket's reduction and returns the gradients. Where PyTorch has asynchronous `Work`, this program has a thread. The
+//! thread also runs the communication hook ([`CompressHook`]), in parallel to the backward pass.
 
 use std::{
     sync::{
@@ -33,37 +33,38 @@ pub(super) struct ReducedGradients {
     pub buckets: Vec<BucketSpan>,
 }
 
-/// How buckets are cut and what travels: `bucket_cap_mb` of `DistributedDataParallel`, and its communication hook.
+/// The sizes of buckets and the wire format: `bucket_cap_mb` of `DistributedDataParallel`, and its communication hook.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReducerOptions {
     /// Bytes of the first bucket.
     pub first: usize,
-    /// Bytes of the others.
+    /// Bytes of the other buckets.
     pub limit: usize,
-    /// Launch buckets while backward runs; otherwise after it.
+    /// Whether buckets are launched while backward runs, or after it.
     pub overlap: bool,
-    /// Other collectives on the gradients' device share its order with the buckets: a bucket is enqueued there before the pass
-    /// that completes the bucket goes on.
+    /// Whether the backward pass waits until the reduction of each full bucket is enqueued. Needed if other collectives run on
+    /// the gradients' device (synchronised batch norm), since all collectives must have the same order on all ranks.
     pub in_order: bool,
     pub compression: Compression,
 }
 
-/// Collectives on the device of the gradients. All ranks call them in the same order, on any of their threads.
+/// Collectives on the device of the gradients. All ranks must call them in the same order, on any thread.
 pub(super) trait DeviceCollectives: Send {
-    /// Enqueues the sum over ranks of `tensors`, laid end to end, behind the event `after`. Returns the sum, an event that a
-    /// reader of the sum has to wait for, and the bytes that this rank puts in.
+    /// Enqueues the sum over ranks of the concatenated `tensors`, after the event `after`. Returns the sum, an event for which a
+    /// reader of the sum must wait, and the bytes that this rank contributes.
     fn all_reduce(
         &mut self,
         tensors: Vec<Tensor<1>>,
         after: &StreamEvent,
     ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
-    /// Enqueues the all-gather of `tensors` of this thread, in f32. Returns all ranks' in rank order, for this thread.
+    /// Enqueues the all-gather of `tensors`, in f32. Returns the tensors of all ranks in rank order. The calling thread must have
+    /// written `tensors`, and must be the thread that reads the result.
     fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError>;
     /// Waits until all enqueued sums are computed.
     fn synchronize(&mut self) -> Result<(), CommError>;
 }
 
-/// A device, and the collectives that reduce there; shared with the thread.
+/// A device, and the collectives on it. The reducing thread shares the collectives.
 pub(super) type OnDevice = (Device, Arc<Mutex<dyn DeviceCollectives>>);
 
 type BucketResult = Result<(BucketValues, BucketSpan), CommError>;
@@ -75,13 +76,13 @@ pub(super) struct Reducer {
     comm: Communicator,
     options: ReducerOptions,
     thread: Option<JoinHandle<()>>,
-    /// Where gradients are reduced on their device.
+    /// Set if gradients are reduced on their device.
     on_device: Option<Arc<Mutex<dyn DeviceCollectives>>>,
 }
 
 impl Reducer {
-    /// Starts the thread. With `on_device` gradients are reduced there; otherwise on the host. `order`: that of the parameters in
-    /// the buckets, if it is known from an earlier reducer.
+    /// Starts the reducing thread. With `on_device` gradients are reduced on that device, otherwise on the CPU. `order` is the
+    /// order of parameters in the buckets, if it is known from an earlier reducer.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -121,7 +122,7 @@ impl Reducer {
     /// Waits until the reductions that were enqueued on a GPU are done, and checks that no rank was missing.
     ///
     /// # Errors
-    /// Names the rank that is missing or gone.
+    /// Names the rank that is missing or has ended.
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
         Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
     }
@@ -137,20 +138,20 @@ impl Reducer {
         self.buckets.clone()
     }
 
-    /// Prepares for a forward and a backward pass; `last` marks the last ones of a step. The passes before only accumulate,
-    /// as under PyTorch's `no_sync`.
+    /// Prepares for a forward and a backward pass. `last` marks the last passes of a step. Earlier passes only accumulate
+    /// gradients, as under PyTorch's `no_sync`.
     pub(super) fn prepare_for_backward(&self, step: u64, last: bool) {
         self.buckets.prepare_for_backward(step, last && self.options.overlap);
     }
 
     /// Waits after a step's last backward pass until all buckets are summed over all ranks, and returns the gradients.
     ///
-    /// In the first step all buckets are launched here, because the order in which gradients become ready is only known now.
-    /// Rank 0's order decides the buckets of all ranks, from the first reduction on, so that a run's sums do not depend on
-    /// where it was resumed.
+    /// In the first step all buckets are launched here, because the order in which gradients become ready is known only now.
+    /// Rank 0's order decides the buckets of all ranks, already for the first reduction. So a run's sums do not depend on where
+    /// the run was resumed.
     ///
     /// # Errors
-    /// A rank is gone, or disagrees.
+    /// A rank has ended, or makes another call.
     pub(super) fn finalize_backward(&self, device: &Device) -> Result<ReducedGradients, Failure> {
         let buckets = match self.buckets.buckets() {
             Some(buckets) => buckets,
@@ -176,7 +177,7 @@ impl Reducer {
             let mut start = 0;
             for &parameter in &bucket.parameters {
                 let end = start + self.buckets.lengths[parameter];
-                // A view: the bucket is the gradients' memory (`gradient_as_bucket_view`).
+                // A gradient is a view of its bucket (`gradient_as_bucket_view`).
                 gradients[parameter] = Some(flat.clone().slice(start..end));
                 start = end;
             }
@@ -197,7 +198,7 @@ impl Reducer {
 
 impl Drop for Reducer {
     fn drop(&mut self) {
-        // Ends the thread's loop. No forward pass holds the sink now: it would borrow the strategy.
+        // Ends the thread's loop. No forward pass can hold the sink now, since it would borrow the strategy.
         self.buckets.disconnect();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -211,20 +212,21 @@ impl ReducerOptions {
     }
 }
 
-/// Sums a bucket in its array. Returns the sum and the bytes that this rank puts in.
+/// Sums a bucket in its array. Returns the sum and the bytes that this rank contributes.
 fn all_reduce_shared(values: Shared<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
     let (count, bytes) = (values.len(), size_of_val(&*values));
     Ok((BucketValues::Shared(comm.all_reduce_shared(values, count, ReduceOp::Sum)?), bytes))
 }
 
-/// All-reduces buckets that come in ordinary memory, in the type of `parallel.compression`.
+/// All-reduces buckets in ordinary memory, in the wire format of `parallel.compression`.
 ///
 /// Source: `fp16_compress_hook` and `bf16_compress_hook` of `torch.distributed.algorithms.ddp_comm_hooks.default_hooks`.
 enum CompressHook {
-    /// In an array of the bucket's own, which it keeps.
+    /// No compression. Each bucket gets its own array, and keeps it.
     F32,
-    /// In an array that all buckets use in turn, as long as the longest so far.
+    /// f16. All buckets use one array in turn. It is as long as the longest bucket so far.
     F16(Option<Shared<f16>>),
+    /// bf16, with one array as for `F16`.
     Bf16(Option<Shared<bf16>>),
 }
 
@@ -237,7 +239,7 @@ impl CompressHook {
         }
     }
 
-    /// Sums `values` over ranks. Returns the sum and the bytes that this rank puts in.
+    /// Sums `values` over ranks. Returns the sum and the bytes that this rank contributes.
     fn all_reduce(&mut self, mut values: Vec<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
         macro_rules! narrow {
             ($array:expr, $ty:ty) => {{
@@ -265,7 +267,7 @@ impl CompressHook {
     }
 }
 
-/// Starts the thread. `reduce` returns a bucket's sum and the bytes that this rank puts in.
+/// Starts the reducing thread. `reduce` returns a bucket's sum and the bytes that this rank contributes.
 fn start_thread(
     inbox: Receiver<BucketWork>,
     status: &WorkerStatus,

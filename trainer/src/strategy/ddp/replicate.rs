@@ -1,4 +1,4 @@
-//! Copies of rank 0's state on all ranks: `_sync_module_states` and `_sync_buffers` of `DistributedDataParallel`.
+//! Copies rank 0's state to all ranks: `_sync_module_states` and `_sync_buffers` of `DistributedDataParallel`.
 
 use std::path::Path;
 
@@ -27,8 +27,8 @@ pub(super) fn sync_module_states(network: Network, comm: &Communicator) -> Resul
     load(network, &tensors)
 }
 
-/// Makes the running statistics of all ranks equal (`_sync_buffers`): their mean under [`BatchNormPolicy::Reduce`], otherwise
-/// rank 0's.
+/// Makes the running statistics of all ranks equal (`_sync_buffers`). With [`BatchNormPolicy::Reduce`] all ranks get the mean,
+/// otherwise rank 0's statistics.
 ///
 /// # Errors
 /// A rank is gone.
@@ -47,7 +47,7 @@ fn load(network: Network, tensors: &[StateTensor]) -> Result<Network, Failure> {
     state::load_state_dict(network, tensors).map_err(|error| Failure::run(&error, error.hint()))
 }
 
-/// Broadcasts rank 0's checkpoint, so that the other ranks need not see its files.
+/// Broadcasts rank 0's checkpoint, so the other ranks need no access to its files.
 ///
 /// # Errors
 /// A rank is gone.

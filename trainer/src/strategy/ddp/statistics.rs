@@ -1,4 +1,4 @@
-//! Synchronised batch norm: adds up the ranks' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
+//! Synchronised batch norm: sums the ranks' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
 
 use std::{
     fmt::{Debug, Formatter},
@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 use super::reducer::DeviceCollectives;
 use comm::{CommError, Communicator, ReduceOp};
 
-/// Adds up on the host over its own connection: buckets are reduced at the same time, and the order of the two differs between
-/// ranks. On GPUs that are connected, statistics stay there, and are gathered in one order with the buckets
-/// ([`ReducerOptions::in_order`](super::reducer::ReducerOptions)).
+/// Sums statistics over the ranks. On the CPU it uses its own communicator: buckets are reduced at the same time, and the order
+/// of the two differs between ranks. If the ranks' GPUs are connected, statistics stay on the GPUs, and are gathered in one
+/// order with the buckets ([`ReducerOptions::in_order`](super::reducer::ReducerOptions)).
 pub(super) struct SharedStatistics {
     comm: Communicator,
     collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>,
@@ -22,7 +22,7 @@ pub(super) struct SharedStatistics {
 }
 
 impl SharedStatistics {
-    /// Uses `comm` for nothing but statistics, and the GPUs' `collectives` where there are some.
+    /// `comm` must be used for statistics only. `collectives` are set if the ranks' GPUs are connected.
     pub(super) fn new(comm: Communicator, collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>) -> Self {
         Self { comm, collectives, failed: Mutex::new(None) }
     }
@@ -30,7 +30,7 @@ impl SharedStatistics {
     /// Checks the reductions since the start.
     ///
     /// # Errors
-    /// The first failure of a reduction: everything computed after it is invalid.
+    /// The first failure of a reduction. All results computed after the failure are invalid.
     pub(super) fn check(&self) -> Result<(), CommError> {
         self.failed.lock().clone().map_or(Ok(()), Err)
     }

@@ -27,7 +27,7 @@ pub(super) fn train_step(
     let replica = &ddp.learner.replica;
     let (count, device) = (batches.len(), replica.inner_device());
     for (index, batch) in batches.into_iter().enumerate() {
-        // Only the last backward pass launches buckets: those before it are as under `no_sync`.
+        // Only the last backward pass launches buckets. The passes before it only accumulate, as under `no_sync`.
         ddp.reducer.prepare_for_backward(step, index + 1 == count);
         let statistics = ddp.statistics.clone().map(|shared| shared as Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
@@ -48,28 +48,28 @@ pub(super) fn train_step(
     outcome.seconds.communication = (end - start).as_secs_f64();
     outcome.seconds.communication_hidden =
         buckets.iter().map(|b| (b.finished.min(start) - b.started.min(start)).as_secs_f64()).sum();
-    // The bytes that a ring moves: the least that any algorithm moves.
+    // Count the bytes that a ring moves. No algorithm moves less.
     outcome.bytes_moved = buckets.iter().map(|b| 2 * (ddp.comm.world() as u64 - 1) * b.bytes as u64).sum();
     let timeline = &ddp.learner.replica.timeline;
     timeline.span(Track::Step, "waiting for sums", start, end, &[]);
     buckets.into_iter().for_each(|bucket| timeline.bucket(bucket));
 
     outcome.check_finite(lr)?;
-    // Without a gradient the optimizer leaves a parameter and its momentum alone, as in one process.
+    // Without a gradient the optimizer does not change a parameter and its momentum, as in one process.
     gradients.set_none(&unused);
     status.set_status(format_args!("step {step}: optimizer"));
     ddp.learner.optimizer_step(gradients, lr, &mut outcome);
-    // The optimizer's work is queued behind the sums: this wait costs nothing now.
+    // Wait for the sums only now: the GPU already has the optimizer's work in its queue.
     ddp.reducer.synchronize()?;
     ddp.steps += 1;
     ddp.check_sync()?;
     Ok(outcome)
 }
 
-/// Computes on the threads of `parallel.threads`, or on those of the process.
+/// Runs `compute` on the thread pool of `parallel.threads`, or on the calling thread if there is no such pool.
 fn on_threads<R: Send>(threads: Option<&ThreadPool>, device: &Device, compute: impl FnOnce() -> R + Send) -> R {
     let Some(threads) = threads else { return compute() };
-    // Each thread has its own stream on a GPU, and weights and statistics are updated in place.
+    // Each thread has its own stream on a GPU, and weights and statistics are updated in place, so order the streams by events.
     let before = StreamEvent::record(device);
     let (result, after) = threads.install(|| {
         before.wait();
@@ -79,8 +79,8 @@ fn on_threads<R: Send>(threads: Option<&ThreadPool>, device: &Device, compute: i
     result
 }
 
-/// Sums the counts and the loss over ranks; the stop is that of any rank. Returns the parameters that no rank used, by their
-/// place in registration order.
+/// Sums the counts and the loss over ranks, and takes the signal of any rank as the common stop signal. Returns the parameters
+/// that no rank used, as indices in registration order.
 fn reduce_outcome(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<usize>, Failure> {
     const WORDS: usize = 5;
     let comm = &ddp.comm;

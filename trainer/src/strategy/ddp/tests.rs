@@ -1,4 +1,4 @@
-//! The reduction and the comparisons, with threads as ranks and without a network.
+//! Tests of the reduction and of the comparisons between ranks. Ranks are threads, and no neural network is involved.
 
 use std::{
     cell::Cell,
@@ -65,7 +65,7 @@ fn values(gradient: Tensor<1>) -> Vec<f32> {
     gradient.into_data().try_into_vec().unwrap()
 }
 
-/// Takes the place of a GPU: gradients stay tensors on their way to the thread, and their sum comes back as one.
+/// Replaces a GPU: gradients are passed to the thread as tensors, and the sum is returned as one tensor.
 struct FakeGpu {
     comm: Communicator,
     enqueued: usize,

@@ -1,5 +1,5 @@
-//! Checks that all ranks do the same: before training the same job and the same model, during training the same bits and
-//! the same parameters in use.
+//! Checks that all ranks agree. Before training: on the job and the model. During training: on the bits of the state, and on the
+//! parameters that are used.
 
 use models::{Network, ParameterInfo, StateKind, state};
 use sha2::{Digest, Sha256};
@@ -13,7 +13,7 @@ use comm::{Communicator, Gathered};
 /// Checks that every rank has the same lines, usually `key = value`.
 ///
 /// # Errors
-/// Names each rank that differs from rank 0, with its first different line; the error is the same on every rank.
+/// Names each rank that differs from rank 0, with the first different line. The error is the same on every rank.
 fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> Result<(), Failure> {
     let own = lines.join("\n");
     let digest: [u8; 32] = Sha256::digest(own.as_bytes()).into();
@@ -23,7 +23,7 @@ fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> 
     if others.is_empty() {
         return Ok(());
     }
-    // All ranks know now that they differ: they exchange the text to see where.
+    // All ranks know now that the texts differ. Exchange the texts to find the differences.
     let Gathered { data, counts } = comm.all_gather_v(own.as_bytes())?;
     let mut rest = data.as_slice();
     let texts: Vec<String> = counts
@@ -66,8 +66,8 @@ pub(super) fn same_model(network: &Network, comm: &Communicator) -> Result<(), F
     same_lines("model", &lines, "start every rank with the same program, --config and --set", comm)
 }
 
-/// Checks that parameters, optimizer state and weight average have the same bits on every rank; with `statistics` the running
-/// statistics too.
+/// Checks that parameters, optimizer state and weight average have the same bits on every rank. With `statistics`, also checks
+/// the running statistics.
 ///
 /// # Errors
 /// Names the ranks that differ and their first different tensor.
@@ -94,15 +94,15 @@ fn checksum(values: &[f32]) -> u32 {
     crc32c::crc32c(bytemuck::cast_slice(values))
 }
 
-/// Warns about parameters that a step did not use (`find_unused_parameters=True` of `DistributedDataParallel`), again
-/// whenever the set changes.
+/// Warns about parameters that a step did not use (`find_unused_parameters=True` of `DistributedDataParallel`). Warns again
+/// when the set of these parameters changes.
 #[derive(Debug, Default)]
 pub(super) struct UnusedParameters {
     last: Option<String>,
 }
 
 impl UnusedParameters {
-    /// Warns on standard error if `prints`, which is set on one rank. `used[rank][parameter]` is 0 where the rank's backward
+    /// Warns on standard error if `prints` is set, which it is on one rank. `used[rank][parameter]` is 0 if the rank's backward
     /// pass did not reach the parameter.
     pub(super) fn warn(&mut self, step: u64, used: &[&[u8]], parameters: &[ParameterInfo], prints: bool) {
         let text = describe_unused(used, parameters);

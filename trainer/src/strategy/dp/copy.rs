@@ -1,13 +1,16 @@
-//! Copies between devices, through the host.
+//! Copies between devices, always through host memory.
 //!
-//! burn moves a tensor between GPUs by NCCL's send and receive where `libnccl.so` exists, as NVIDIA's development package
-//! installs it. cubecl enqueues the send on a stream that the tensor's own stream never waits for: memory that is dropped after
-//! the call may be written again before it is sent. Without that file, cubecl copies through the host, tensor by tensor. These
-//! functions always do. What they return does not depend on the source any more, and they wait once for many tensors.
+//! burn's own copy between GPUs is not safe here. If `libnccl.so` exists (NVIDIA's development package installs it), burn uses
+//! NCCL's send and receive. cubecl enqueues the send on a stream for which the tensor's own stream never waits. So memory that
+//! is dropped after the call may be overwritten before it is sent. Without `libnccl.so`, cubecl copies through host memory,
+//! tensor by tensor.
+//!
+//! The functions here always copy through host memory. Their results do not depend on the source afterwards, and they wait only
+//! once for many tensors.
 
 use burn::tensor::{Device, Tensor, TensorData, Transaction};
 
-/// Returns a tensor on `device` (one without autodiff). A tensor that is there already is not copied.
+/// Returns a tensor on `device` (a device without autodiff). A tensor that is already on the device is not copied.
 pub(super) fn to_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     if tensor.device() == *device {
         return tensor;
@@ -16,7 +19,7 @@ pub(super) fn to_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> T
     Tensor::from_data(tensor.into_data(), (device, dtype))
 }
 
-/// Returns flat tensors of one device on `device`, as [`to_device`].
+/// Moves flat tensors, all of one device, to `device`, as [`to_device`] does.
 pub(super) fn all_to_device(tensors: Vec<Tensor<1>>, device: &Device) -> Vec<Tensor<1>> {
     match tensors.first() {
         Some(first) if first.device() != *device => from_host(to_host(tensors), device).collect(),
@@ -24,12 +27,12 @@ pub(super) fn all_to_device(tensors: Vec<Tensor<1>>, device: &Device) -> Vec<Ten
     }
 }
 
-/// Reads tensors.
+/// Copies tensors to host memory, with one wait for all of them.
 pub(super) fn to_host(tensors: Vec<Tensor<1>>) -> Vec<TensorData> {
     tensors.into_iter().fold(Transaction::default(), Transaction::register).execute()
 }
 
-/// Makes tensors of values that [`to_host`] has read.
+/// Makes tensors on `device` from the values that [`to_host`] returned.
 pub(super) fn from_host(values: Vec<TensorData>, device: &Device) -> impl Iterator<Item = Tensor<1>> {
     values.into_iter().map(move |values| {
         let dtype = values.dtype();

@@ -1,4 +1,4 @@
-//! The devices and their threads: all devices work at the same time, and a panic on one of them is an error with its name
+//! The devices and their threads. All devices work at the same time. A panic on a device becomes an error that names the device
 //! (`torch.nn.parallel.parallel_apply`).
 
 use std::{
@@ -13,7 +13,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use super::statistics::SyncGroup;
 use crate::{device::StreamEvent, failure::Failure};
 
-/// Devices, each with a pool of threads. The parallel work of an operation stays within its device's pool.
+/// Devices, each with a thread pool. Each operation runs in the pool of its device only.
 pub(super) struct Devices {
     devices: Vec<Device>,
     pools: Vec<ThreadPool>,
@@ -57,11 +57,11 @@ impl Devices {
         &self.devices[index]
     }
 
-    /// Runs job `i` on device `i`, all at the same time, and returns the results in device order. `what` names the work in
-    /// messages. A device that fails ends the others' waits in `group`, in which they might wait for it.
+    /// Runs job `i` on device `i`, all at the same time, and returns the results in device order. `what` names the work in error
+    /// messages. If a device fails, its failure ends the waits of the other devices in `group`, since they might wait for it.
     ///
     /// # Errors
-    /// The first device that panics, with its message; or members of `group` that disagree.
+    /// The first device that panics, with its message; or a mismatch between the members of `group`.
     pub(super) fn parallel_apply<T: Send + 'static, J: FnOnce() -> T + Send + 'static>(
         &self,
         what: &str,
@@ -72,7 +72,8 @@ impl Devices {
         let (sender, receiver) = mpsc::channel();
         for (index, (job, pool)) in jobs.into_iter().zip(&self.pools).enumerate() {
             let (sender, group, device) = (sender.clone(), group.cloned(), self.devices[index].clone().inner());
-            // Each thread has its own stream on a GPU, and weights and statistics are updated in place.
+            // Each thread has its own stream on a GPU, and weights and statistics are updated in place, so order the streams by
+            // events.
             let before = StreamEvent::record(&device);
             let job = move || {
                 before.wait();
@@ -83,7 +84,7 @@ impl Devices {
                 if let (Err(_), Some(group)) = (&result, &group) {
                     group.fail(format!("device {index} is gone"));
                 }
-                // The receiver waits for every device. It is gone only if this process is ending.
+                // The receiver waits for every device, so it exists unless this process is ending.
                 let _ = sender.send((index, result));
             });
         }

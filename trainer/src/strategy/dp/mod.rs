@@ -8,10 +8,10 @@
 //! and only device 0's running statistics persist (they are replicated with the parameters). `sync` normalises by the whole
 //! batch. There is no `reduce`, because replicas live for one batch.
 //!
-//! Whatever goes from one device to another goes through the host (`copy.rs` explains why).
+//! All copies between devices go through host memory (`copy.rs` explains why).
 //!
-//! On the CPU all devices share one memory. Replicas share the parameters' storage there, and only the chunks are copied;
-//! `bytes_moved` counts what devices with separate memories would have to send.
+//! On the CPU all devices share one memory. There the replicas share the parameters' storage, and only the chunks are copied.
+//! `bytes_moved` counts the bytes that devices with separate memories would send.
 
 mod copy;
 mod devices;
@@ -44,7 +44,7 @@ pub struct Dp {
     tta: Tta,
     multi_label: bool,
     sizes: Sizes,
-    /// Per device: the largest number of bytes that it is known to have held at once.
+    /// Per device: the largest number of bytes held at once, as counted by [`Sizes::held`].
     held: Vec<u64>,
 }
 
@@ -105,7 +105,7 @@ impl Strategy for Dp {
     }
 
     fn keep_on_device(&mut self, _: DeviceDatasets) -> Result<(), Failure> {
-        // Pixels are scattered from the host: a batch without pixels has nothing to scatter.
+        // Pixels are scattered from host memory, so every batch needs pixels.
         Err(Failure::run("mode dp takes its pixels from the loader", "please report this"))
     }
 

@@ -1,14 +1,14 @@
-//! Copies of device 0's network on the other devices, new for each batch: `torch.nn.parallel.replicate`.
+//! Copies device 0's network to the other devices, for each batch: `torch.nn.parallel.replicate`.
 
 use models::{Network, StateKind, state};
 
 use super::{copy, devices::Devices, scatter::Sizes};
 
-/// Returns one network per chunk. The first is device 0's own, whose batch norms keep their statistics; the others are copies
-/// whose statistics are dropped with them.
+/// Returns one network per chunk. The first is device 0's own network, which keeps its running statistics. The others are
+/// copies, and their running statistics are dropped with them.
 pub(super) fn replicate(network: &Network, devices: &Devices, count: usize) -> Vec<Network> {
     let elsewhere = |index: usize| devices.get(index) != devices.first();
-    // Read once for all devices.
+    // Read the values once, for all devices.
     let values = (1..count).any(elsewhere).then(|| {
         let mut tensors = Vec::new();
         state::visit(network, |_, _, tensor| tensors.push(tensor));
@@ -21,13 +21,13 @@ pub(super) fn replicate(network: &Network, devices: &Devices, count: usize) -> V
             let mut copies = copy::from_host(values.clone(), &device);
             state::map_state(network.clone(), |_, _, _| copies.next().expect("both traversals visit the same tensors"))
         }
-        // Fresh leaves: backward passes that share no leaf run at the same time; burn runs others one after the other.
+        // Make new leaf tensors. burn runs backward passes that share a leaf one after the other, and others in parallel.
         _ => state::map_parameters(network.clone(), |_, value| value),
     };
     (0..count).map(replica).collect()
 }
 
-/// Returns the bytes of the network, of an image of `image` values and of its outputs.
+/// Returns the sizes in bytes of the network, of an image with `image` values, and of the image's outputs.
 pub(super) fn sizes(network: &Network, image: usize, classes: usize) -> Sizes {
     let bytes = |values: usize| (values * size_of::<f32>()) as u64;
     let mut sizes = Sizes { parameters: 0, buffers: 0, image: bytes(image), outputs: bytes(classes) };

@@ -1,4 +1,4 @@
-//! A batch in chunks, one per device, and outputs back in one piece: `torch.nn.parallel.{scatter, gather}`.
+//! Splits a batch into chunks, one per device, and concatenates the outputs: `torch.nn.parallel.{scatter, gather}`.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use data::loader::Batch;
 
 use super::copy;
 
-/// Returns the chunks of `torch.chunk`: `ceil(len / devices)` samples each, the last one smaller; fewer chunks than devices
-/// where fewer are enough.
+/// Returns the chunks of `torch.chunk`: `ceil(len / devices)` samples each. The last chunk may be smaller, and there may be fewer
+/// chunks than devices.
 pub(super) fn chunks(len: usize, devices: usize) -> Vec<Range<usize>> {
     let each = len.div_ceil(devices).max(1);
     (0..len).step_by(each).map(|start| start..(start + each).min(len)).collect()
@@ -26,10 +26,10 @@ pub(super) fn gather(outputs: impl Iterator<Item = Tensor<2>>, device: &Device) 
     Tensor::cat(outputs.map(|output| copy::to_device(output, device)).collect(), 0)
 }
 
-/// The sizes of what travels between devices, in bytes.
+/// The sizes in bytes of the data that devices send each other.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Parameters. Gradients are as large.
+    /// Parameters. Gradients have the same size.
     pub(super) parameters: u64,
     /// Running statistics.
     pub(super) buffers: u64,

@@ -1,4 +1,4 @@
-//! Synchronised batch norm: adds up the devices' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
+//! Synchronised batch norm: sums the devices' statistics, as `torch.nn.SyncBatchNorm` does over its process group.
 
 use std::{
     sync::{
@@ -11,8 +11,8 @@ use std::{
 use ops::StatisticsReduce;
 use parking_lot::{Condvar, Mutex};
 
-/// A group of threads, one per device, that add up vectors. The order is that of the devices: all threads get the same bits,
-/// in every run.
+/// A group of threads, one per device, that sum vectors. The order of summation is the order of devices, so all threads get the
+/// same bits in every run.
 #[derive(Debug)]
 pub(super) struct SyncGroup {
     state: Mutex<State>,
@@ -27,7 +27,7 @@ pub(super) struct SyncGroup {
 struct State {
     /// Per device: its vector of this round.
     parts: Vec<Option<Vec<f64>>>,
-    /// The last round's sum. A device enters the next round only after it has copied this.
+    /// The sum of the last round. A device enters the next round only after it has copied this sum.
     total: Vec<f64>,
     rounds: u64,
     failure: Option<String>,
@@ -58,18 +58,18 @@ impl SyncGroup {
         (0..count).map(|index| Arc::new(SyncMember { index, group: Arc::clone(self) })).collect()
     }
 
-    /// Ends every wait, now and later. The first reason stays, and the sums since are invalid.
+    /// Ends all current and later waits. Only the first reason is kept. Sums after a failure are invalid.
     pub(super) fn fail(&self, reason: String) {
         self.state.lock().failure.get_or_insert(reason);
         self.changed.notify_all();
     }
 
-    /// Returns why the sums are invalid, if they are.
+    /// Returns the reason why the sums are invalid, if there was a failure.
     pub(super) fn failure(&self) -> Option<String> {
         self.state.lock().failure.clone()
     }
 
-    /// Returns the seconds that device 0 spent on adding up since the last call.
+    /// Returns the seconds that device 0 has spent in sums since the last call.
     pub(super) fn take_seconds(&self) -> f64 {
         self.waited.swap(0, Ordering::Relaxed) as f64 * 1e-9
     }
@@ -93,7 +93,7 @@ impl SyncGroup {
         while state.rounds == round && state.failure.is_none() {
             self.changed.wait(&mut state);
         }
-        // A complete round counts even if a device has failed since.
+        // The sum of a complete round is valid even if a device has failed since.
         if state.rounds > round && state.total.len() == values.len() {
             values.copy_from_slice(&state.total);
         }
@@ -124,7 +124,7 @@ impl StatisticsReduce for SyncMember {
         if self.index == 0 {
             self.group.waited.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         } else {
-            // To device 0 and back.
+            // Count the bytes to device 0 and back.
             self.group.bytes.fetch_add(2 * size_of_val(values) as u64, Ordering::Relaxed);
         }
     }

@@ -36,7 +36,7 @@ pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option
     Ok(outcome)
 }
 
-/// Runs forward and backward of one batch. The loss is weighted as a part of the step `outcome`.
+/// Runs forward and backward of one batch. The loss is divided by the weight of the whole step in `outcome`.
 fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Result<FlatGradients, Failure> {
     let Dp { learner, devices, held, sizes, .. } = dp;
     let replica = &mut learner.replica;
@@ -66,7 +66,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     let forward = devices.parallel_apply("forward", group.as_ref(), jobs.collect())?;
     let (ran_forward, sync_forward) = (Instant::now(), sync_seconds(group.as_deref()));
 
-    // From here to the loss everything is on device 0, and over the whole batch.
+    // The loss of the whole batch is computed on device 0.
     let logits = forward.iter().map(|(_, logits)| logits.clone().inner());
     let gathered = gather(logits, &replica.inner_device()).autodiff().require_grad();
     let gathered_at = Instant::now();
@@ -81,7 +81,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
         let upstream = copy::to_device(upstream.clone().slice(range), &devices.get(index).clone().inner());
         move || {
             let start = Instant::now();
-            // The gradient of this product with respect to the logits is `upstream`, bit for bit.
+            // The gradient of this sum with respect to the logits is `upstream`, bit for bit.
             let gradients = (logits * upstream.autodiff()).sum().backward();
             let gradients = FlatGradients::from_backward(gradients, &network);
             timeline.span(Track::Device(index), "backward", start, Instant::now(), &[]);
@@ -91,7 +91,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     let backward: Vec<(Network, FlatGradients)> = devices.parallel_apply("backward", group.as_ref(), jobs.collect())?;
     let (ran_backward, sync_backward) = (Instant::now(), sync_seconds(group.as_deref()));
 
-    // Device 0's statistics persist. The sum is in device order.
+    // Keep device 0's network, with its running statistics. Sum the gradients in device order.
     let mut parts = backward.into_iter();
     let (network, mut gradients) = parts.next().expect("a batch has a sample, so there is a first chunk");
     replica.change(|_| network);

@@ -13,7 +13,7 @@ use crate::{
 /// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
 ///
 /// # Errors
-/// The loss is not finite, or the step cannot be recorded as a graph.
+/// The loss is not finite, or the step cannot be recorded or launched as a graph.
 pub(super) fn queue_step(
     single: &mut Single,
     batches: Vec<Batch>,

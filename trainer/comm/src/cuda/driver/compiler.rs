@@ -11,7 +11,7 @@ use super::{NotLoaded, open};
 /// `nvrtcProgram`.
 type Program = *mut c_void;
 
-/// NVRTC, loaded. Functions are looked up at each call: `trainer doctor` compiles one kernel.
+/// NVRTC, loaded. Functions are looked up at each call, which is fast enough: `trainer doctor` compiles one kernel.
 #[derive(Debug)]
 pub struct Compiler {
     library: Library,
@@ -26,7 +26,7 @@ impl Compiler {
         Ok(Self { library: open("nvrtc")?.0 })
     }
 
-    /// Compiles CUDA C++ to PTX for GPUs of a compute capability. Headers are looked for in `include`, and in `cccl` inside.
+    /// Compiles CUDA C++ to PTX for GPUs of a compute capability. Headers are searched in `include` and in its subfolder `cccl`.
     ///
     /// # Errors
     /// The compiler's messages, or the name of a function that the library lacks.
@@ -81,7 +81,8 @@ impl Compiler {
         self.text(program, "nvrtcGetPTXSize", "nvrtcGetPTX")
     }
 
-    /// Returns a text of the program: the first function writes its length with the final zero, the second one the text.
+    /// Returns a text of the program. The function `length_of` writes the text's length with the final zero, `copy` writes the
+    /// text.
     fn text(&self, program: Program, length_of: &'static str, copy: &'static str) -> Result<CString, String> {
         let mut length = 0usize;
         // SAFETY: the signatures are those of nvrtc.h, and there is room for the text.

@@ -52,7 +52,7 @@ impl Context {
         self.functions.check("cuCtxSynchronize", unsafe { (self.functions.synchronize)() })
     }
 
-    /// Returns the GPU's UUID, which is the same on every host and in every process.
+    /// Returns the GPU's UUID, which is the same in every process.
     ///
     /// # Errors
     /// The driver's error.
@@ -191,7 +191,7 @@ impl Stream {
 
 #[cfg(feature = "cuda")]
 impl Stream {
-    /// Lets later work of the stream wait until the word at `address` is at least `value`. The host does not wait.
+    /// Makes later work of the stream wait until the word at `address` is at least `value`. The CPU does not wait.
     ///
     /// # Errors
     /// The driver's error.
@@ -204,7 +204,8 @@ impl Stream {
         functions.check("cuStreamWaitValue64", code)
     }
 
-    /// Writes `value` to the word at `address` when all work of the stream so far is done and visible.
+    /// Enqueues a write of `value` to the word at `address`. The write runs when all earlier work of the stream is done and
+    /// visible.
     ///
     /// # Errors
     /// The driver's error.

@@ -1,4 +1,4 @@
-//! The entry points of `libcuda` that this crate uses, by the symbol names of today's `cuda.h`.
+//! The entry points of `libcuda` that this crate uses, with the symbol names of the current `cuda.h`.
 
 use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_void};
 
@@ -6,7 +6,7 @@ use libloading::Library;
 
 use super::{Address, DriverError, DriverResult, IpcHandle, innermost};
 
-/// Declares the functions and how they are looked up.
+/// Declares the functions, and the code that looks them up.
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($argument:ty),*);)*) => {
         /// Entry points of `libcuda`, with the types of `cuda.h`.
@@ -112,7 +112,7 @@ impl Functions {
         Err(DriverError { call, code, name })
     }
 
-    /// Returns an `int` that `write` writes.
+    /// Returns the `int` that `write` writes.
     fn number(&self, call: &'static str, write: impl FnOnce(*mut c_int) -> c_int) -> DriverResult<i32> {
         let mut number = 0;
         self.check(call, write(&mut number))?;

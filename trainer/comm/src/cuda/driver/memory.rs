@@ -1,4 +1,4 @@
-//! Memory of a GPU, which other processes can open (CUDA IPC), and words on the host that kernels access.
+//! Memory of a GPU, which other processes can open (CUDA IPC), and words in host memory that kernels access.
 
 use std::{ffi::c_uint, sync::Arc};
 
@@ -10,7 +10,7 @@ use super::{Address, Context, DriverResult, IpcHandle, functions::IpcHandleByVal
 const LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 impl Context {
-    /// Allocates `bytes` bytes with `cuMemAlloc`, whose memory can be exported.
+    /// Allocates `bytes` bytes with `cuMemAlloc`. Such memory can be exported.
     ///
     /// # Errors
     /// The driver's error.
@@ -22,7 +22,7 @@ impl Context {
         Ok(Memory { context: self.clone(), address, bytes, opened: false })
     }
 
-    /// Opens the allocation of another process by its handle, with access from this GPU. `bytes` is its size.
+    /// Opens the allocation of another process by its handle, with access from this GPU. `bytes` is the size of the allocation.
     ///
     /// # Errors
     /// The driver's error: the handle was made in this process, or IPC is not available.
@@ -105,7 +105,7 @@ impl Memory {
         self.context.synchronize()
     }
 
-    /// Returns the address of byte `at`, from which on `bytes` bytes are accessed.
+    /// Returns the address of byte `at`, and checks that the `bytes` bytes from there are in bounds.
     fn at(&self, at: usize, bytes: usize) -> Address {
         let end = at.checked_add(bytes);
         assert!(end.is_some_and(|end| end <= self.bytes), "bytes {at}..+{bytes} are outside of {} bytes", self.bytes);
@@ -152,8 +152,8 @@ impl Drop for Memory {
         let functions = &self.context.functions;
         if self.context.enter().is_ok() {
             let release = if self.opened { functions.ipc_close } else { functions.free };
-            // SAFETY: this value's constructor allocated or opened the memory. The owner of this value drops it when no kernel
-            // uses the memory: `probe.rs` waits for launches, `window.rs` for the device and for all ranks.
+            // SAFETY: this value's constructor allocated or opened the memory. The owner drops this value only when no kernel
+            // uses the memory: `probe.rs` waits for launches, `window.rs` waits for the device and for all ranks.
             let _ = unsafe { release(self.address) };
         }
     }

@@ -1,8 +1,9 @@
-//! The binding to libcuda: which GPUs there are, whether they can access each other's memory, and memory that processes share.
-//! Every build has it. The library is loaded at run time, by name, so a program for the CPU can report the machine's GPUs.
+//! The binding to libcuda: lists GPUs, tests whether they can access each other's memory, and shares memory between processes.
+//! Every build contains this binding. The library is loaded at run time, by name, so a CPU build can also report the machine's
+//! GPUs.
 //!
-//! The names are those that burn's CUDA backend tries (cudarc, `get_lib_name_candidates`): a library that is found here is found
-//! there too, where a missing library is a panic.
+//! The file names are the same that burn's CUDA backend tries (cudarc, `get_lib_name_candidates`). So a library that is found
+//! here is found by burn too, and burn does not panic.
 
 mod compiler;
 mod context;
@@ -25,7 +26,7 @@ pub use self::{context::Stream, memory::HostWords};
 
 /// A device address.
 pub type Address = u64;
-/// Handle of an allocation, by which another process opens it (CUDA IPC).
+/// Handle by which another process opens an allocation (CUDA IPC).
 pub type IpcHandle = [u8; 64];
 
 /// Suffixes that cudarc appends to a library's name, in its order.
@@ -37,7 +38,8 @@ const SUFFIXES: [&str; 7] = ["", ".13", ".12", ".11", ".10", ".9", ".1"];
 pub struct NotLoaded {
     /// The names that were tried.
     pub tried: Vec<String>,
-    /// The loader's message about the last library that is not merely absent; if all are, about the last one.
+    /// The loader's message about the last file that exists and cannot be loaded. If no file exists, the message about the last
+    /// name.
     pub cause: String,
 }
 
@@ -77,7 +79,7 @@ pub struct Gpu {
 /// File names of NCCL. NVIDIA's packages install only the first, which cudarc does not try.
 pub const NCCL_NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
-/// Loads the first of the library's names that exists, `lib{stem}.so` with cudarc's suffixes. Returns the library and the name.
+/// Loads the first library that exists among `lib{stem}.so` and cudarc's suffixes. Returns the library and its name.
 ///
 /// # Errors
 /// None of them can be loaded.
@@ -106,7 +108,7 @@ pub fn open_first(tried: Vec<String>) -> Result<(Library, String), NotLoaded> {
     Err(NotLoaded { tried, cause })
 }
 
-/// Returns the system's own message, which is the innermost error.
+/// Returns the message of the innermost error, which is the system's message.
 pub(super) fn innermost(error: &dyn std::error::Error) -> String {
     let mut last = error;
     while let Some(source) = last.source() {
@@ -151,7 +153,7 @@ pub struct Driver {
 pub enum NoDriver {
     /// The library is missing.
     NotLoaded(NotLoaded),
-    /// The library refuses: no GPU, none visible, or a kernel module of another version.
+    /// `cuInit` failed: there is no GPU, no GPU is visible, or the kernel module has another version.
     Refused {
         /// The library's file name.
         library: String,
@@ -164,12 +166,12 @@ impl Driver {
     /// Loads the driver and initialises it. Makes no context and uses no memory of a GPU.
     ///
     /// # Errors
-    /// The library is missing, or refuses.
+    /// The library is missing, or `cuInit` fails.
     pub fn load() -> Result<Self, NoDriver> {
         let (opened, library) = open("cuda").map_err(NoDriver::NotLoaded)?;
         let functions = Functions::of(&opened)
             .map_err(|cause| NoDriver::NotLoaded(NotLoaded { tried: vec![library.clone()], cause }))?;
-        // The functions stay loaded as long as the process: burn holds the library that long too.
+        // Never unload the library: `functions` points into it, and burn keeps it loaded until the process ends anyway.
         std::mem::forget(opened);
         let driver = Self { functions, library };
         // SAFETY: `cuInit(0)` may be called any number of times.

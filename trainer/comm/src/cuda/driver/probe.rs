@@ -1,4 +1,5 @@
-//! Tests whether GPUs can access memory: kernels write a pattern and read it, since the driver's report is not reliable.
+//! Tests whether GPUs can access memory. Kernels write a pattern and read it, since the driver's report of access is not
+//! reliable.
 //!
 //! `Pattern::write` sets each element to a function of its index and a seed. `Pattern::wrong` counts the elements with other
 //! values. Both kernels are PTX that any driver compiles, so the test needs only the driver.
@@ -10,12 +11,12 @@ use std::path::Path;
 use super::{Address, Compiler, Context, Driver, DriverResult, Module};
 use crate::hex;
 
-/// Number of elements: more than a cache line, a page and a block.
+/// Number of elements: the pattern is larger than a cache line, a page and a block's share.
 const COUNT: u32 = 1 << 18;
 const BYTES: usize = COUNT as usize * size_of::<u32>();
 
-/// `write(address, count, seed, _)` and `check(address, count, seed, result)`. The cache of the GPU that runs the kernel does
-/// not serve volatile accesses.
+/// The kernels `write(address, count, seed, _)` and `check(address, count, seed, result)`. Their accesses are volatile, so the
+/// cache of the GPU that runs the kernel does not serve them.
 const KERNELS: &CStr = c"
 .version 6.4
 .target sm_50
@@ -72,7 +73,7 @@ DONE:
 }
 ";
 
-/// `write` of [`KERNELS`] as CUDA C++, with a header that most of burn's kernels include.
+/// The kernel `write` of [`KERNELS`] as CUDA C++. It includes a header that most of burn's kernels include.
 const SOURCE: &CStr = c"
 #include <cuda_fp16.h>
 extern \"C\" __global__ void write(unsigned *address, unsigned count, unsigned seed, unsigned long long result) {
@@ -112,7 +113,7 @@ impl<'a> Pattern<'a> {
 pub enum ProbeResult {
     /// All elements were read as they were written.
     Works,
-    /// Number of elements, of [`ProbeResult::OF`], that were read otherwise than written.
+    /// Number of elements, of [`ProbeResult::OF`], whose read value differs from the written value.
     Wrong(u32),
 }
 
@@ -152,7 +153,7 @@ pub fn compiled(driver: &Driver, gpu: usize, compute: [u32; 2], include: &Path) 
     run().map_err(|error: super::DriverError| error.to_string())
 }
 
-/// Tests access between two GPUs: `one` reads what `other` has written into its own memory, and `other` reads there what `one`
+/// Tests access between two GPUs, in the memory of `other`: `one` reads what `other` has written, and `other` reads what `one`
 /// has written.
 ///
 /// # Errors
@@ -175,11 +176,12 @@ fn there_and_back(here: &Pattern<'_>, there: &Pattern<'_>, address: Address) -> 
     Ok(read + there.wrong(address, 2)?)
 }
 
-/// Runs this process's half of a test between processes: makes memory with a pattern and passes its handle, as text, to `peer`.
-/// The peer process must run [`ipc_peer`] with the handle, and `peer` returns the number of wrong elements there.
+/// Runs this process's half of a test between processes. Allocates memory with a pattern and passes the memory's handle, as
+/// text, to `peer`. `peer` must start a process that runs [`ipc_peer`] with the handle, and returns that process's number of
+/// wrong elements.
 ///
 /// # Errors
-/// The driver's error; the inner error is the peer's.
+/// The driver's error. The inner error is the error of `peer`.
 pub fn ipc(
     driver: &Driver,
     gpu: usize,
@@ -196,7 +198,7 @@ pub fn ipc(
     Ok(Ok(ProbeResult::of(theirs + pattern.wrong(memory.address(), 2)?)))
 }
 
-/// Runs the other process's half of the test: reads the pattern in the memory of `handle` and writes another one. Returns the
+/// Runs the other process's half of the test. Reads the pattern in the memory of `handle` and writes another pattern. Returns the
 /// number of wrong elements.
 ///
 /// # Errors
