@@ -94,7 +94,7 @@ fn all(
     device: &Device,
     sizes: &[usize],
     rounds: usize,
-    meet_on_device: bool,
+    device_barrier: bool,
 ) -> Result<bool, CommError> {
     let (me, world) = (comm.rank(), comm.world());
     let mut right = true;
@@ -108,7 +108,7 @@ fn all(
         let mut group = DeviceGroup::new(
             comm,
             device,
-            DeviceGroupOptions { backend: DeviceBackend::Kernels, elements, wire, meet_on_device },
+            DeviceGroupOptions { backend: DeviceBackend::Kernels, elements, wire, device_barrier },
         )?;
         if wire == WireType::F32 {
             say(format!("# {}", group.description()));

@@ -111,7 +111,7 @@ fn results(
 /// Runs all cases. Returns whether all ranks have the CPU's results, and the same statistics to the bit, twice.
 pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Result<bool, CommError> {
     let (me, world) = (comm.rank(), comm.world());
-    let options = DeviceGroupOptions { backend, elements: 1 << 16, wire: WireType::Bf16, meet_on_device: false };
+    let options = DeviceGroupOptions { backend, elements: 1 << 16, wire: WireType::Bf16, device_barrier: false };
     let group = DeviceGroup::new(comm, device, options)?;
     if me == 0 {
         println!("# {}", group.description());

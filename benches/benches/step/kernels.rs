@@ -8,7 +8,7 @@ use data::loader::Batch;
 use serde::Serialize;
 use trainer::device::Selected;
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
-use trainer::timeline::launches::{Launch, Watch};
+use trainer::timeline::launches::{KernelProfiler, Launch};
 
 /// Time and launches of a class or of one kernel.
 #[derive(Debug, Default, Clone, Serialize)]
@@ -52,16 +52,16 @@ pub fn measure(
     let step = crate::shared::median(times);
 
     // Profiles the preparation of a batch alone. The step below prepares its batch first, so these launches are its first ones.
-    let watch = Watch::start(usize::MAX);
+    let profiler = KernelProfiler::start(usize::MAX);
     drop(resident.batch(&batches[0]));
     wait()?;
-    let data = watch.finish();
+    let data = profiler.finish();
 
-    let watch = Watch::start(usize::MAX);
+    let profiler = KernelProfiler::start(usize::MAX);
     let start = Instant::now();
     let outcome = strategy.train_step(vec![batches[0].clone()], 1e-3, None)?;
     wait()?;
-    let launches = watch.finish();
+    let launches = profiler.finish();
     let forward = start + Duration::from_secs_f64(outcome.seconds.forward);
     let backward = forward + Duration::from_secs_f64(outcome.seconds.backward);
 

@@ -154,9 +154,9 @@ impl Feed {
     }
 
     /// Queues a copy of the results of `runs` runs to the host, after the work that is queued already. Does not wait for it.
-    pub fn read(&self, runs: usize) -> Reading {
+    pub fn read(&self, runs: usize) -> PendingRead {
         #[cfg(feature = "cuda")]
-        return Reading { values: self.feed.read(runs) };
+        return PendingRead { values: self.feed.read(runs) };
         #[cfg(not(feature = "cuda"))]
         match self.never {}
     }
@@ -164,14 +164,14 @@ impl Feed {
 
 /// A copy of values from a GPU to the host that may be in progress.
 #[derive(Debug)]
-pub struct Reading {
+pub struct PendingRead {
     #[cfg(feature = "cuda")]
     values: gpu::Values,
     #[cfg(not(feature = "cuda"))]
     never: std::convert::Infallible,
 }
 
-impl Reading {
+impl PendingRead {
     /// Waits for the results of all runs, and returns them in the order of the runs.
     ///
     /// # Errors
@@ -194,7 +194,7 @@ pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
 }
 
 /// Returns the ids ([`address`]) of the memory of this thread's bf16 copies of weights, which the optimizer keeps.
-pub fn addresses_of_copies() -> Vec<[u64; 2]> {
+pub fn bf16_copy_addresses() -> Vec<[u64; 2]> {
     #[cfg(feature = "cuda")]
     return crate::gpu::copies::places();
     #[cfg(not(feature = "cuda"))]

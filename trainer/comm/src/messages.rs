@@ -24,8 +24,8 @@ const RESERVED: u64 = u64::MAX;
 /// Most elements that [`Communicator::average_gradients`] reduces at once: 25 MiB, as PyTorch's `bucket_cap_mb`.
 const BUCKET: usize = (25 << 20) / size_of::<f32>();
 /// Number of polls without progress before the thread sleeps between polls, and the length of a sleep.
-const LOOKS: u32 = 100;
-const NAP: Duration = Duration::from_micros(100);
+const SPINS_BEFORE_SLEEP: u32 = 100;
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A batch of messages, and the number of the queue's task that advances the batch.
 pub(super) struct MessageBatch {
@@ -277,8 +277,8 @@ impl Communicator {
                 active.append(&mut state.new);
                 until = Instant::now() + self.inner.process.timeout;
                 looks = 0;
-            } else if looks > LOOKS {
-                batch.changed.wait_for(&mut state, NAP);
+            } else if looks > SPINS_BEFORE_SLEEP {
+                batch.changed.wait_for(&mut state, POLL_INTERVAL);
             }
             drop(state);
             match self.progress(&mut active, until) {
@@ -344,7 +344,7 @@ impl Communicator {
                 return Err(self.message_timeout(&messages[open]));
             } else {
                 looks += 1;
-                if looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+                if looks < SPINS_BEFORE_SLEEP { std::thread::yield_now() } else { std::thread::sleep(POLL_INTERVAL) }
             }
         }
         Ok(())

@@ -40,7 +40,7 @@ const END_LIMIT: Duration = Duration::from_secs(180);
 
 /// The agent's first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Greeting {
+pub(super) struct AgentHello {
     pub(super) version: String,
     /// Checksum of the executable.
     pub(super) build: String,
@@ -58,7 +58,7 @@ pub(super) struct Order {
     pub(super) plan: NodePlan,
 }
 
-impl Greeting {
+impl AgentHello {
     /// Describes this program and host.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ fn serve() -> Result<u8> {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))
             .map_err(|e| broken("cannot catch signals", e))?;
     }
-    let greeting = Greeting::of_this_program().map_err(|e| broken("cannot describe this program", e))?;
+    let greeting = AgentHello::of_this_program().map_err(|e| broken("cannot describe this program", e))?;
     let text = serde_json::to_string(&greeting).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
     let mut out = io::stdout();
     writeln!(out, "{GREETING}{text}").and_then(|()| out.flush()).map_err(|e| broken("cannot answer", e))?;

@@ -62,7 +62,7 @@ pub(super) struct WorkerProcess {
     /// Time since the last heartbeat, counted only while the launcher itself could run.
     pub(super) silent: Duration,
     /// The launcher has told the worker to end.
-    pub(super) told_to_end: bool,
+    pub(super) termination_requested: bool,
     /// Set for a worker that is any program. It has no status and no heartbeats, and signals go to all its processes.
     guard: Option<Arc<Guard>>,
     heartbeats: u64,
@@ -150,7 +150,7 @@ impl WorkerProcess {
             folder,
             exit: None,
             silent: Duration::ZERO,
-            told_to_end: false,
+            termination_requested: false,
             guard: spec.guard.cloned(),
             heartbeats: 0,
             child,

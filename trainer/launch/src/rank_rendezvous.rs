@@ -46,7 +46,7 @@ impl RendezvousAddress {
         let job = job_words(role)?;
         let secret = match secret::of_job(variables)? {
             Some(secret) => SecretSource::Given(secret),
-            None if role.launcher == Launcher::Own => return Err(worker::missing(secret::VARIABLE)),
+            None if role.launcher == Launcher::Builtin => return Err(worker::missing(secret::VARIABLE)),
             None if role.local_world == role.world => SecretSource::OnHost(local_secret::name(&job)),
             None => return Err(no_secret(role, &host)),
         };
@@ -63,7 +63,7 @@ fn no_secret(role: &WorkerRole, host: &str) -> LaunchError {
         Launcher::OpenMpi => format!("{make}, then mpirun -x TRAINER_SECRET …"),
         Launcher::Mpich => format!("{make} before mpiexec, which passes it on"),
         Launcher::Jsrun => format!("{make} before jsrun, which passes it on"),
-        Launcher::Own | Launcher::Torchrun | Launcher::Env => {
+        Launcher::Builtin | Launcher::Torchrun | Launcher::Env => {
             "set TRAINER_SECRET to the same words on all hosts before the launcher starts, or pass --secret-file FILE; \
              `(umask 077; openssl rand -hex 32 > FILE)` makes one, for all hosts to read"
                 .to_owned()
@@ -136,7 +136,7 @@ impl RankWait {
 
 /// Returns words that distinguish this job from others, the same in all of its processes.
 fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
-    if !role.job.is_empty() || role.launcher == Launcher::Own {
+    if !role.job.is_empty() || role.launcher == Launcher::Builtin {
         return Ok(role.job.clone());
     }
     if role.local_world == role.world {

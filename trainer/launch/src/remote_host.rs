@@ -17,9 +17,9 @@ const MOST_NOISE: u64 = 64 << 10;
 /// An event on a host.
 pub(super) enum Event {
     /// The agent's first line, or `None` if the stream has ended without it.
-    Greeting(usize, Option<String>),
+    AgentHello(usize, Option<String>),
     /// A line of ssh, or of a login shell, before the agent's first line.
-    Noise(usize, String),
+    PreambleLine(usize, String),
 }
 
 /// A host with a running agent.
@@ -105,10 +105,10 @@ pub(super) fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: S
             let greeting = line.strip_prefix(GREETING).map(|text| text.trim_end().to_owned());
             let is_last = read == 0 || greeting.is_some();
             let event = match is_last {
-                true => Event::Greeting(index, greeting),
-                false => Event::Noise(index, line.trim_end().to_owned()),
+                true => Event::AgentHello(index, greeting),
+                false => Event::PreambleLine(index, line.trim_end().to_owned()),
             };
-            let begins = matches!(event, Event::Greeting(_, Some(_)));
+            let begins = matches!(event, Event::AgentHello(_, Some(_)));
             if events.send(event).is_err() || (is_last && !begins) {
                 return;
             }
@@ -127,9 +127,9 @@ pub(super) fn pump_err(index: usize, err: ChildStderr, sink: LineSink, events: S
     pump(move || {
         for line in BufReader::new(err).split(b'\n').map_while(std::io::Result::ok) {
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
-            if let Err(unread) = events.send(Event::Noise(index, line)) {
+            if let Err(unread) = events.send(Event::PreambleLine(index, line)) {
                 // The launcher no longer receives events, so the job runs: show the line.
-                let Event::Noise(_, line) = unread.0 else { continue };
+                let Event::PreambleLine(_, line) = unread.0 else { continue };
                 sink.line(&line);
             }
         }

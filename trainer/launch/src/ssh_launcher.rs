@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::agent::{Greeting, Order};
+use super::agent::{AgentHello, Order};
 use super::error::{LaunchError, Result, WORKER_DIED};
 use super::hosts::{self, Host, NodePlan};
 use super::job_secret::random_secret;
@@ -66,7 +66,7 @@ impl SshLauncher {
         let screen = Arc::new(Screen::default());
         let mut signals = Signals::install()
             .map_err(|error| LaunchError::failed(format!("cannot catch signals: {error}"), "see `ulimit -a`"))?;
-        let own = Greeting::of_this_program().map_err(|error| {
+        let own = AgentHello::of_this_program().map_err(|error| {
             LaunchError::failed(format!("cannot read this program's own file: {error}"), "is /proc mounted?")
         })?;
         let program = std::env::current_exe()
@@ -135,32 +135,32 @@ impl SshLauncher {
         nodes: &mut [RemoteHost],
         happened: &Receiver<Event>,
         program: &Path,
-        own: &Greeting,
+        own: &AgentHello,
         signals: &mut Signals,
-    ) -> Result<std::result::Result<Vec<Greeting>, i32>> {
-        let mut greetings: Vec<Option<Greeting>> = vec![None; nodes.len()];
+    ) -> Result<std::result::Result<Vec<AgentHello>, i32>> {
+        let mut greetings: Vec<Option<AgentHello>> = vec![None; nodes.len()];
         let until = Instant::now() + GREETING_LIMIT;
         while greetings.iter().any(Option::is_none) {
             if let Some(signal) = signals.take().into_iter().find(|signal| STOPPING.contains(signal)) {
                 return Ok(Err(signal));
             }
             match happened.recv_timeout(TICK) {
-                Ok(Event::Noise(node, line)) => {
+                Ok(Event::PreambleLine(node, line)) => {
                     nodes[node].said.push(line);
                     let extra = nodes[node].said.len().saturating_sub(SAID);
                     nodes[node].said.drain(..extra);
                 }
-                Ok(Event::Greeting(node, Some(text))) => {
+                Ok(Event::AgentHello(node, Some(text))) => {
                     greetings[node] = Some(compared(&nodes[node].name, &text, own)?);
                 }
-                Ok(Event::Greeting(node, None)) => {
+                Ok(Event::AgentHello(node, None)) => {
                     let node = &mut nodes[node];
                     let status = node.child.wait().ok();
                     // Another thread is still reading the messages.
                     node.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
                     let late = happened.try_iter().filter_map(|event| match event {
-                        Event::Noise(_, line) => Some(line),
-                        Event::Greeting(..) => None,
+                        Event::PreambleLine(_, line) => Some(line),
+                        Event::AgentHello(..) => None,
                     });
                     node.said.extend(late);
                     return Err(ssh::failure(&node.name, program, status.and_then(|s| s.code()), &node.said));
@@ -257,9 +257,9 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
 }
 
 /// Parses an agent's greeting, and checks that version and build are the same as here.
-fn compared(host: &str, text: &str, own: &Greeting) -> Result<Greeting> {
+fn compared(host: &str, text: &str, own: &AgentHello) -> Result<AgentHello> {
     let hint = "all hosts need the same program: copy this one to the same path";
-    let theirs: Greeting = serde_json::from_str(text)
+    let theirs: AgentHello = serde_json::from_str(text)
         .map_err(|_| LaunchError::usage(format!("{host}: its trainer is of another version"), hint))?;
     if theirs.version != own.version {
         let (version, here) = (&theirs.version, &own.version);
@@ -292,15 +292,18 @@ mod tests {
 
     #[test]
     fn another_program_is_refused() {
-        let own = Greeting { version: "0.1.0".into(), build: "a".into(), port: 1 };
-        let text = |greeting: &Greeting| serde_json::to_string(greeting).unwrap();
+        let own = AgentHello { version: "0.1.0".into(), build: "a".into(), port: 1 };
+        let text = |greeting: &AgentHello| serde_json::to_string(greeting).unwrap();
         assert_eq!(compared("b", &text(&own), &own).unwrap(), own);
         for (theirs, cause) in [
             (
-                text(&Greeting { version: "0.2.0".into(), ..own.clone() }),
+                text(&AgentHello { version: "0.2.0".into(), ..own.clone() }),
                 "b: its trainer is version 0.2.0, this one is 0.1.0",
             ),
-            (text(&Greeting { build: "b".into(), ..own.clone() }), "b: its trainer is another build of version 0.1.0"),
+            (
+                text(&AgentHello { build: "b".into(), ..own.clone() }),
+                "b: its trainer is another build of version 0.1.0",
+            ),
             ("{}".to_owned(), "b: its trainer is of another version"),
         ] {
             let error = compared("b", &theirs, &own).unwrap_err();

@@ -172,7 +172,7 @@ impl Supervisor<'_> {
                 self.screen.say(&format!("{name}: ending all workers at once"));
             }
             state.killed = true;
-            self.workers.iter_mut().for_each(|worker| worker.told_to_end = true);
+            self.workers.iter_mut().for_each(|worker| worker.termination_requested = true);
             self.workers.iter().for_each(|worker| worker.signal_group(Signal::KILL));
             return;
         }
@@ -221,7 +221,7 @@ impl Supervisor<'_> {
                 _ => None,
             };
             // Not a failure: the worker succeeded, or ended because it was told to end.
-            if code == Some(0) || state.killed || worker.told_to_end || stopping.is_some_and(asked) {
+            if code == Some(0) || state.killed || worker.termination_requested || stopping.is_some_and(asked) {
                 continue;
             }
             // A user has sent the signal to a worker instead of the launcher. The ranks agree on the stop flag, so all ranks
@@ -300,7 +300,7 @@ impl Supervisor<'_> {
     fn signal_workers(&mut self, signal: Signal) {
         tracing::debug!(?signal, "ending all workers");
         for worker in self.workers.iter_mut().filter(|worker| worker.is_alive()) {
-            worker.told_to_end = true;
+            worker.termination_requested = true;
             match signal {
                 Signal::KILL => worker.signal_group(signal),
                 _ => worker.signal(signal),
@@ -315,7 +315,7 @@ impl Supervisor<'_> {
         match state.phase {
             Phase::Running => {}
             Phase::Stopping { since, .. } => {
-                let told = self.workers.iter().any(|worker| worker.is_alive() && worker.told_to_end);
+                let told = self.workers.iter().any(|worker| worker.is_alive() && worker.termination_requested);
                 if alive && told && since.elapsed() >= self.timeouts.grace {
                     self.signal_workers(Signal::KILL);
                 } else if alive && !told && since.elapsed() >= self.timeouts.stop {

@@ -70,7 +70,7 @@ pub struct Worker {
 /// # Errors
 /// The variables or the standard input were not set by this program's launcher, or the launcher has already ended.
 pub fn attach(role: &WorkerRole, variables: &Variables) -> Result<WorkerStatus> {
-    let own = role.launcher == Launcher::Own;
+    let own = role.launcher == Launcher::Builtin;
     let page =
         if own { die_with_launcher(variables)? } else { StatusPage::create().map_err(|e| broken("memory", &e))? };
     // Read the environment and not `variables`, which skips paths that are not UTF-8.
@@ -109,12 +109,12 @@ impl Worker {
         let RendezvousAddress { host, ports, secret } = RendezvousAddress::find(role, variables)?;
         let attempt = variables.get(ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
         status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world));
-        let wait = RankWait { own: role.launcher == Launcher::Own, start: Instant::now(), timeouts };
+        let wait = RankWait { own: role.launcher == Launcher::Builtin, start: Instant::now(), timeouts };
         let (secret, offer) = secret.get(role, &host, &wait)?;
         let answer_limit = timeouts.answer;
         let config = StoreConfig { answer_limit, ..StoreConfig::new(secret.clone(), role.world) };
         let hosted = match (role.rank, role.launcher) {
-            (_, Launcher::Own) | (1.., _) => None,
+            (_, Launcher::Builtin) | (1.., _) => None,
             (0, _) => Some(host_store(role, &host, &ports, &config, timeouts)?),
         };
         let ports = hosted.as_ref().map_or(ports, |hosted| vec![hosted.local_addr().port()]);

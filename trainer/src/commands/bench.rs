@@ -21,15 +21,15 @@ const WORKERS: u16 = 2;
 
 /// The memory and the backend of the all-reduce.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Carrier {
+enum BenchBackend {
     /// Data in CPU memory.
     Host(TransportKind),
     /// Data in GPU memory.
     Gpus(cuda::DeviceBackend),
 }
 
-impl Carrier {
-    fn asked(arguments: &AllreduceArgs) -> Result<Self, Failure> {
+impl BenchBackend {
+    fn requested(arguments: &AllreduceArgs) -> Result<Self, Failure> {
         let word = arguments.backend.as_deref();
         if arguments.gpus.is_some() {
             return match word {
@@ -64,23 +64,23 @@ impl Carrier {
 /// # Errors
 /// The backend is unknown, a GPU is missing, or the processes cannot be started or cannot connect.
 pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
-    let carrier = Carrier::asked(arguments)?;
+    let backend = BenchBackend::requested(arguments)?;
     let config = config(arguments)?;
     let variables = environment::variables();
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, |count| DeviceRequest::Gpus(count.into())))?;
     match launch::detect(&variables, LauncherChoice::Auto, None)? {
         Role::Worker(role) => {
-            let seat = LocalRank {
+            let local_rank = LocalRank {
                 local_rank: role.local_rank,
                 local_world: role.local_world,
-                foreign: role.launcher != Launcher::Own,
+                other_launcher: role.launcher != Launcher::Builtin,
                 oversubscribe: arguments.oversubscribe,
             };
-            let selected = target.select(&seat)?;
+            let selected = target.select(&local_rank)?;
             // A measurement has nothing to save, so signals keep their default action: they end the process.
-            let rank = ranks::join_over(&role, &variables, carrier.transport(&role), TIMEOUT, Stop::never())?;
+            let rank = ranks::join_over(&role, &variables, backend.transport(&role), TIMEOUT, Stop::never())?;
             let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
-                .and_then(|()| measure(arguments, carrier, &config, &role, &rank, &selected));
+                .and_then(|()| measure(arguments, backend, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
                 rank.failed(failure);
             }
@@ -89,7 +89,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
         }
         Role::Local(_) => {
             let workers = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).into();
-            if carrier == Carrier::Host(TransportKind::Mpi) {
+            if backend == BenchBackend::Host(TransportKind::Mpi) {
                 return Err(ranks::needs_mpirun(workers));
             }
             // Check for too few GPUs here, so that one process reports the mistake and not every worker.
@@ -151,14 +151,14 @@ fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
 
 fn measure(
     arguments: &AllreduceArgs,
-    carrier: Carrier,
+    backend: BenchBackend,
     config: &bench::BenchConfig,
     role: &WorkerRole,
     rank: &Rank,
     selected: &Selected,
 ) -> Result<(), Failure> {
     let shown = role.rank == 0 && !arguments.json;
-    if shown && matches!(carrier, Carrier::Gpus(_)) {
+    if shown && matches!(backend, BenchBackend::Gpus(_)) {
         console::print(format_args!("# {}", selected.description));
     }
     let report = |row: &bench::BenchRow| {
@@ -171,12 +171,12 @@ fn measure(
             console::print(bench::header());
         }
     };
-    let rows = match carrier {
-        Carrier::Host(_) => {
+    let rows = match backend {
+        BenchBackend::Host(_) => {
             head();
             bench::all_reduce(&rank.comm, config, report)?
         }
-        Carrier::Gpus(backend) => {
+        BenchBackend::Gpus(backend) => {
             let describe = |route: &str| {
                 if shown {
                     console::print(format_args!("# {route}"));

@@ -34,8 +34,8 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     }
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
     let plan = child::plan(&arguments.runs)?;
-    let seat = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
-    let device = target.all(&seat)?.remove(0).description;
+    let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
+    let device = target.all(&local_rank)?.remove(0).description;
     let stop = Stop::on_signals()?;
     let out = child::folder(arguments.runs.out.as_deref(), "compare")?;
     let _lock = child::lock(&out)?;

@@ -159,12 +159,13 @@ fn measure(
     }
     let processor = Environment::detect("").cpu.unwrap_or_else(|| "unknown processor".to_owned());
     let device = gpu(arguments)?.map(|gpu| format!("{gpu}, ")).unwrap_or_default();
-    let crowded = if most > cores { ", more workers than cores: efficiency is limited by the machine" } else { "" };
+    let oversubscribed =
+        if most > cores { ", more workers than cores: efficiency is limited by the machine" } else { "" };
     Ok(ScalingReport {
         model: plan.model.name.clone(),
         data: plan.data.name.clone(),
         batch_size,
-        machine: format!("{device}{processor}, {cores} cores, {threads} threads for each worker{crowded}"),
+        machine: format!("{device}{processor}, {cores} cores, {threads} threads for each worker{oversubscribed}"),
         steps: arguments.runs.steps - child::warmup(arguments.runs.steps),
         measured,
         profile: found,

@@ -8,7 +8,7 @@ use data::augment::{Augment, Fill, MAX_MAGNITUDE};
 
 use super::key::{KeyValue, Range};
 use super::suggest;
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 /// Padding of a crop, in pixels: PyTorch recipes for 32-pixel images shift by up to four.
 const PADDING: usize = 4;
@@ -45,14 +45,14 @@ fn number<T: FromStr + PartialOrd>(digits: &str, range: impl RangeBounds<T>) -> 
 }
 
 /// Reads one word of `data.augment`, e.g. `crop:2`.
-fn parse(text: &str) -> Result<Augment, Mistake> {
+fn parse(text: &str) -> Result<Augment, ValueError> {
     let (word, parameter) = text.split_once(':').map_or((text, None), |(word, parameter)| (word, Some(parameter)));
     let Some(default) = ALL.into_iter().find(|augment| augment.name() == word) else {
         return Err(match word {
             "cutout" | "mixup" | "cutmix" => {
-                Mistake::new(format!("{word:?} is not set here")).hint(format!("set `{word}` below `[train]`"))
+                ValueError::new(format!("{word:?} is not set here")).hint(format!("set `{word}` below `[train]`"))
             }
-            _ => Mistake::new(format!("unknown augmentation {text:?}")).hint(suggest::hint(
+            _ => ValueError::new(format!("unknown augmentation {text:?}")).hint(suggest::hint(
                 "augmentations",
                 word,
                 &suggest::plain(&ALL.map(|augment| augment.name())),
@@ -62,7 +62,7 @@ fn parse(text: &str) -> Result<Augment, Mistake> {
     let mut augment = default;
     let Some(digits) = parameter else { return Ok(augment) };
     let wrong = |expected: &str| {
-        Mistake::new(format!("expected {expected}, found {digits:?}"))
+        ValueError::new(format!("expected {expected}, found {digits:?}"))
             .hint(format!("write it like \"{default}\"; leave the augmentation out for none"))
     };
     match &mut augment {
@@ -87,7 +87,7 @@ fn parse(text: &str) -> Result<Augment, Mistake> {
             *probability = number(digits, PART).ok_or_else(|| wrong("a probability above 0 and at most 1"))?;
         }
         Augment::Flip | Augment::AlternatingFlip | Augment::TrivialAugment | Augment::Cutout { .. } => {
-            return Err(Mistake::new(format!("{text:?}: {word} takes no parameter")).hint(format!("write {word:?}")));
+            return Err(ValueError::new(format!("{text:?}: {word} takes no parameter")).hint(format!("write {word:?}")));
         }
     }
     Ok(augment)
@@ -97,7 +97,7 @@ impl KeyValue for Augment {
     const TYPE: &'static str = String::TYPE;
     const WRITES_EMPTY: bool = true;
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         parse(&raw.string()?)
     }
 

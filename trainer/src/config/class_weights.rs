@@ -2,7 +2,7 @@
 
 use super::key::{KeyValue, Range};
 use super::suggest;
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 /// Largest weight: anything above was mistyped.
 const MOST: i32 = 1_000_000;
@@ -23,7 +23,7 @@ pub enum ClassWeights {
 impl KeyValue for ClassWeights {
     const TYPE: &'static str = "array with a number per class";
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         if !raw.parsed.is_array() {
             let word = raw.string().map_err(|_| raw.expected("\"balanced\" or an array of numbers"))?;
             return match word.as_str() {
@@ -31,16 +31,16 @@ impl KeyValue for ClassWeights {
                 "balanced" => Ok(Self::Balanced),
                 _ => {
                     let hint = suggest::hint("choices", &word, &suggest::plain(&WORDS));
-                    Err(Mistake::new(format!("unknown value {word:?}")).hint(hint + ", or one number per class"))
+                    Err(ValueError::new(format!("unknown value {word:?}")).hint(hint + ", or one number per class"))
                 }
             };
         }
         let weights = Vec::read(raw, &Range::ANY.limited_to(0..=MOST))?;
         match weights.iter().any(|weight| *weight > 0.0) {
             true => Ok(Self::Given(weights)),
-            false if weights.is_empty() => Err(Mistake::new("expected one number per class, found none")),
+            false if weights.is_empty() => Err(ValueError::new("expected one number per class, found none")),
             false => {
-                Err(Mistake::new("expected a weight above 0, found none").hint("a class of weight 0 counts nothing"))
+                Err(ValueError::new("expected a weight above 0, found none").hint("a class of weight 0 counts nothing"))
             }
         }
     }

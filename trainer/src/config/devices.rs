@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::key::{KeyValue, Range};
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 /// Largest number of devices on one machine: anything above was mistyped.
 const MOST: usize = 1024;
@@ -57,10 +57,10 @@ impl fmt::Display for Devices {
 impl KeyValue for Devices {
     const TYPE: &'static str = "`\"cpus:N\"`, `\"gpus:N\"`";
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         let text = raw.string()?;
         Self::parse(&text).ok_or_else(|| {
-            Mistake::new(format!("expected a number of devices from 1 to {MOST}, found {text:?}"))
+            ValueError::new(format!("expected a number of devices from 1 to {MOST}, found {text:?}"))
                 .hint("say how many: --cpus 4 or --gpus 4; in a file devices = \"cpus:4\" or \"gpus:4\"")
         })
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::path::PathBuf;
 
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 /// A key as it is declared.
 pub(super) struct Key<T> {
@@ -98,7 +98,7 @@ pub(super) trait KeyValue: Clone {
     ///
     /// # Errors
     /// The value has another type, or is out of `range`.
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake>;
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError>;
 
     /// Returns the value in TOML; `None` where the key is left out.
     fn write(&self) -> Option<toml::Value>;
@@ -126,7 +126,7 @@ pub(super) trait KeyValue: Clone {
 impl<T: KeyValue> KeyValue for Option<T> {
     const TYPE: &'static str = T::TYPE;
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         T::read(raw, range).map(|value| Some(value).filter(|value| !value.is_none()))
     }
 
@@ -146,7 +146,7 @@ impl<T: KeyValue> KeyValue for Option<T> {
 impl<T: KeyValue> KeyValue for Vec<T> {
     const TYPE: &'static str = "array";
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         raw.elements(&format!("an array of {}s", T::TYPE), |element| T::read(element, range))
     }
 
@@ -167,7 +167,7 @@ impl<T: KeyValue> KeyValue for Vec<T> {
 impl KeyValue for bool {
     const TYPE: &'static str = "`true`, `false`";
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         raw.boolean()
     }
 
@@ -180,7 +180,7 @@ impl KeyValue for f64 {
     const TYPE: &'static str = "number";
     const ZERO: Option<&'static str> = Some("0");
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         range.number(raw)
     }
 
@@ -193,7 +193,7 @@ impl KeyValue for f64 {
 impl KeyValue for f32 {
     const TYPE: &'static str = f64::TYPE;
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         range.number(raw).map(|number| number as f32).map_err(|mistake| match raw.number() {
             Ok(number) if number > 1.0 => mistake.hint("pixels are scaled to 0..1 first: divide by 255"),
             _ => mistake,
@@ -213,7 +213,7 @@ macro_rules! count {
             const TYPE: &'static str = "integer";
             const ZERO: Option<&'static str> = Some("0");
 
-            fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+            fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
                 range.integer(raw)
             }
 
@@ -230,9 +230,9 @@ count!(usize u64);
 impl KeyValue for [f64; 2] {
     const TYPE: &'static str = "two numbers";
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         let list = Vec::read(raw, range)?;
-        Self::try_from(list).map_err(|list| Mistake::new(format!("expected two numbers, found {}", list.len())))
+        Self::try_from(list).map_err(|list| ValueError::new(format!("expected two numbers, found {}", list.len())))
     }
 
     fn write(&self) -> Option<toml::Value> {
@@ -243,7 +243,7 @@ impl KeyValue for [f64; 2] {
 impl KeyValue for String {
     const TYPE: &'static str = "string";
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         raw.string()
     }
 
@@ -255,10 +255,10 @@ impl KeyValue for String {
 impl KeyValue for PathBuf {
     const TYPE: &'static str = String::TYPE;
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         let text = raw.string()?;
         match text.is_empty() || text.contains(char::is_control) {
-            true => Err(Mistake::new("expected a path, found none or one with control characters")),
+            true => Err(ValueError::new("expected a path, found none or one with control characters")),
             false => Ok(text.into()),
         }
     }
@@ -285,22 +285,22 @@ impl Range {
     }
 
     /// Reads a number that is in the range.
-    pub(super) fn number(&self, raw: &RawValue) -> Result<f64, Mistake> {
+    pub(super) fn number(&self, raw: &RawValue) -> Result<f64, ValueError> {
         let number = raw.number()?;
         self.check(number, "a number", raw).map(|()| number)
     }
 
     /// Reads an integer that is in the range and in the type `N`.
-    fn integer<N: TryFrom<i64>>(&self, raw: &RawValue) -> Result<N, Mistake> {
+    fn integer<N: TryFrom<i64>>(&self, raw: &RawValue) -> Result<N, ValueError> {
         let integer = raw.integer()?;
         self.check(integer as f64, "an integer", raw)?;
-        N::try_from(integer).map_err(|_| Mistake::new(format!("expected another integer, found {integer}")))
+        N::try_from(integer).map_err(|_| ValueError::new(format!("expected another integer, found {integer}")))
     }
 
-    fn check(&self, number: f64, wanted: &str, raw: &RawValue) -> Result<(), Mistake> {
+    fn check(&self, number: f64, wanted: &str, raw: &RawValue) -> Result<(), ValueError> {
         match (self.low, self.high).contains(&number) {
             true => Ok(()),
-            false => Err(Mistake::new(format!("expected {wanted} {self}, found {}", raw.text))),
+            false => Err(ValueError::new(format!("expected {wanted} {self}, found {}", raw.text))),
         }
     }
 }

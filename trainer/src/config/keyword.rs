@@ -4,7 +4,7 @@ use std::fmt::{Debug, Display};
 
 use super::key::{KeyValue, Range};
 use super::suggest;
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 /// One word out of a fixed list.
 pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
@@ -28,11 +28,11 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
 impl<T: Keyword> KeyValue for T {
     const TYPE: &'static str = String::TYPE;
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         let word = raw.string()?;
         Self::from_name(&word).ok_or_else(|| {
             let names: Vec<suggest::Name> = Self::ALL.iter().map(|choice| choice.names()).collect();
-            Mistake::new(format!("unknown value {word:?}")).hint(suggest::hint("choices", &word, &names))
+            ValueError::new(format!("unknown value {word:?}")).hint(suggest::hint("choices", &word, &names))
         })
     }
 

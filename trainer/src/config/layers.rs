@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use super::key::{KeyValue, Range};
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 /// Factors of the learning rate by the layers that they are for.
 impl KeyValue for BTreeMap<String, f64> {
     const TYPE: &'static str = "table of numbers";
 
-    fn read(raw: &RawValue, range: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         let number = |element: &RawValue| match range.number(element) {
             Err(mistake) if element.number().is_ok_and(|number| number == 0.0) => {
                 Err(mistake.hint("a layer that is not trained belongs into `model.freeze`"))

@@ -8,7 +8,7 @@ use super::key::{KeyValue, Range};
 use super::keyword::{BestBy, Tta};
 use super::plan::RunPlan;
 use super::reader::Reader;
-use super::value::{Mistake, RawValue};
+use super::value::{RawValue, ValueError};
 
 impl RunPlan {
     /// Returns whether an image may have several classes or none. The loss is then binary cross-entropy.
@@ -67,12 +67,12 @@ pub(super) fn check(plan: &RunPlan, reader: &mut Reader) {
 impl KeyValue for char {
     const TYPE: &'static str = "character";
 
-    fn read(raw: &RawValue, _: &Range) -> Result<Self, Mistake> {
+    fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         let text = raw.string()?;
         let mut symbols = text.chars();
         match (symbols.next(), symbols.next()) {
             (Some(one), None) if is_label_delimiter(one) => Ok(one),
-            _ => Err(Mistake::new(format!("expected one character between two classes, found {text:?}"))
+            _ => Err(ValueError::new(format!("expected one character between two classes, found {text:?}"))
                 .hint("no letter, digit or quote; `label_delim = \";\"` reads cat;dog")),
         }
     }

@@ -9,7 +9,7 @@ use toml::de::{DeString, DeValue};
 const LONGEST_FOUND: usize = 40;
 
 /// Why a value cannot be used. Its location is the whole value unless `span` names a part of it.
-pub(super) struct Mistake {
+pub(super) struct ValueError {
     pub(super) cause: String,
     /// Replaces the key's own hint.
     pub(super) hint: Option<String>,
@@ -17,7 +17,7 @@ pub(super) struct Mistake {
     pub(super) span: Option<Range<usize>>,
 }
 
-impl Mistake {
+impl ValueError {
     /// Makes a mistake of the whole value.
     pub(super) fn new(cause: impl Into<String>) -> Self {
         Self { cause: cause.into(), hint: None, span: None }
@@ -49,32 +49,33 @@ impl<'a> RawValue<'a> {
     }
 
     /// Reads an integer that TOML can hold.
-    pub(super) fn integer(&self) -> Result<i64, Mistake> {
+    pub(super) fn integer(&self) -> Result<i64, ValueError> {
         match self.parsed {
-            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
-                .map_err(|_| Mistake::new(format!("expected an integer up to {}, found {}", i64::MAX, self.shown()))),
+            DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix()).map_err(|_| {
+                ValueError::new(format!("expected an integer up to {}, found {}", i64::MAX, self.shown()))
+            }),
             _ => Err(self.expected("an integer")),
         }
     }
 
     /// Reads a finite number; integers are numbers.
-    pub(super) fn number(&self) -> Result<f64, Mistake> {
+    pub(super) fn number(&self) -> Result<f64, ValueError> {
         let number = match self.parsed {
             DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix()).ok().map(|n| n as f64),
             DeValue::Float(digits) => digits.as_str().parse().ok(),
             _ => return Err(self.expected("a number")),
         };
-        let refused = || Mistake::new(format!("expected a finite number, found {}", self.shown()));
+        let refused = || ValueError::new(format!("expected a finite number, found {}", self.shown()));
         number.filter(|number: &f64| number.is_finite()).ok_or_else(refused)
     }
 
     /// Reads a truth value.
-    pub(super) fn boolean(&self) -> Result<bool, Mistake> {
+    pub(super) fn boolean(&self) -> Result<bool, ValueError> {
         self.parsed.as_bool().ok_or_else(|| self.expected("true or false"))
     }
 
     /// Reads a string.
-    pub(super) fn string(&self) -> Result<String, Mistake> {
+    pub(super) fn string(&self) -> Result<String, ValueError> {
         match self.parsed {
             DeValue::String(text) => Ok(text.clone().into_owned()),
             DeValue::Array(_) | DeValue::Table(_) => Err(self.expected("a string")),
@@ -87,8 +88,8 @@ impl<'a> RawValue<'a> {
     pub(super) fn elements<T>(
         &self,
         wanted: &str,
-        read: impl Fn(&RawValue) -> Result<T, Mistake>,
-    ) -> Result<Vec<T>, Mistake> {
+        read: impl Fn(&RawValue) -> Result<T, ValueError>,
+    ) -> Result<Vec<T>, ValueError> {
         let DeValue::Array(array) = self.parsed else {
             let mistake = self.expected(wanted);
             return Err(match (self.parsed, self.brief()) {
@@ -109,12 +110,12 @@ impl<'a> RawValue<'a> {
     pub(super) fn entries<T>(
         &self,
         wanted: &str,
-        read: impl Fn(&RawValue) -> Result<T, Mistake>,
-    ) -> Result<Vec<(String, T)>, Mistake> {
+        read: impl Fn(&RawValue) -> Result<T, ValueError>,
+    ) -> Result<Vec<(String, T)>, ValueError> {
         let DeValue::Table(table) = self.parsed else { return Err(self.expected(wanted)) };
         let read_one = |(key, value): (&Spanned<DeString<'_>>, _)| match self.part(value, &read) {
             Ok(value) => Ok((key.get_ref().to_string(), value)),
-            Err(mistake) => Err(Mistake { cause: format!("`{}`: {}", key.get_ref(), mistake.cause), ..mistake }),
+            Err(mistake) => Err(ValueError { cause: format!("`{}`: {}", key.get_ref(), mistake.cause), ..mistake }),
         };
         table.iter().map(read_one).collect()
     }
@@ -123,10 +124,10 @@ impl<'a> RawValue<'a> {
     fn part<T>(
         &self,
         value: &Spanned<DeValue<'_>>,
-        read: impl Fn(&RawValue) -> Result<T, Mistake>,
-    ) -> Result<T, Mistake> {
+        read: impl Fn(&RawValue) -> Result<T, ValueError>,
+    ) -> Result<T, ValueError> {
         let span = Some(value.span());
-        read(&RawValue::new(value, self.source, false)).map_err(|mistake| Mistake { span, ..mistake })
+        read(&RawValue::new(value, self.source, false)).map_err(|mistake| ValueError { span, ..mistake })
     }
 
     /// Returns the text where it fits into a message.
@@ -142,7 +143,7 @@ impl<'a> RawValue<'a> {
     }
 
     /// Makes the mistake "expected …, found …", with a hint where the remedy is obvious.
-    pub(super) fn expected(&self, wanted: &str) -> Mistake {
+    pub(super) fn expected(&self, wanted: &str) -> ValueError {
         let found = match (self.parsed, self.brief()) {
             // The text of a table is only its header; that of an array may fill a page.
             (DeValue::Table(_) | DeValue::Array(_), _) | (_, None) => {
@@ -151,7 +152,7 @@ impl<'a> RawValue<'a> {
             }
             (_, Some(text)) => format!("{} {text}", self.parsed.type_str()),
         };
-        let mistake = Mistake::new(format!("expected {wanted}, found {found}"));
+        let mistake = ValueError::new(format!("expected {wanted}, found {found}"));
         match self.parsed {
             DeValue::String(inner)
                 if wanted.contains("number") && inner.parse::<f64>().is_ok()

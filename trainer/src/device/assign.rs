@@ -11,7 +11,7 @@ pub struct LocalRank {
     /// Processes on this host.
     pub local_world: usize,
     /// Another launcher started this worker. That launcher may have made only one GPU visible to each process.
-    pub foreign: bool,
+    pub other_launcher: bool,
     /// `--oversubscribe`: several processes may share a GPU.
     pub oversubscribe: bool,
 }
@@ -25,10 +25,10 @@ pub struct TooFewGpus {
 
 impl LocalRank {
     /// A single process.
-    pub const ALONE: Self = Self { local_rank: 0, local_world: 1, foreign: false, oversubscribe: false };
+    pub const ALONE: Self = Self { local_rank: 0, local_world: 1, other_launcher: false, oversubscribe: false };
 
     /// Returns whether several processes share a GPU. `gpus`: the number of GPUs that this process sees.
-    pub fn crowded(&self, gpus: usize) -> bool {
+    pub fn oversubscribed(&self, gpus: usize) -> bool {
         self.oversubscribe && self.local_world > gpus
     }
 }
@@ -40,13 +40,13 @@ impl LocalRank {
 ///
 /// # Errors
 /// There are fewer GPUs than processes.
-pub fn gpu_index(seat: &LocalRank, gpus: usize) -> Result<usize, TooFewGpus> {
-    let LocalRank { local_rank, local_world, foreign, oversubscribe } = *seat;
+pub fn gpu_index(local_rank: &LocalRank, gpus: usize) -> Result<usize, TooFewGpus> {
+    let LocalRank { local_rank, local_world, other_launcher, oversubscribe } = *local_rank;
     match gpus {
         0 => Err(TooFewGpus { processes: local_world, gpus }),
         _ if local_world <= gpus => Ok(local_rank),
         _ if oversubscribe => Ok(local_rank % gpus),
-        1 if foreign => Ok(0),
+        1 if other_launcher => Ok(0),
         _ => Err(TooFewGpus { processes: local_world, gpus }),
     }
 }
@@ -70,14 +70,14 @@ impl TooFewGpus {
 mod tests {
     use super::*;
 
-    fn seat(local_rank: usize, local_world: usize) -> LocalRank {
+    fn local_rank(local_rank: usize, local_world: usize) -> LocalRank {
         LocalRank { local_rank, local_world, ..LocalRank::ALONE }
     }
 
     #[test]
     fn ranks_have_the_gpu_of_their_number() {
         for gpus in [4, 8] {
-            let places: Vec<_> = (0..4).map(|rank| gpu_index(&seat(rank, 4), gpus)).collect();
+            let places: Vec<_> = (0..4).map(|rank| gpu_index(&local_rank(rank, 4), gpus)).collect();
             assert_eq!(places, (0..4).map(Ok).collect::<Vec<_>>(), "{gpus} GPUs");
         }
         assert_eq!(gpu_index(&LocalRank::ALONE, 2), Ok(0));
@@ -86,8 +86,8 @@ mod tests {
     #[test]
     fn fewer_gpus_than_ranks_are_refused_on_every_rank() {
         for rank in 0..4 {
-            assert_eq!(gpu_index(&seat(rank, 4), 2), Err(TooFewGpus { processes: 4, gpus: 2 }));
-            assert!(gpu_index(&seat(rank, 4), 0).is_err() && gpu_index(&seat(rank, 4), 1).is_err());
+            assert_eq!(gpu_index(&local_rank(rank, 4), 2), Err(TooFewGpus { processes: 4, gpus: 2 }));
+            assert!(gpu_index(&local_rank(rank, 4), 0).is_err() && gpu_index(&local_rank(rank, 4), 1).is_err());
         }
         let gpus = Gpus { visible: Some("0,1".into()), ..Gpus::default() };
         let text = TooFewGpus { processes: 4, gpus: 2 }.failure(&gpus).to_string();
@@ -97,19 +97,22 @@ mod tests {
 
     #[test]
     fn oversubscribed_ranks_take_turns_and_say_so() {
-        let seats = (0..5).map(|rank| LocalRank { oversubscribe: true, ..seat(rank, 5) });
-        let places: Vec<_> = seats.clone().map(|seat| gpu_index(&seat, 2).unwrap()).collect();
+        let seats = (0..5).map(|rank| LocalRank { oversubscribe: true, ..local_rank(rank, 5) });
+        let places: Vec<_> = seats.clone().map(|local_rank| gpu_index(&local_rank, 2).unwrap()).collect();
         assert_eq!(places, [0, 1, 0, 1, 0]);
-        assert!(seats.clone().all(|seat| seat.crowded(2)) && seats.clone().all(|seat| !seat.crowded(5)));
-        assert!(LocalRank { oversubscribe: true, ..LocalRank::ALONE }.crowded(0), "no GPU is never enough");
-        assert!(gpu_index(&LocalRank { oversubscribe: true, ..seat(1, 2) }, 0).is_err());
+        assert!(
+            seats.clone().all(|local_rank| local_rank.oversubscribed(2))
+                && seats.clone().all(|local_rank| !local_rank.oversubscribed(5))
+        );
+        assert!(LocalRank { oversubscribe: true, ..LocalRank::ALONE }.oversubscribed(0), "no GPU is never enough");
+        assert!(gpu_index(&LocalRank { oversubscribe: true, ..local_rank(1, 2) }, 0).is_err());
     }
 
     #[test]
     fn a_foreign_worker_takes_the_only_gpu_that_it_sees() {
-        let foreign = |rank| LocalRank { foreign: true, ..seat(rank, 4) };
-        assert_eq!(gpu_index(&foreign(3), 1), Ok(0));
-        assert!(gpu_index(&foreign(3), 2).is_err(), "two for four is nobody's binding");
-        assert!(!foreign(3).crowded(1));
+        let other_launcher = |rank| LocalRank { other_launcher: true, ..local_rank(rank, 4) };
+        assert_eq!(gpu_index(&other_launcher(3), 1), Ok(0));
+        assert!(gpu_index(&other_launcher(3), 2).is_err(), "two for four is nobody's binding");
+        assert!(!other_launcher(3).oversubscribed(1));
     }
 }

@@ -24,9 +24,9 @@ impl Gpus {
     ///
     /// The name has the GPU models, since cubecl finds stored results by the index of the GPU in this process, and a result for
     /// one model may not run on another. The name has the versions, since the driver would refuse a stored kernel of another
-    /// version in every run. `crowded`: several processes share the GPU, so their timings mean nothing and need a separate
+    /// version in every run. `oversubscribed`: several processes share the GPU, so their timings mean nothing and need a separate
     /// file.
-    pub(super) fn kernel_name(&self, crowded: bool) -> String {
+    pub(super) fn kernel_name(&self, oversubscribed: bool) -> String {
         let mut models: Vec<String> = self
             .all
             .iter()
@@ -37,7 +37,7 @@ impl Gpus {
         }
         let nvrtc = self.nvrtc.version.as_deref().unwrap_or("unknown");
         let [major, minor] = self.cuda;
-        let shared = if crowded { "-shared" } else { "" };
+        let shared = if oversubscribed { "-shared" } else { "" };
         format!("{}-nvrtc{nvrtc}-driver{major}.{minor}{shared}", models.join("_"))
     }
 }

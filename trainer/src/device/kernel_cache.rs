@@ -37,7 +37,7 @@ pub(super) struct KernelCache {
 impl KernelCache {
     /// Returns the file for a rank on these GPUs, without opening it.
     pub(super) fn of(gpus: &Gpus, ranks: &LocalRank) -> Self {
-        Self { name: gpus.kernel_name(ranks.crowded(gpus.all.len())), local_rank: ranks.local_rank }
+        Self { name: gpus.kernel_name(ranks.oversubscribed(gpus.all.len())), local_rank: ranks.local_rank }
     }
 
     /// Reads the stored kernels, and starts to store new ones. Only the first call of a process has an effect.

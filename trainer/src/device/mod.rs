@@ -150,8 +150,8 @@ impl DeviceSet {
     ///
     /// # Errors
     /// The request is for GPUs, and they are unavailable.
-    pub fn of(wish: DeviceRequest) -> Result<Self, Failure> {
-        match wish {
+    pub fn of(request: DeviceRequest) -> Result<Self, Failure> {
+        match request {
             DeviceRequest::Cpu => Ok(Self::Cpu(None)),
             DeviceRequest::Gpus(0) => {
                 Err(Failure::usage("--gpus 0: nobody would train", "ask for at least one: --gpus 1"))
@@ -204,10 +204,10 @@ impl DeviceSet {
 
 /// Selects one of the GPUs.
 fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
-    let (gpu, crowded) = (gpus.all[index].clone(), local_rank.crowded(gpus.all.len()));
+    let (gpu, oversubscribed) = (gpus.all[index].clone(), local_rank.oversubscribed(gpus.all.len()));
     let [major, minor] = gpus.cuda;
     let mut description = format!("{}, CUDA {major}.{minor}, burn-cuda", describe(&gpu));
-    if crowded {
+    if oversubscribed {
         description.push_str(", shared by several processes: timings mean nothing");
     }
     Selected {

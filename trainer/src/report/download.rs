@@ -123,12 +123,12 @@ mod tests {
     use indicatif::{InMemoryTerm, ProgressDrawTarget};
 
     use super::*;
-    use crate::report::testing::Paper;
+    use crate::report::testing::TestOutput;
 
     #[test]
     fn without_a_terminal_a_tenth_is_a_line() {
-        let paper = Paper::default();
-        let screen = Screen { lines: paper.writer(), ..Screen::quiet() };
+        let output = TestOutput::default();
+        let screen = Screen { lines: output.writer(), ..Screen::quiet() };
         let bar = DownloadBar::on("cifar-10-binary.tar.gz", screen);
         bar.start(Some(170_052_171));
         bar.advance(120_000_000); // From an earlier attempt
@@ -139,7 +139,7 @@ mod tests {
         bar.start(None);
         (0..400).for_each(|_| bar.advance(100_000));
         bar.finish();
-        insta::assert_snapshot!(paper.text(), @r"
+        insta::assert_snapshot!(output.text(), @r"
             downloading cifar-10-binary.tar.gz, 170.1 MB
                70%  120.0 MB of 170.1 MB
                80%  136.1 MB of 170.1 MB

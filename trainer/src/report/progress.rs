@@ -248,7 +248,7 @@ mod tests {
     use indicatif::InMemoryTerm;
 
     use super::*;
-    use crate::report::testing::Paper;
+    use crate::report::testing::TestOutput;
     use crate::snapshot::EvalRecord;
 
     const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2, accuracy: "top-1" };
@@ -291,14 +291,14 @@ mod tests {
         }
     }
 
-    fn plain() -> (Progress, Paper) {
-        let paper = Paper::default();
-        (Progress::new(OPTIONS, Screen { bar: None, lines: paper.writer(), step_lines: true, colour: false }), paper)
+    fn plain() -> (Progress, TestOutput) {
+        let output = TestOutput::default();
+        (Progress::new(OPTIONS, Screen { bar: None, lines: output.writer(), step_lines: true, colour: false }), output)
     }
 
     #[test]
     fn without_a_terminal_there_are_lines() {
-        let (mut progress, paper) = plain();
+        let (mut progress, output) = plain();
         (0..4).for_each(|i| progress.step(&step(i)).unwrap());
         progress.evaluating(3);
         progress.evaluated();
@@ -307,7 +307,7 @@ mod tests {
         progress.epoch(&epoch(2, None)).unwrap();
         progress.epoch(&epoch(3, Some(43.21))).unwrap();
         progress.epoch(&epoch(4, Some(43.21))).unwrap();
-        insta::assert_snapshot!(paper.text(), @r"
+        insta::assert_snapshot!(output.text(), @r"
             epoch  1/12  step 1/4  loss 2.0000  top-1  0.00%  lr 0.1  3,456 images/s  left 1m00s, run 15m40s
             epoch  1/12  step 2/4  loss 1.9375  top-1  5.00%  lr 0.05  3,456 images/s  left 40s, run 15m20s
             epoch  1/12  step 4/4  loss 1.8125  top-1 15.00%  lr 0.025  3,456 images/s  left 0.0s, run 14m40s
@@ -322,11 +322,11 @@ mod tests {
 
     #[test]
     fn a_diverged_run_and_a_resumed_one_read_well() {
-        let (mut progress, paper) = plain();
+        let (mut progress, output) = plain();
         progress.step(&StepRecord { loss: f64::NAN, images_per_s: f64::INFINITY, ..step(6) }).unwrap();
         progress.epoch(&EpochRecord { train_loss: f64::NAN, ..epoch(2, Some(49.0)) }).unwrap();
         progress.epoch(&epoch(3, Some(51.0))).unwrap();
-        insta::assert_snapshot!(paper.text(), @r"
+        insta::assert_snapshot!(output.text(), @r"
             epoch  2/12  step 3/4  loss NaN  top-1 60.00%  lr 0.0143  – images/s  left 20s, run 13m40s
             epoch  2/12  train loss NaN  top-1 15.00%  eval loss 1.5000  top-1 49.00%  3,456 images/s  1m35s
             epoch  3/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 51.00%  3,456 images/s  1m35s  best
@@ -337,9 +337,9 @@ mod tests {
     fn on_a_terminal_there_is_a_bar_below_the_epochs() {
         for (columns, name) in [(110, "wide"), (80, "narrow")] {
             let term = InMemoryTerm::new(10, columns);
-            let paper = Paper::default();
+            let output = TestOutput::default();
             let target = ProgressDrawTarget::term_like(Box::new(term.clone()));
-            let screen = Screen { bar: Some(target), lines: paper.writer(), step_lines: false, colour: false };
+            let screen = Screen { bar: Some(target), lines: output.writer(), step_lines: false, colour: false };
             let mut progress = Progress::new(OPTIONS, screen);
             let shown = |progress: &Progress| {
                 progress.bar.as_ref().unwrap().force_draw();
@@ -369,7 +369,7 @@ mod tests {
                     loss 1.5000  top-1 40.00%  lr 0.02  3,456 images/s
                     "),
             }
-            assert_eq!(paper.text().lines().count(), 1, "steps are on the bar, epochs on paper: {}", paper.text());
+            assert_eq!(output.text().lines().count(), 1, "steps are on the bar, epochs on output: {}", output.text());
             progress.finish();
             assert_eq!(term.contents(), "");
         }

@@ -250,7 +250,7 @@ mod tests {
     use std::{fs, path::Path};
 
     use super::*;
-    use crate::report::testing::Paper;
+    use crate::report::testing::TestOutput;
     use crate::snapshot::EvalRecord;
 
     fn options() -> ReporterOptions {
@@ -349,8 +349,8 @@ mod tests {
     fn the_screen_has_table_epochs_and_summary() {
         let root = tempfile::tempdir().unwrap();
         let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
-        let paper = Paper::default();
-        let screen = Screen { lines: paper.writer(), ..Screen::quiet() };
+        let output = TestOutput::default();
+        let screen = Screen { lines: output.writer(), ..Screen::quiet() };
         let mut reporter = Reporter::start(screen, folder.clone(), options(), &sections(), None).unwrap();
         run(&mut reporter, 0..4);
         reporter.say("saved checkpoints/last").unwrap();
@@ -365,7 +365,7 @@ mod tests {
             ..RunSummary::default()
         };
         reporter.finish(&summary).unwrap();
-        let shown = paper.text();
+        let shown = output.text();
         insta::assert_snapshot!(shown.replace(&folder.path().display().to_string(), "RUN"), @r"
             model  name     lenet                                 classes  10
 

@@ -34,7 +34,7 @@ const INTERVAL: Duration = Duration::from_millis(10);
 
 /// The program that writes a run: the content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holder {
+pub struct LockOwner {
     /// Process id, on its own host.
     pub pid: i32,
     /// Name of the machine.
@@ -46,7 +46,7 @@ pub struct Holder {
     pub job: Option<String>,
 }
 
-impl Holder {
+impl LockOwner {
     fn of_this_process(job: Option<&str>) -> Self {
         let now = OffsetDateTime::now_utc();
         Self {
@@ -68,7 +68,7 @@ pub enum Locked {
     /// This process holds the lock; `None` if the file system has no locks.
     Here(Option<RunLock>),
     /// Another program holds the lock. `None` if the file does not name the program.
-    Elsewhere(Option<Holder>),
+    Elsewhere(Option<LockOwner>),
 }
 
 impl RunLock {
@@ -95,7 +95,7 @@ impl RunLock {
                 }
             }
         }
-        let holder = serde_json::to_string(&Holder::of_this_process(job)).unwrap_or_default();
+        let holder = serde_json::to_string(&LockOwner::of_this_process(job)).unwrap_or_default();
         let write = |file: &mut File| {
             file.set_len(0)?;
             file.write_all(format!("{holder}\n").as_bytes())?;
@@ -109,7 +109,7 @@ impl RunLock {
 
     /// Returns the holder of the lock of the run folder `run`, unless the lock is free or the holder belongs to `job`. The inner
     /// value is `None` if the file does not name the holder. A folder without a readable lock file counts as free.
-    pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<Holder>> {
+    pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<LockOwner>> {
         let mut file = Folder::open(run).and_then(|folder| folder.read(FILE_NAME)).ok()?;
         let until = Instant::now() + PATIENCE;
         loop {
@@ -126,7 +126,7 @@ impl RunLock {
     }
 }
 
-fn read(file: &mut File) -> Option<Holder> {
+fn read(file: &mut File) -> Option<LockOwner> {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).ok()?;
     file.take(4096).read_to_string(&mut text).ok()?;
@@ -134,13 +134,13 @@ fn read(file: &mut File) -> Option<Holder> {
 }
 
 /// Returns the error for a run that another program writes.
-pub fn refusal(run: &Path, holder: Option<&Holder>) -> FileError {
+pub fn refusal(run: &Path, holder: Option<&LockOwner>) -> FileError {
     let (cause, hint) = match holder {
         None => (
             "another program writes this folder".to_owned(),
             format!("`fuser {}` finds the program; wait until it ends", run.join(FILE_NAME).display()),
         ),
-        Some(Holder { pid, host, since, .. }) => (
+        Some(LockOwner { pid, host, since, .. }) => (
             format!("process {pid} on {host} (or a worker of it) writes this folder since {since}"),
             format!("wait until it ends; or let it save a checkpoint and end (`kill -INT {pid}` on {host})"),
         ),

@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 
 /// A buffer for a screen's lines, which tests read afterwards.
 #[derive(Clone, Default)]
-pub(crate) struct Paper(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct TestOutput(Arc<Mutex<Vec<u8>>>);
 
-impl Paper {
+impl TestOutput {
     /// Returns a writer to the same buffer.
     pub(crate) fn writer(&self) -> Option<Box<dyn Write + Send>> {
         Some(Box::new(self.clone()))
@@ -23,7 +23,7 @@ impl Paper {
     }
 }
 
-impl Write for Paper {
+impl Write for TestOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().write(bytes)
     }

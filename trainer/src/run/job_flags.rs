@@ -4,7 +4,7 @@ use crate::cli::JobArgs;
 use crate::failure::Failure;
 use launch::{
     Role,
-    environment::{Launcher, NodeShare},
+    environment::{Launcher, NodeAssignment},
 };
 
 /// Checks the flags against the launcher that has started this process.
@@ -16,7 +16,7 @@ pub(super) fn check(job: &JobArgs, role: &Role) -> Result<(), Failure> {
         return Err(Failure::usage("--nnodes 0: nobody would train", "ask for at least one machine: --nnodes 1"));
     }
     match role {
-        Role::Worker(worker) if worker.launcher == Launcher::Own => Ok(()),
+        Role::Worker(worker) if worker.launcher == Launcher::Builtin => Ok(()),
         Role::Worker(_) => match given(job).into_iter().next() {
             Some((flag, value)) => Err(Failure::usage(
                 format!("{flag} {value} has no effect: {role}"),
@@ -62,7 +62,7 @@ pub(super) fn given(job: &JobArgs) -> Vec<(&'static str, String)> {
 }
 
 /// Checks the flags against Kubeflow's variables.
-fn check_share(job: &JobArgs, share: &NodeShare) -> Result<(), Failure> {
+fn check_share(job: &JobArgs, share: &NodeAssignment) -> Result<(), Failure> {
     let theirs = [
         ("--nnodes", share.nodes.to_string()),
         ("--node-rank", share.node_rank.to_string()),

@@ -209,7 +209,7 @@ fn run_worker(
     let local_rank = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,
-        foreign: own.is_none(),
+        other_launcher: own.is_none(),
         oversubscribe: arguments.oversubscribe,
     };
     if plan.parallel.mode == Mode::Dp {

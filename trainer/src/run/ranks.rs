@@ -10,7 +10,7 @@ use comm::{Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     JobFolder, JoinTimeouts, LaunchConfig, LaunchError, NOTICE, ProcessGroup, RendezvousParameters, Role, WorkerStatus,
     best_transport, cores,
-    environment::{Launcher, NodeShare, Variables, WorkerRole},
+    environment::{Launcher, NodeAssignment, Variables, WorkerRole},
     secret,
     worker::ShutdownBarrier,
 };
@@ -44,7 +44,7 @@ pub(crate) fn job_of_nodes(flags: &JobArgs, role: &Role) -> Option<(String, usiz
 /// Returns the run folder that this program's launcher has locked for this worker.
 pub(crate) fn folder_of_launcher(role: &Role) -> Option<PathBuf> {
     match role {
-        Role::Worker(worker) if worker.launcher == Launcher::Own => std::env::var_os(RUN_FOLDER).map(PathBuf::from),
+        Role::Worker(worker) if worker.launcher == Launcher::Builtin => std::env::var_os(RUN_FOLDER).map(PathBuf::from),
         _ => None,
     }
 }
@@ -57,7 +57,7 @@ pub(crate) fn folder_of_launcher(role: &Role) -> Option<PathBuf> {
 pub(crate) fn launch(
     arguments: &TrainArgs,
     plan: &RunPlan,
-    share: Option<&NodeShare>,
+    share: Option<&NodeAssignment>,
     variables: &Variables,
     workers: usize,
     mut folder: impl FnMut(usize) -> Result<PathBuf, Failure>,
@@ -173,7 +173,7 @@ pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) 
     let mut all = vec![0; BYTES * rank.comm.world()];
     rank.comm.all_gather(&own, &mut all)?;
     let cards: Vec<&[u8]> = all.chunks_exact(BYTES).collect();
-    match same_card(&cards) {
+    match same_gpu(&cards) {
         Some((first, second)) if !oversubscribe => Err(Failure::usage(
             format!(
                 "ranks {first} and {second} have the same GPU, {}",
@@ -187,7 +187,7 @@ pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) 
 }
 
 /// Returns the first two ranks with the same GPU UUID. Ranks without a GPU have zeros.
-fn same_card(cards: &[&[u8]]) -> Option<(usize, usize)> {
+fn same_gpu(cards: &[&[u8]]) -> Option<(usize, usize)> {
     let twin =
         |second: usize| cards[..second].iter().position(|card| *card == cards[second]).map(|first| (first, second));
     (0..cards.len()).filter(|&rank| cards[rank].iter().any(|&byte| byte != 0)).find_map(twin)
@@ -204,7 +204,7 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
         Backend::Mpi => TransportKind::Mpi,
         _ => best_transport(role),
     };
-    let stop = if role.launcher == Launcher::Own { Stop::of_worker()? } else { Stop::on_signals()? };
+    let stop = if role.launcher == Launcher::Builtin { Stop::of_worker()? } else { Stop::on_signals()? };
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 
@@ -232,8 +232,8 @@ mod tests {
     #[test]
     fn two_ranks_with_one_gpu_are_found() {
         let (a, b, none): (&[u8], &[u8], &[u8]) = (b"GPU-a\0", b"GPU-b\0", &[0; 6]);
-        assert_eq!(same_card(&[a, b]), None);
-        assert_eq!(same_card(&[none, none, a]), None, "the CPU is everybody's");
-        assert_eq!(same_card(&[none, b, a, b]), Some((1, 3)));
+        assert_eq!(same_gpu(&[a, b]), None);
+        assert_eq!(same_gpu(&[none, none, a]), None, "the CPU is everybody's");
+        assert_eq!(same_gpu(&[none, b, a, b]), Some((1, 3)));
     }
 }

@@ -23,7 +23,7 @@ use std::time::Instant;
 use burn::tensor::{Device, Tensor};
 use data::loader::Batch;
 use models::{Context, StateKind, state};
-use ops::graph::{self, Graph, Reading};
+use ops::graph::{self, Graph, PendingRead};
 
 use super::graph_inputs::{Inputs, Outputs};
 use super::{Learner, StepOutcome, device_batch::DeviceBatch};
@@ -48,7 +48,7 @@ pub struct StepGraph {
     /// Steps whose outcome is not known yet, the oldest first.
     queued: VecDeque<Queued>,
     /// The pending results of launched steps, each with the number of these steps.
-    readings: VecDeque<(Reading, usize)>,
+    readings: VecDeque<(PendingRead, usize)>,
     /// The bits of the inputs of steps that are not launched yet, and the number of these steps.
     waiting: (Vec<u32>, usize),
     /// When results were last read.
@@ -384,7 +384,7 @@ impl Learner {
         });
         let average = self.ema.iter().flat_map(|ema| ema.tensors().iter());
         let all = tensors.iter().chain(self.optimizer.tensors()).chain(average);
-        let found = all.map(graph::address).chain(graph::addresses_of_copies().into_iter().map(Some));
+        let found = all.map(graph::address).chain(graph::bf16_copy_addresses().into_iter().map(Some));
         found
             .collect::<Option<Vec<_>>>()
             .ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))

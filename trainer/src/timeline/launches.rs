@@ -1,4 +1,4 @@
-//! Records the kernels that are launched on a GPU while a [`Watch`] exists. The device itself times each kernel.
+//! Records the kernels that are launched on a GPU while a [`KernelProfiler`] exists. The device itself times each kernel.
 //!
 //! cubecl reports each launch on the thread that makes it, and records two device events around the kernel. Nobody waits for
 //! the events, so kernels still run back to back. The events cost the host a few microseconds per launch, so watched steps take
@@ -38,7 +38,7 @@ impl Launch {
 
 /// Records all launches of this process until the watch is dropped or has recorded its limit.
 #[derive(Debug)]
-pub struct Watch {
+pub struct KernelProfiler {
     seen: Arc<Seen>,
     observation: Mutex<Option<LaunchObservation>>,
 }
@@ -96,7 +96,7 @@ impl LaunchObserver for Seen {
     fn timed(&self, _kernel: &'static str, _duration: Duration, _method: TimingMethod) {}
 }
 
-impl Watch {
+impl KernelProfiler {
     /// Starts recording. Keeps the next `limit` launches.
     pub fn start(limit: usize) -> Self {
         let seen = Arc::new(Seen { began: Instant::now(), pending: Mutex::default(), limit });

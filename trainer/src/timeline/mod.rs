@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::files::{FileError, write_atomic};
 use comm::host;
 #[cfg(feature = "cuda")]
-use launches::Watch;
+use launches::KernelProfiler;
 
 /// Maximum number of spans per rank: 15 MB of JSON, enough for the first thousands of steps of a run.
 const LIMIT: usize = 100_000;
@@ -106,7 +106,7 @@ struct Recorded {
     origin: (Instant, i64),
     state: Mutex<State>,
     #[cfg(feature = "cuda")]
-    kernels: Mutex<Option<Watch>>,
+    kernels: Mutex<Option<KernelProfiler>>,
 }
 
 #[derive(Debug, Default)]
@@ -149,7 +149,7 @@ impl Timeline {
     #[cfg(feature = "cuda")]
     pub fn watch_kernels(&self) {
         if let Some(recorded) = &self.0 {
-            recorded.kernels().get_or_insert_with(|| Watch::start(LAUNCHES));
+            recorded.kernels().get_or_insert_with(|| KernelProfiler::start(LAUNCHES));
         }
     }
 
@@ -261,7 +261,7 @@ impl Recorded {
     }
 
     #[cfg(feature = "cuda")]
-    fn kernels(&self) -> MutexGuard<'_, Option<Watch>> {
+    fn kernels(&self) -> MutexGuard<'_, Option<KernelProfiler>> {
         self.kernels.lock()
     }
 

@@ -16,8 +16,8 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_n
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::beside::NormOutput;
 use super::rows::{Rows, UNITS, all, arg};
+use super::side_results::NormOutput;
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
 use super::{activation, copies, direct, head, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};

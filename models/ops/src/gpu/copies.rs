@@ -27,14 +27,14 @@ pub(super) fn place(tensor: &CubeTensor) -> Place {
 const MOST: usize = 10_000;
 
 /// A weight and its copy, both flat.
-struct Copied {
+struct Bf16Copy {
     weight: CubeTensor,
     copy: CubeTensor,
 }
 
 #[derive(Default)]
 struct Copies {
-    all: BTreeMap<Place, Copied>,
+    all: BTreeMap<Place, Bf16Copy>,
     /// Weights that were rounded and have no copy.
     rounded: BTreeSet<Place>,
 }
@@ -82,7 +82,7 @@ pub(super) fn take(weight: &CubeTensor) -> Option<CubeTensor> {
         empty_device_dtype(weight.client.clone(), weight.device.clone(), shape, DType::BF16)
     };
     match found {
-        Some(Copied { copy, .. }) if copy.can_mut() && same_length(&copy, weight) => Some(copy),
+        Some(Bf16Copy { copy, .. }) if copy.can_mut() && same_length(&copy, weight) => Some(copy),
         Some(_) => Some(new()),
         None => rounded.then(new),
     }
@@ -90,7 +90,7 @@ pub(super) fn take(weight: &CubeTensor) -> Option<CubeTensor> {
 
 /// Keeps the copy of a weight that was just written.
 pub(super) fn keep(weight: &CubeTensor, copy: CubeTensor) {
-    COPIES.with_borrow_mut(|copies| copies.all.insert(place(weight), Copied { weight: weight.clone(), copy }));
+    COPIES.with_borrow_mut(|copies| copies.all.insert(place(weight), Bf16Copy { weight: weight.clone(), copy }));
 }
 
 /// Drops the entries whose weight no other tensor shares any more.

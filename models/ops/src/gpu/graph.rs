@@ -71,7 +71,7 @@ pub(crate) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
     }
 }
 
-/// A copy to the host that may be in progress, see [`Reading`](crate::graph::Reading).
+/// A copy to the host that may be in progress, see [`PendingRead`](crate::graph::PendingRead).
 pub(crate) struct Values(Pin<Box<dyn Future<Output = Result<Vec<Bytes>, String>> + Send>>);
 
 impl fmt::Debug for Values {

@@ -7,7 +7,6 @@
 
 mod activation;
 mod backend;
-mod beside;
 mod conv;
 pub(crate) mod copies;
 mod counters;
@@ -24,6 +23,7 @@ mod norm_kernels;
 mod norm_moments;
 mod parameter_batch;
 mod rows;
+mod side_results;
 mod squares;
 mod update;
 mod weight_kernels;

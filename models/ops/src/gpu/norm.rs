@@ -16,11 +16,11 @@ use burn_cubecl::ops::numeric::full_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::beside::{Beside, NormOutput};
 use super::counters::counters;
 use super::norm_kernels::{gradient_sums, input_gradient, normalise, normalise_batch, shared_gradients};
 use super::norm_moments::{moments_of_rows, shared_moments};
 use super::rows::{Blocks, Rows, all};
+use super::side_results::{NormOutput, SideResults};
 use super::update::{cube, tensor_of, writable};
 use crate::extension::{Activation, NormOptions, RunningStats};
 use crate::statistics::StatisticsReduce;
@@ -162,7 +162,7 @@ pub(super) fn forward(
     };
     let vector = x.vector(&[], &[&new_mean, &new_variance]);
     let blocks = Blocks::over(&x, vector);
-    let moments = Beside::take_moments(&x).unwrap_or_else(|| self::moments(&x, &blocks, vector));
+    let moments = SideResults::take_moments(&x).unwrap_or_else(|| self::moments(&x, &blocks, vector));
     let momentum_or_one = momentum.unwrap_or(1.0) as f32;
     let (out, shared) = if let Some(ranks) = shared {
         let count = full_of_columns(&x, x.rows() as f32);
@@ -273,7 +273,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
     let vector = x.vector(&[&dy, second, &dx, third], &[&weight, &bias]);
     let blocks = Blocks::over(&x, vector);
-    let own = Beside::take_sums(&dy).unwrap_or_else(|| {
+    let own = SideResults::take_sums(&dy).unwrap_or_else(|| {
         let [piece, pieces] = blocks.pieces();
         let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
         let [zeros, _] = counters(&total);

@@ -29,7 +29,7 @@ pub fn all_reduce(
     };
     let elements = config.sizes.iter().max().map_or(0, |bytes| bytes / wire.size());
     let mut group =
-        DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, meet_on_device: false })?;
+        DeviceGroup::new(comm, device, DeviceGroupOptions { backend, elements, wire, device_barrier: false })?;
     describe(&group.description());
     let mut rows = Vec::new();
     for size in &config.sizes {

@@ -33,7 +33,7 @@ pub enum Connected {
 }
 
 /// The state of one rank while the ranks connect their GPUs.
-struct Meeting<'a> {
+struct RouteNegotiation<'a> {
     comm: &'a Communicator,
     device: &'a Device,
     gpu: Arc<Context>,
@@ -63,13 +63,13 @@ impl DeviceGroup {
     /// # Errors
     /// [`Setup`](ErrorKind::Setup) on every rank if the backend that the user asked for does not work between these GPUs.
     pub fn connect(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Connected> {
-        Meeting::new(comm, device, options)
+        RouteNegotiation::new(comm, device, options)
             .and_then(|meeting| meeting.connect())
             .map_err(|error| comm.inner.process.fail(error))
     }
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> RouteNegotiation<'a> {
     fn new(comm: &'a Communicator, device: &'a Device, options: DeviceGroupOptions) -> Result<Self> {
         let gpu = agree(Launcher::new(device).and_then(|launcher| gpu::open(launcher.index)), comm)?;
         let topology = topology::gather(&gpu, comm)?;
@@ -94,7 +94,7 @@ impl<'a> Meeting<'a> {
         loop {
             let error = match self.over(&route) {
                 Ok(mut group) => {
-                    group.detour = (!causes.is_empty()).then(|| causes.join("; "));
+                    group.fallback_reason = (!causes.is_empty()).then(|| causes.join("; "));
                     return Ok(Connected::Group(Box::new(group)));
                 }
                 // All ranks get a `Setup` error together, so all ranks continue with the same next route.
@@ -127,7 +127,7 @@ impl<'a> Meeting<'a> {
         let Self { comm, topology, options, .. } = self;
         let mut route = route.clone();
         if let Route::Kernels { on_host } = &mut route {
-            *on_host &= !options.meet_on_device;
+            *on_host &= !options.device_barrier;
         }
         let local = match &route {
             Route::Hierarchical { .. } => {
@@ -170,7 +170,7 @@ impl<'a> Meeting<'a> {
             sequence: Sequence::default(),
             inter_host: None,
             route,
-            detour: None,
+            fallback_reason: None,
             local,
             comm: (*comm).clone(),
             topology: topology.clone(),

@@ -31,7 +31,7 @@ pub struct DeviceGroupOptions {
     pub wire: WireType,
     /// Whether kernels wait for each other on the device even if ranks share the device. Each wait then takes milliseconds,
     /// since the driver must switch between processes. For tests of the kernels on a single GPU.
-    pub meet_on_device: bool,
+    pub device_barrier: bool,
 }
 
 /// One GPU per rank, and the connections between them: a `ProcessGroup` for GPUs. A call returns when it is enqueued. The
@@ -46,7 +46,7 @@ pub struct DeviceGroup {
     pub(super) sequence: Sequence,
     pub(super) route: Route,
     /// Why the preferred route could not be used.
-    pub(super) detour: Option<String>,
+    pub(super) fallback_reason: Option<String>,
     /// Set if windows do not reach all ranks.
     pub(super) inter_host: Option<InterHost>,
     /// The ranks of this host that share windows; the whole job if all ranks are on one host.
@@ -61,7 +61,7 @@ impl DeviceGroup {
     /// Describes the route for the user, and why the preferred route could not be used.
     pub fn description(&self) -> String {
         let mut text = self.route.describe(&self.topology);
-        if let Some(cause) = &self.detour {
+        if let Some(cause) = &self.fallback_reason {
             text += &format!(", as {cause}");
         }
         text

@@ -34,11 +34,11 @@ pub mod phase {
     /// [`KernelStep::Pack`](super::super::protocol::KernelStep::Pack).
     pub const PACK: u32 = 1;
     /// Meets at [`FlagSet::Filled`](super::FlagSet::Filled).
-    pub const MEET: u32 = 2;
+    pub const BARRIER_ENTER: u32 = 2;
     /// [`KernelStep::Reduce`](super::super::protocol::KernelStep::Reduce).
     pub const REDUCE: u32 = 4;
     /// Meets at [`FlagSet::Reduced`](super::FlagSet::Reduced).
-    pub const MEET_AGAIN: u32 = 8;
+    pub const BARRIER_EXIT: u32 = 8;
     /// [`KernelStep::Gather`](super::super::protocol::KernelStep::Gather).
     pub const GATHER: u32 = 16;
 }

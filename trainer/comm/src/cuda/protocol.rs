@@ -23,7 +23,7 @@ pub enum KernelStep {
     /// Copies this rank's tensors into its slot: scaled, cast and concatenated.
     Pack,
     /// Signals that this rank has arrived, and waits for all other ranks.
-    Meet(FlagSet),
+    Barrier(FlagSet),
     /// Sums all ranks' slots, in rank order.
     Reduce,
     /// Copies from all ranks' slots to the output.
@@ -69,12 +69,12 @@ impl Kernel {
 
     /// Returns a rank's steps, in order.
     pub fn steps(self) -> &'static [KernelStep] {
-        use KernelStep::{Gather, Meet, Pack, Reduce};
+        use KernelStep::{Barrier, Gather, Pack, Reduce};
         match self {
-            Kernel::OneShot | Kernel::ReduceScatter => &[Pack, Meet(FlagSet::Filled), Reduce],
-            Kernel::TwoShot => &[Pack, Meet(FlagSet::Filled), Reduce, Meet(FlagSet::Reduced), Gather],
-            Kernel::AllGather | Kernel::Broadcast => &[Pack, Meet(FlagSet::Filled), Gather],
-            Kernel::Probe => &[Pack, Meet(FlagSet::Filled), Reduce],
+            Kernel::OneShot | Kernel::ReduceScatter => &[Pack, Barrier(FlagSet::Filled), Reduce],
+            Kernel::TwoShot => &[Pack, Barrier(FlagSet::Filled), Reduce, Barrier(FlagSet::Reduced), Gather],
+            Kernel::AllGather | Kernel::Broadcast => &[Pack, Barrier(FlagSet::Filled), Gather],
+            Kernel::Probe => &[Pack, Barrier(FlagSet::Filled), Reduce],
             Kernel::Order => &[],
         }
     }

@@ -152,7 +152,7 @@ fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
 #[cfg(feature = "cuda")]
 pub(super) fn around(kernel: Kernel) -> (u32, u32) {
     match kernel {
-        Kernel::TwoShot => (phase::PACK | phase::MEET | phase::REDUCE, phase::MEET_AGAIN | phase::GATHER),
+        Kernel::TwoShot => (phase::PACK | phase::BARRIER_ENTER | phase::REDUCE, phase::BARRIER_EXIT | phase::GATHER),
         // Without connected windows there is nothing to reduce inside a host: pack before the sum, gather after it.
         _ => (phase::PACK, phase::GATHER),
     }

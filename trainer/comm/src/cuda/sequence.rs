@@ -72,15 +72,15 @@ pub enum HostStep {
 pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
     let bit = |step: &KernelStep| match step {
         KernelStep::Pack => phase::PACK,
-        KernelStep::Meet(FlagSet::Filled) => phase::MEET,
-        KernelStep::Meet(FlagSet::Reduced) => phase::MEET_AGAIN,
+        KernelStep::Barrier(FlagSet::Filled) => phase::BARRIER_ENTER,
+        KernelStep::Barrier(FlagSet::Reduced) => phase::BARRIER_EXIT,
         KernelStep::Reduce => phase::REDUCE,
         KernelStep::Gather => phase::GATHER,
     };
     let steps = kernel.steps();
     if on_host {
         let turn = |step: &KernelStep| {
-            if matches!(step, KernelStep::Meet(_)) { HostStep::Barrier } else { HostStep::Launch(bit(step)) }
+            if matches!(step, KernelStep::Barrier(_)) { HostStep::Barrier } else { HostStep::Launch(bit(step)) }
         };
         return steps.iter().map(turn).collect();
     }
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn meetings_are_on_the_device_or_on_the_host() {
-        let all = phase::PACK | phase::MEET | phase::REDUCE | phase::MEET_AGAIN | phase::GATHER;
+        let all = phase::PACK | phase::BARRIER_ENTER | phase::REDUCE | phase::BARRIER_EXIT | phase::GATHER;
         assert_eq!(host_steps(Kernel::TwoShot, false), [HostStep::Launch(all)]);
         let run = |phase| HostStep::Launch(phase);
         assert_eq!(

@@ -65,9 +65,9 @@ impl KernelVariant {
         numbers.iter().for_each(|(name, value)| define(name, value));
         let phases = [
             ("PHASE_PACK", phase::PACK),
-            ("PHASE_MEET", phase::MEET),
+            ("PHASE_BARRIER_ENTER", phase::BARRIER_ENTER),
             ("PHASE_REDUCE", phase::REDUCE),
-            ("PHASE_MEET_AGAIN", phase::MEET_AGAIN),
+            ("PHASE_BARRIER_EXIT", phase::BARRIER_EXIT),
             ("PHASE_GATHER", phase::GATHER),
         ];
         phases.iter().for_each(|(name, value)| define(name, value));

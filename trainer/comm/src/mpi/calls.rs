@@ -20,8 +20,8 @@ const PIECE: usize = 1 << 28;
 const HEADER: i32 = 1;
 const BODY: i32 = 2;
 /// Number of polls of an unfinished message before the thread sleeps between polls, and the length of a sleep.
-const LOOKS: u32 = 200;
-const NAP: Duration = Duration::from_micros(50);
+const SPINS_BEFORE_SLEEP: u32 = 200;
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Returns whether MPI can do the reduction for this type. Other reductions are done by this crate.
 pub(super) fn reduces(dtype: DType, op: ReduceOp) -> bool {
@@ -209,7 +209,7 @@ fn take_in(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
 
 fn pause(looks: &mut u32) {
     *looks += 1;
-    if *looks < LOOKS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+    if *looks < SPINS_BEFORE_SLEEP { std::thread::yield_now() } else { std::thread::sleep(POLL_INTERVAL) }
 }
 
 /// Sends header and body. Receives other messages meanwhile, so two ranks may send to each other at once. For a long message,

@@ -40,7 +40,7 @@ pub(super) enum CallError {
 #[derive(Default)]
 struct Notifier {
     turn: Mutex<()>,
-    rung: Condvar,
+    notified: Condvar,
 }
 
 impl Notifier {
@@ -50,7 +50,7 @@ impl Notifier {
 
     fn notify(&self) {
         drop(self.lock());
-        self.rung.notify_all();
+        self.notified.notify_all();
     }
 }
 
@@ -101,7 +101,7 @@ impl<T: Send + 'static> Worker<T> {
             if left.is_zero() {
                 return Err(CallError::Timeout);
             }
-            self.notifier.rung.wait_for(&mut turn, left);
+            self.notifier.notified.wait_for(&mut turn, left);
         }
     }
 

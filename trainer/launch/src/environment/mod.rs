@@ -89,7 +89,7 @@ pub enum Role {
     Worker(WorkerRole),
     /// Not a worker: this process starts workers, or trains alone. The share is set if another launcher starts one process per
     /// node, and this process must start the node's workers.
-    Local(Option<NodeShare>),
+    Local(Option<NodeAssignment>),
 }
 
 /// One rank of a job.
@@ -118,7 +118,7 @@ pub struct WorkerRole {
 
 /// One node's part of a job, as Kubeflow describes it to a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeShare {
+pub struct NodeAssignment {
     /// Number of nodes of the job.
     pub nodes: usize,
     /// Index of this node.
@@ -135,7 +135,7 @@ pub struct NodeShare {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Launcher {
     /// This program's launcher.
-    Own,
+    Builtin,
     /// torchrun, recognised by `TORCHELASTIC_RUN_ID`.
     Torchrun,
     /// A launcher that sets the same variables as torchrun.
@@ -153,7 +153,7 @@ pub enum Launcher {
 impl fmt::Display for Launcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Own => "this program's launcher",
+            Self::Builtin => "this program's launcher",
             Self::Torchrun => "torchrun",
             Self::Env => "RANK, WORLD_SIZE and LOCAL_RANK",
             Self::Slurm => "Slurm",
@@ -257,7 +257,7 @@ fn agree(a: &Candidate, b: &Candidate) -> bool {
 
 fn flag(launcher: Launcher) -> &'static str {
     match launcher {
-        Launcher::Own | Launcher::Torchrun | Launcher::Env => "env",
+        Launcher::Builtin | Launcher::Torchrun | Launcher::Env => "env",
         Launcher::Slurm => "slurm",
         Launcher::OpenMpi | Launcher::Mpich => "mpi",
         Launcher::Jsrun => "lsf",
@@ -279,10 +279,12 @@ fn check_workers(role: &Role, workers: Option<(&str, usize)>) -> Result<()> {
             ),
             format!("leave {flag} out to be that worker, or say --launcher local to start {asked} workers from here"),
         )),
-        Role::Local(Some(NodeShare { workers: Some(workers), .. })) if *workers != asked => Err(LaunchError::usage(
-            format!("{flag} {asked}, but PET_NPROC_PER_NODE={workers}"),
-            format!("leave {flag} out, or set nprocPerNode of the job to {asked}"),
-        )),
+        Role::Local(Some(NodeAssignment { workers: Some(workers), .. })) if *workers != asked => {
+            Err(LaunchError::usage(
+                format!("{flag} {asked}, but PET_NPROC_PER_NODE={workers}"),
+                format!("leave {flag} out, or set nprocPerNode of the job to {asked}"),
+            ))
+        }
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, as torchrun, this program and many others set them; and Kubeflow's `PET_*`.
 
 use super::variables::{VariableReader, check, is_loopback};
-use super::{Candidate, Launcher, NodeShare, WorkerRole};
+use super::{Candidate, Launcher, NodeAssignment, WorkerRole};
 use crate::error::{LaunchError, Result};
 
 const NAMES: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
@@ -18,7 +18,7 @@ pub(super) fn own(variables: &VariableReader<'_>) -> Result<WorkerRole> {
         master_addr: variables.owned("MASTER_ADDR"),
         master_port: variables.port("MASTER_PORT")?,
         job: Vec::new(),
-        launcher: Launcher::Own,
+        launcher: Launcher::Builtin,
     };
     for (name, there) in [("MASTER_ADDR", role.master_addr.is_some()), ("MASTER_PORT", role.master_port.is_some())] {
         if !there {
@@ -74,7 +74,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
 
 /// Reads a Kubeflow pod's part of the job: one process per pod, which starts the workers of its node. Returns `None` if
 /// `LOCAL_RANK` is set, since such a process is already a worker.
-pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeShare>> {
+pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeAssignment>> {
     let Some(because) = PET.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     if variables.text("LOCAL_RANK").is_some() {
         return Ok(None);
@@ -120,7 +120,7 @@ pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeShare>>
     either(variables, "MASTER_PORT")?;
     // 29500 is torchrun's default, and the port that Kubeflow's services open.
     let port = variables.port("MASTER_PORT")?.or(variables.port("PET_MASTER_PORT")?).unwrap_or(29500);
-    Ok(Some(NodeShare { nodes, node_rank, workers, master_addr: address, master_port: port }))
+    Ok(Some(NodeAssignment { nodes, node_rank, workers, master_addr: address, master_port: port }))
 }
 
 /// Returns `NAME` or `PET_NAME`. If both are set, they must be equal.

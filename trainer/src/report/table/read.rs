@@ -153,7 +153,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     });
     let has = |section: &str, key: &str| recipe.get(section).is_some_and(|section| section.get(key).is_some());
     let several_classes = has("data", "label_delim");
-    forget_chance(&mut recipe);
+    remove_nondeterministic_settings(&mut recipe);
     // `summary.json` counts a run that `train.max_steps` ended as complete.
     let evaluated = read_summary(&folder.summary())?.last().map_or(summary.epochs, |row| row.epoch);
     Ok(Some(RunRecord {
@@ -182,7 +182,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
 /// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the settings
 /// that autotuning chooses without an effect on the result, and the settings of checkpoints and logs. Keeps `checkpoint.best`,
 /// because the accuracy depends on the choice of the best epoch.
-fn forget_chance(recipe: &mut toml::Table) {
+fn remove_nondeterministic_settings(recipe: &mut toml::Table) {
     let checkpoint = recipe.remove("checkpoint");
     if let Some(best) = checkpoint.as_ref().and_then(|checkpoint| checkpoint.get("best")) {
         recipe.insert("best".to_owned(), best.clone());

@@ -47,7 +47,7 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
         summary.remove("confusion");
     }
     let mut env = json(run.folder.env())?;
-    forget_machine(&mut env);
+    remove_machine_fields(&mut env);
     write_atomic(&folder.join("config.toml"), config.as_bytes())?;
     write_atomic(&folder.join("summary.csv"), &read(run.folder.summary())?)?;
     write_atomic(&folder.join("summary.json"), format!("{summary:#}\n").as_bytes())?;
@@ -56,7 +56,7 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
 }
 
 /// Keeps the fields that matter for the result. Reduces each path in the command line to its file name.
-fn forget_machine(env: &mut Value) {
+fn remove_machine_fields(env: &mut Value) {
     let Some(env) = env.as_object_mut() else { return };
     env.retain(|key, _| KEPT.contains(&key.as_str()) || key == "resumed");
     if let Some(words) = env.get_mut("command").and_then(Value::as_array_mut) {
@@ -68,6 +68,6 @@ fn forget_machine(env: &mut Value) {
         }
     }
     for resumed in env.get_mut("resumed").and_then(Value::as_array_mut).into_iter().flatten() {
-        forget_machine(resumed);
+        remove_machine_fields(resumed);
     }
 }

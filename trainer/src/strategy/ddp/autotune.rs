@@ -31,7 +31,7 @@ const BUCKETS: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
 const FIRST_BUCKETS: [f64; 3] = [0.125, 0.5, 2.0];
 /// Variable for tests, whose results must not depend on time. With `steps=3 bucket_mb=4` a sample has 3 steps, and times are
 /// made up: the more of the listed values a candidate has, the faster it counts.
-const PRETENCE: &str = "TRAINER_AUTOTUNE_TEST";
+const FAKE_TIMES: &str = "TRAINER_AUTOTUNE_TEST";
 
 /// Returns the largest bucket that a run may use, in MiB. GPUs reserve memory for this size.
 #[cfg(any(feature = "cuda", test))]
@@ -79,7 +79,7 @@ pub(super) struct Autotuner {
     queue: VecDeque<StepSettings>,
     stage: Stage,
     trials: Vec<Trial>,
-    pretence: Pretence,
+    fake_times: FakeTimes,
 }
 
 impl Autotuner {
@@ -95,7 +95,7 @@ impl Autotuner {
             queue: VecDeque::new(),
             stage: Stage::Bucket,
             trials: Vec::new(),
-            pretence: Pretence::parse(&env::var(PRETENCE).unwrap_or_default()),
+            fake_times: FakeTimes::parse(&env::var(FAKE_TIMES).unwrap_or_default()),
         }
     }
 
@@ -107,12 +107,12 @@ impl Autotuner {
             return None;
         }
         self.times.push(seconds);
-        if self.times.len() < self.pretence.steps.unwrap_or(SAMPLE) {
+        if self.times.len() < self.fake_times.steps.unwrap_or(SAMPLE) {
             return None;
         }
         self.times.sort_by(f64::total_cmp);
         let median = self.times[self.times.len() / 2];
-        Some(self.pretence.seconds(&self.current).unwrap_or(median))
+        Some(self.fake_times.seconds(&self.current).unwrap_or(median))
     }
 
     /// Ends a sample with the slowest rank's median. `order` and `lengths` describe the gradients, as for
@@ -205,23 +205,23 @@ impl Autotuner {
     }
 }
 
-/// Made-up times of a test; see [`PRETENCE`].
+/// Made-up times of a test; see [`FAKE_TIMES`].
 #[derive(Debug, Default)]
-struct Pretence {
+struct FakeTimes {
     steps: Option<usize>,
     fastest: Vec<(String, String)>,
 }
 
-impl Pretence {
+impl FakeTimes {
     fn parse(text: &str) -> Self {
-        let mut pretence = Self::default();
+        let mut fake_times = Self::default();
         for (key, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
             match key {
-                "steps" => pretence.steps = value.parse().ok(),
-                _ => pretence.fastest.push((key.to_owned(), value.to_owned())),
+                "steps" => fake_times.steps = value.parse().ok(),
+                _ => fake_times.fastest.push((key.to_owned(), value.to_owned())),
             }
         }
-        pretence
+        fake_times
     }
 
     /// Returns the made-up time of settings.
@@ -336,10 +336,10 @@ mod tests {
 
     #[test]
     fn a_test_makes_up_times() {
-        let pretence = Pretence::parse("steps=3 first_bucket_mb=0.125 threads=1");
-        assert_eq!((pretence.steps, pretence.seconds(&PLAN)), (Some(3), Some(1.0)));
+        let fake_times = FakeTimes::parse("steps=3 first_bucket_mb=0.125 threads=1");
+        assert_eq!((fake_times.steps, fake_times.seconds(&PLAN)), (Some(3), Some(1.0)));
         let half = StepSettings { first_bucket_mb: 0.125, ..PLAN };
-        assert_eq!(pretence.seconds(&half), Some(0.5));
-        assert_eq!(Pretence::parse("").seconds(&half), None, "steps are timed");
+        assert_eq!(fake_times.seconds(&half), Some(0.5));
+        assert_eq!(FakeTimes::parse("").seconds(&half), None, "steps are timed");
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn connect(
         Compression::Fp16 => WireType::F16,
         Compression::Bf16 => WireType::Bf16,
     };
-    let options = DeviceGroupOptions { backend, elements, wire, meet_on_device: false };
+    let options = DeviceGroupOptions { backend, elements, wire, device_barrier: false };
     let (group, description) = match DeviceGroup::connect(comm, device, options)? {
         Connected::Group(group) => (Some(*group), String::new()),
         Connected::ThroughHost { cause } => (None, format!("through the host's memory, as {cause}")),

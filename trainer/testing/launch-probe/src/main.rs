@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use comm::CommError;
-use launch::environment::{self, NodeShare, Variables, WorkerRole};
+use launch::environment::{self, NodeAssignment, Variables, WorkerRole};
 use launch::{
     JobFolder, JoinTimeouts, LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker,
 };
@@ -108,7 +108,7 @@ fn main() -> ExitCode {
     )
 }
 
-fn launch(arguments: &Arguments, share: Option<&NodeShare>, variables: &Variables) -> Result<u8, LaunchError> {
+fn launch(arguments: &Arguments, share: Option<&NodeAssignment>, variables: &Variables) -> Result<u8, LaunchError> {
     let mut job = LaunchConfig::of_this_program(arguments.workers)?;
     job.timeouts.stall = Duration::from_secs_f64(arguments.timeout);
     job.timeouts.join = Duration::from_secs_f64(arguments.join_timeout);

@@ -45,7 +45,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     p.images += group * s.channels;
     p.other += group * s.rows;
     OutputPixels pixels(p.other, s, first_row, start, end);
-    TurnedWindows windows(p.images, s, first_column, start, end);
+    TransposedWindows windows(p.images, s, first_column, start, end);
     multiply(sums, pixels, windows, (end - start + DEPTH - 1) / DEPTH, tiles_at);
     size_t to = (size_t)group * s.rows * s.columns;
 #if SPLIT
@@ -118,7 +118,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     p.images += group * s.channels;
     p.other += group * s.channels * KERNEL_DOWN * KERNEL_ACROSS * s.columns;
     Windows windows(p.images, s, taps, origin, first_row);
-    TurnedFilters filters(p.other, s, taps, first_column);
+    TransposedFilters filters(p.other, s, taps, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
     Target target{s, s.rows, first_row, {place[0], place[1]}};
 #if ADD

@@ -7,9 +7,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::source::{ConvProduct, Division, Pass, Sizes, Tile};
 use super::{Launch, fan, launch, narrow, vector};
 use crate::extension::ConvOptions;
-use crate::gpu::beside::Beside;
 use crate::gpu::counters::counters;
 use crate::gpu::rows::{Rows, aligned};
+use crate::gpu::side_results::SideResults;
 
 /// Number of windows along an axis.
 fn windows(extent: usize, kernel: usize, axis: usize, options: &ConvOptions) -> usize {
@@ -17,7 +17,7 @@ fn windows(extent: usize, kernel: usize, axis: usize, options: &ConvOptions) -> 
 }
 
 /// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`](super::ordered). If a batch norm follows, also
-/// computes the moments of the result and keeps them for this batch norm ([`Beside`]).
+/// computes the moments of the result and keeps them for this batch norm ([`SideResults`]).
 pub(in crate::gpu) fn forward(
     images: &Rows,
     weight: &CubeTensor,
@@ -64,7 +64,7 @@ pub(in crate::gpu) fn forward(
     let sizes = sizes.of(images, channels, options, tile, options.groups);
     launch(Launch { product, sizes, buffers }, None);
     if let Some(totals) = totals {
-        Beside::moments(&result, totals);
+        SideResults::moments(&result, totals);
     }
     result.into_tensor()
 }

@@ -10,9 +10,9 @@ use burn_cubecl::tensor::CubeTensor;
 use super::source::{ConvProduct, Division, NormSums, Pass, Sizes, Tile};
 use super::{Launch, fan, launch, narrow, source, vector};
 use crate::extension::{Activation, ConvOptions};
-use crate::gpu::beside::{Beside, NormOutput};
 use crate::gpu::counters::counters;
 use crate::gpu::rows::{Rows, aligned};
+use crate::gpu::side_results::{NormOutput, SideResults};
 
 /// Which gradients are required.
 pub(in crate::gpu) struct Required {
@@ -85,7 +85,7 @@ struct DataResult {
 impl DataResult {
     fn finish(self) -> CubeTensor {
         if let Some(totals) = self.totals {
-            Beside::sums(&self.result, totals);
+            SideResults::sums(&self.result, totals);
         }
         match self.later {
             Some(later) => Cube::float_add(later.into_tensor(), self.result.into_tensor()),

@@ -58,7 +58,7 @@ struct Windows {
     const Taps &taps;
     /// Each row's first tap: offset in the images and coordinates.
     int at[LOADS], y[LOADS], x[LOADS];
-    /// This thread's position along the depth: tap and channel. `settle` carries surplus channels over to the next tap.
+    /// This thread's position along the depth: tap and channel. `carry_to_next_tap` carries surplus channels over to the next tap.
     int down = 0, across = 0, channel;
 
     __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row)
@@ -74,10 +74,10 @@ struct Windows {
             // Outside for every tap.
             if (row >= s.rows) y[i] = -(1 << 28);
         }
-        settle();
+        carry_to_next_tap();
     }
 
-    __device__ void settle() {
+    __device__ void carry_to_next_tap() {
         while (channel >= s.channels && down < taps.count[0]) {
             channel -= s.channels;
             if (++across == taps.count[1]) across = 0, down++;
@@ -97,7 +97,7 @@ struct Windows {
             copy<VECTOR>(to, inside ? images + (at[i] + offset) : images, inside);
         }
         channel += DEPTH;
-        settle();
+        carry_to_next_tap();
     }
 };
 
@@ -126,7 +126,7 @@ struct Filters {
 };
 
 /// Filters, a tile [DEPTH][COLUMNS]: right operand of DATA_GRADIENT. The depth counts taps and output channels.
-struct TurnedFilters {
+struct TransposedFilters {
     static constexpr int PER_ROW = COLUMNS / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
     const Element *weight;
     const Sizes &s;
@@ -134,16 +134,16 @@ struct TurnedFilters {
     int column;
     int down[LOADS] = {}, across[LOADS] = {}, channel[LOADS];
 
-    __device__ TurnedFilters(const Element *weight, const Sizes &s, const Taps &taps, int first_column)
+    __device__ TransposedFilters(const Element *weight, const Sizes &s, const Taps &taps, int first_column)
         : weight(weight), s(s), taps(taps), column(first_column + threadIdx.x % PER_ROW * OTHER_VECTOR) {
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             channel[i] = threadIdx.x / PER_ROW + i * STEP;
-            settle(i);
+            carry_to_next_tap(i);
         }
     }
 
-    __device__ void settle(int i) {
+    __device__ void carry_to_next_tap(int i) {
         while (channel[i] >= s.channels && down[i] < taps.count[0]) {
             channel[i] -= s.channels;
             if (++across[i] == taps.count[1]) across[i] = 0, down[i]++;
@@ -162,7 +162,7 @@ struct TurnedFilters {
             u32 to = tile + outer<COLUMNS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
             copy<OTHER_VECTOR>(to, inside ? weight + at : weight, inside);
             channel[i] += DEPTH;
-            settle(i);
+            carry_to_next_tap(i);
         }
     }
 };
@@ -192,14 +192,14 @@ struct OutputPixels {
 };
 
 /// Pixels of windows, a tile [DEPTH][COLUMNS]: right operand of WEIGHT_GRADIENT. A column is a tap and a channel.
-struct TurnedWindows {
+struct TransposedWindows {
     static constexpr int PER_ROW = COLUMNS / VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
     const Element *images;
     const Sizes &s;
     int dy, dx, channel, pixel, end;
     bool is_column;
 
-    __device__ TurnedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end)
+    __device__ TransposedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end)
         : images(images), s(s), pixel(pixel), end(end) {
         int column = first_column + threadIdx.x % PER_ROW * VECTOR, tap = column / s.channels;
         is_column = column < s.columns;

@@ -6,7 +6,7 @@ __device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 at) {
                  : "r"(at));
 }
 
-__device__ __forceinline__ void load_turned_matrices(u32 (&to)[4], u32 at) {
+__device__ __forceinline__ void load_transposed_matrices(u32 (&to)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(at));
@@ -24,7 +24,7 @@ template <bool INNER, int WIDE> __device__ __forceinline__ void load_left(u32 (&
     if constexpr (INNER) {
         load_matrices(to, tile + inner(row + (lane & 7) + (matrix & 1) * 8, step * 2 + (matrix >> 1)));
     } else if constexpr (sizeof(Element) == 2) {
-        load_turned_matrices(to, tile + outer<WIDE>(step * 16 + (lane & 7) + (matrix >> 1) * 8, row / 8 + (matrix & 1)));
+        load_transposed_matrices(to, tile + outer<WIDE>(step * 16 + (lane & 7) + (matrix >> 1) * 8, row / 8 + (matrix & 1)));
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -40,7 +40,7 @@ template <bool INNER> __device__ __forceinline__ void load_right(u32 (&to)[4], u
     if constexpr (INNER) {
         load_matrices(to, tile + inner(column + (lane & 7) + (matrix >> 1) * 8, step * 2 + (matrix & 1)));
     } else if constexpr (sizeof(Element) == 2) {
-        load_turned_matrices(to, tile + outer<COLUMNS>(step * 16 + (lane & 7) + (matrix & 1) * 8, column / 8 + (matrix >> 1)));
+        load_transposed_matrices(to, tile + outer<COLUMNS>(step * 16 + (lane & 7) + (matrix & 1) * 8, column / 8 + (matrix >> 1)));
     } else {
 #pragma unroll
         for (int i = 0; i < 4; i++) {

@@ -175,7 +175,7 @@ FN void fault(const LaunchParams& params, Shared& shared, u32 peer, u64 kind) {
 }
 
 // One thread per peer: signals that this block has arrived, and waits until the peer's block has. Returns false after a fault.
-FN bool meet(const LaunchParams& params, Shared& shared, u32 area) {
+FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
     __syncthreads();
     if (threadIdx.x < WORLD) {
         const u32 peer = threadIdx.x;
@@ -238,7 +238,7 @@ FN void one_shot_body(float* out, const LaunchParams& params, Shared& shared) {
         Reader reader{params, shared, 0};
         fill(params, reader, 0, params.packs, params.first, end);
     }
-    if (params.phases & PHASE_MEET && !meet(params, shared, FILLED)) return;
+    if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE)
         move_packs<SUMS>(
             0, params.packs, [&](u32 i) { return sum(params, i); },
@@ -256,7 +256,7 @@ FN void two_shot_body(float* out, const LaunchParams& params, Shared& shared) {
             fill(params, reader, from, least((p + 1) * params.part, params.packs), params.first + (u64)from * VALUES, end);
         }
     }
-    if (params.phases & PHASE_MEET && !meet(params, shared, FILLED)) return;
+    if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE) {
         // No other rank reads or writes this part of this rank's slot before the ranks meet again.
         Pack* own = slot_of(params, params.rank);
@@ -264,7 +264,7 @@ FN void two_shot_body(float* out, const LaunchParams& params, Shared& shared) {
             least(params.rank * params.part, params.packs), least((params.rank + 1) * params.part, params.packs),
             [&](u32 i) { return sum(params, i); }, [&](u32 i, Pack pack) { store_pack(own + i, pack); });
     }
-    if (params.phases & PHASE_MEET_AGAIN && !meet(params, shared, REDUCED)) return;
+    if (params.phases & PHASE_BARRIER_EXIT && !device_barrier(params, shared, REDUCED)) return;
     if (params.phases & PHASE_GATHER) {
         for (u32 turn = 0; turn < WORLD; ++turn) {
             // Each rank starts with another peer.
@@ -288,7 +288,7 @@ FN void reduce_scatter_body(float* out, const LaunchParams& params, Shared& shar
             fill(params, reader, p * params.packs, (p + 1) * params.packs, start, start + params.count);
         }
     }
-    if (params.phases & PHASE_MEET && !meet(params, shared, FILLED)) return;
+    if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE)
         move_packs<SUMS>(
             0, params.packs, [&](u32 i) { return sum(params, params.rank * params.packs + i); },
@@ -302,7 +302,7 @@ FN void all_gather_body(float* out, const LaunchParams& params, Shared& shared) 
         Reader reader{params, shared, 0};
         fill(params, reader, 0, params.packs, params.first, params.first + params.count);
     }
-    if (params.phases & PHASE_MEET && !meet(params, shared, FILLED)) return;
+    if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_GATHER) {
         for (u32 turn = 0; turn < WORLD; ++turn) {
             const u32 p = (params.rank + turn) % WORLD;
@@ -323,7 +323,7 @@ FN void broadcast_body(float* out, const LaunchParams& params, Shared& shared) {
         Reader reader{params, shared, 0};
         fill(params, reader, 0, params.packs, params.first, end);
     }
-    if (params.phases & PHASE_MEET && !meet(params, shared, FILLED)) return;
+    if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_GATHER) {
         const Pack* slot = slot_of(params, params.root);
         move_packs<4>(

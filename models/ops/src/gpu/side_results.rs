@@ -18,7 +18,7 @@ use crate::extension::Activation;
 
 /// Per-column values of a tensor, with the tensor.
 #[derive(Debug)]
-pub(super) struct Beside {
+pub(super) struct SideResults {
     of: CubeTensor,
     values: CubeTensor,
 }
@@ -31,8 +31,8 @@ const KEPT_NORMS: usize = 3;
 type Kept<T> = RefCell<Vec<T>>;
 
 thread_local! {
-    static MOMENTS: Kept<Beside> = const { RefCell::new(Vec::new()) };
-    static SUMS: Kept<Beside> = const { RefCell::new(Vec::new()) };
+    static MOMENTS: Kept<SideResults> = const { RefCell::new(Vec::new()) };
+    static SUMS: Kept<SideResults> = const { RefCell::new(Vec::new()) };
     static NORMS: Kept<Arc<NormOutput>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -49,7 +49,7 @@ fn same(one: &CubeTensor, other: &CubeTensor) -> bool {
         && one.meta.strides() == other.meta.strides()
 }
 
-impl Beside {
+impl SideResults {
     /// Keeps each column's mean and the sum of squares around the mean, `[2][columns]`.
     pub(super) fn moments(rows: &Rows, values: CubeTensor) {
         MOMENTS.with_borrow_mut(|all| push(all, KEPT, Self { of: rows.tensor().clone(), values }));
