@@ -74,9 +74,9 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     let ranks =
         LocalRank { local_rank: comm.rank(), local_world: comm.world(), oversubscribe: true, ..LocalRank::ALONE };
     let gpus = trainer::device::find().map_err(|missing| other(&missing.cause))?;
-    let crowded = ranks.crowded(gpus.all.len());
+    let oversubscribed = ranks.oversubscribed(gpus.all.len());
     let device = DeviceSet::Gpus(gpus).select(&ranks).map_err(|failure| other(&failure))?.device().inner();
-    if !crowded {
+    if !oversubscribed {
         let mut right = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
         // All ranks are on one machine, so they all find NCCL or none does.
         if trainer::device::nccl().is_ok() {

@@ -16,8 +16,8 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 features=${FEATURES:-cuda}
 # One build: another selection of targets would give dependencies other features, and compile burn again.
-tests=$(cargo build --profile stand-in --features "$features" -p trainer -p comm -p benches -p cuda-on-cpu --bins --lib --bench step \
-    --test mpi --message-format json-render-diagnostics | "$python" -c '
+tests=$(cargo build --profile stand-in --features "$features" -p trainer -p comm -p launch -p benches -p cuda-on-cpu --bins --lib --examples \
+    --bench step --test mpi --message-format json-render-diagnostics | "$python" -c '
 import json, sys
 for built in map(json.loads, sys.stdin):
     if built.get("executable") and built["target"]["kind"] == ["test"]:
@@ -53,7 +53,7 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
 step doctor 2 "$programs/trainer" doctor
 case $features in *mpi*)
     while read -r manifest test; do
-        step "mpi-$(basename "$(dirname "$manifest")")" 0 env -C "$(dirname "$manifest")" "$test"
+        step "mpi-$(basename "$(dirname "$manifest")")" 0 env -C "$(dirname "$manifest")" "$test" </dev/null
     done <<<"$tests" ;;
 esac
 step ops 1 "$programs/gpu_check" --ops --ranks 1
