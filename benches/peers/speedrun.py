@@ -1,7 +1,7 @@
 """Trains configs/speedrun_cifar10.toml's recipe with PyTorch on a CPU.
 
     pip install torch numpy
-    python benches/peers/speedrun.py --data-dir DATA [--precision bf16] [--epochs 18] [--max-steps 10]
+    python benches/peers/speedrun.py --data-dir DATA [--precision bf16] [--epochs 30] [--max-steps 10]
 
 The network is that of models/tests/reference/networks.py: the same parameters, initial distributions and whitening. Augmentation,
 label smoothing, optimizer, learning rate and weight average are the file's. Images are channels_last; bf16 is autocast.
@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "models" / "tests" / 
 from networks import NETWORKS  # noqa: E402
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-BATCH, SHIFT, SMOOTHING, EMA = 1024, 2, 0.2, 0.97
+BATCH, SHIFT, CUTOUT, SMOOTHING, EMA = 1024, 2, 8, 0.2, 0.97
 LR, MOMENTUM, DECAY, BIAS_FACTOR = 1.5, 0.85, 1.33e-3, 64
 RISE, DIV, FINAL_DIV = 0.23, 5, 2.857
 
@@ -45,12 +45,18 @@ def whitening(images, epsilon=5e-4):
 
 
 def augmented(images, flipped):
-    """Shifts each image by up to SHIFT pixels, with a mirrored border, and mirrors those of `flipped`."""
+    """Shifts each image by up to SHIFT pixels, with a mirrored border, mirrors those of `flipped`, and cuts out a square."""
     padded = F.pad(images, (SHIFT,) * 4, mode="reflect")
     rows, columns = torch.randint(0, 2 * SHIFT + 1, (2, len(images), 1, 1, 1))
     rows, columns = rows + torch.arange(32).view(1, 1, 32, 1), columns + torch.arange(32).view(1, 1, 1, 32)
     columns = torch.where(flipped.view(-1, 1, 1, 1), columns.flip(3), columns)
-    return padded[torch.arange(len(images)).view(-1, 1, 1, 1), torch.arange(3).view(1, 3, 1, 1), rows, columns]
+    images = padded[torch.arange(len(images)).view(-1, 1, 1, 1), torch.arange(3).view(1, 3, 1, 1), rows, columns]
+    # The centre may be any pixel, so a square may reach over the border (DeVries & Taylor, 2017).
+    top, left = torch.randint(0, 32, (2, len(images), 1, 1)) - CUTOUT // 2
+    side = torch.arange(32)
+    in_rows = (side.view(1, 32, 1) >= top) & (side.view(1, 32, 1) < top + CUTOUT)
+    in_columns = (side.view(1, 1, 32) >= left) & (side.view(1, 1, 32) < left + CUTOUT)
+    return images.masked_fill((in_rows & in_columns).unsqueeze(1), 0)
 
 
 def optimizer_of(network):
@@ -67,7 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", required=True, type=pathlib.Path)
     parser.add_argument("--precision", choices=["f32", "bf16"], default="bf16")
-    parser.add_argument("--epochs", type=int, default=18)
+    parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--max-steps", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

@@ -205,12 +205,12 @@ fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
         BackendFacts {
             name: "cuda",
             compiled: HAS_CUDA,
-            note: gpu("GPUs of one host, kernels of our own; `auto` takes it there"),
+            note: gpu("GPUs of one machine, custom kernels; `auto` chooses it there"),
         },
         BackendFacts {
             name: "nccl",
             compiled: HAS_CUDA,
-            note: gpu(&format!("GPUs of any hosts; `auto` takes it where the kernels cannot go{nccl}")),
+            note: gpu(&format!("GPUs of any machines; `auto` chooses it where the custom kernels cannot run{nccl}")),
         },
         BackendFacts {
             name: "mpi",
