@@ -38,7 +38,7 @@ fn get(cell: &UnsafeCell<u64>) -> u64 {
     cell.with(|p| unsafe { *p })
 }
 
-fn meet(me: usize, windows: &[Window], area: FlagSet, epoch: u64) {
+fn device_barrier(me: usize, windows: &[Window], area: FlagSet, epoch: u64) {
     for window in windows {
         window.flags[area as usize][me].store(flag(epoch, FINGERPRINT), Ordering::Release);
     }
@@ -67,7 +67,7 @@ fn launch(me: usize, windows: &[Window], kernel: Kernel, epoch: u64, slot: usize
             (KernelStep::Pack, _) => {
                 (0..n).for_each(|part| put(&windows[me].slots[slot][part], value(me, epoch, part)))
             }
-            (KernelStep::Meet(area), _) => meet(me, windows, *area, epoch),
+            (KernelStep::Barrier(area), _) => device_barrier(me, windows, *area, epoch),
             (KernelStep::Reduce, Kernel::TwoShot) => put(&windows[me].slots[slot][me], sum(me)),
             (KernelStep::Reduce, Kernel::ReduceScatter) => assert_eq!(sum(me), want(me)),
             (KernelStep::Reduce, _) => (0..n).for_each(|part| assert_eq!(sum(part), want(part))),
@@ -139,7 +139,7 @@ fn loom_finds_a_window_with_one_slot() {
 fn loom_finds_a_reduction_without_its_second_barrier() {
     fn gather_at_once(me: usize, windows: &[Window]) {
         (0..2).for_each(|part| put(&windows[me].slots[0][part], 1));
-        meet(me, windows, FlagSet::Filled, 1);
+        device_barrier(me, windows, FlagSet::Filled, 1);
         let sum = windows.iter().map(|window| get(&window.slots[0][me])).sum();
         put(&windows[me].slots[0][me], sum);
         (0..2).for_each(|part| assert_eq!(get(&windows[part].slots[0][part]), 2));
