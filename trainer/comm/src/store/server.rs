@@ -165,7 +165,7 @@ struct EventLoop {
     commands: Arc<Mutex<Vec<Command>>>,
     wakeup_reader: UnixStream,
     on_event: OnEvent,
-    /// Set when the server is told to stop: the latest time at which it stops.
+    /// The latest time at which the server stops. Unset until a request to stop.
     stop: Option<Instant>,
 }
 
