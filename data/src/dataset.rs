@@ -217,7 +217,7 @@ pub struct Splits {
 
 impl Splits {
     /// Returns the splits that exist, each with its name.
-    pub fn named(&self) -> impl Iterator<Item = (&'static str, &Dataset)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Dataset)> {
         let all = [("training", Some(&self.train)), ("validation", self.val.as_ref()), ("test", Some(&self.test))];
         all.into_iter().filter_map(|(name, split)| Some((name, split?)))
     }

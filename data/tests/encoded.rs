@@ -122,7 +122,7 @@ fn batches_have_the_bits_of_images_in_memory() {
             LoaderConfig { sampler_weights: vec![1.0, 2.0], ..config(&augment) },
             LoaderConfig { exact: true, ..config(&[]) },
         ] {
-            for ((name, memory), (_, epoch)) in memory.named().zip(epoch.named()) {
+            for ((name, memory), (_, epoch)) in memory.iter().zip(epoch.iter()) {
                 for number in [1, 2] {
                     let [memory, epoch] = [memory, epoch].map(|set| batches(set, config.clone(), number).unwrap());
                     assert!(memory == epoch && !memory.is_empty(), "{name}, epoch {number}, {config:?}");

@@ -97,11 +97,11 @@ pub(crate) struct BasicBlock {
 
 impl BasicBlock {
     pub(crate) fn new(channels: [usize; 2], stride: usize, init: &Init) -> Self {
-        Self::named(ShortcutName::Shortcut, channels, stride, init)
+        Self::with_shortcut(ShortcutName::Shortcut, channels, stride, init)
     }
 
     /// Builds the block. `name` is the name of its shortcut branch in the state dict.
-    pub(crate) fn named(name: ShortcutName, [input, width]: [usize; 2], stride: usize, init: &Init) -> Self {
+    pub(crate) fn with_shortcut(name: ShortcutName, [input, width]: [usize; 2], stride: usize, init: &Init) -> Self {
         let [shortcut, downsample] = shortcuts(name, [input, width], stride, init);
         Self {
             conv1: conv([input, width], 3, stride, &init.child("conv1")),
@@ -152,11 +152,11 @@ pub(crate) struct Bottleneck {
 
 impl Bottleneck {
     pub(crate) fn new(shape: BottleneckShape, init: &Init) -> Self {
-        Self::named(ShortcutName::Shortcut, shape, init)
+        Self::with_shortcut(ShortcutName::Shortcut, shape, init)
     }
 
     /// Builds the block. `name` is the name of its shortcut branch in the state dict.
-    pub(crate) fn named(name: ShortcutName, shape: BottleneckShape, init: &Init) -> Self {
+    pub(crate) fn with_shortcut(name: ShortcutName, shape: BottleneckShape, init: &Init) -> Self {
         let BottleneckShape { channels: [input, width, output], stride, groups, squeeze } = shape;
         let [shortcut, downsample] = shortcuts(name, [input, output], stride, init);
         Self {

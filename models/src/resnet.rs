@@ -88,10 +88,10 @@ pub(crate) fn stages(depth: ResNetDepth, name: ShortcutName, init: &Init) -> [Ve
             let output = width * expansion;
             let input = std::mem::replace(&mut channels, output);
             if expansion == 1 {
-                return Block::Basic(BasicBlock::named(name, [input, width], stride, init));
+                return Block::Basic(BasicBlock::with_shortcut(name, [input, width], stride, init));
             }
             let shape = BottleneckShape { channels: [input, width, output], stride, groups: 1, squeeze: None };
-            Block::Bottleneck(Bottleneck::named(name, shape, init))
+            Block::Bottleneck(Bottleneck::with_shortcut(name, shape, init))
         })
     };
     [stage(0), stage(1), stage(2), stage(3)]

@@ -33,7 +33,7 @@ impl NamedTensor {
 }
 
 /// Converts a network's state to a file's tensors.
-pub fn named(tensors: Vec<StateTensor>) -> Vec<NamedTensor> {
+pub fn named_tensors(tensors: Vec<StateTensor>) -> Vec<NamedTensor> {
     tensors.into_iter().map(|t| NamedTensor { name: t.name, shape: t.shape, values: t.values }).collect()
 }
 

@@ -195,7 +195,7 @@ fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result
     };
     let files = match read(&request, false) {
         Ok(splits) => {
-            let encoded = splits.named().filter_map(|(_, split)| split.encoded.as_ref());
+            let encoded = splits.iter().filter_map(|(_, split)| split.encoded.as_ref());
             let damaged: Vec<FileReport> = encoded.flat_map(EncodedImages::check).map(altered).collect();
             if damaged.is_empty() { parts.into_iter().map(ok).collect() } else { damaged }
         }

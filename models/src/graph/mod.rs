@@ -215,7 +215,7 @@ impl Tracer {
     fn push(&mut self, node: Node) -> Result<Value, GraphError> {
         if !node.has_its_operands() {
             let (activations, weights) = (node.inputs.len(), node.weights.len());
-            let (operation, place) = (format!("{:?}", node.operation), self.place());
+            let (operation, place) = (format!("{:?}", node.operation), self.last_module());
             return Err(GraphError::Operands { operation, place, activations, weights });
         }
         self.nodes.push(node);
@@ -223,11 +223,11 @@ impl Tracer {
     }
 
     fn unknown(&self, operation: &Operation) -> GraphError {
-        GraphError::UnknownOperand { operation: format!("{operation:?}"), place: self.place() }
+        GraphError::UnknownOperand { operation: format!("{operation:?}"), place: self.last_module() }
     }
 
     /// Returns the last module that was recorded, for messages.
-    fn place(&self) -> String {
+    fn last_module(&self) -> String {
         let module = self.nodes.iter().rev().find_map(Node::module);
         module.map_or_else(|| "the images".to_owned(), |module| format!("`{module}`"))
     }

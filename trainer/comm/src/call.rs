@@ -141,7 +141,7 @@ impl CollectiveCall {
     }
 
     /// Describes the position of the call for error messages: `collective #17 of the world`.
-    pub(crate) fn place(&self, group: &str) -> String {
+    pub(crate) fn position(&self, group: &str) -> String {
         match self.op {
             OpKind::Send | OpKind::Recv => format!("in {group}"),
             _ => format!("collective #{} of {group}", self.sequence),
@@ -215,9 +215,9 @@ impl Agreement {
         let Some((rank, call)) = self.other else { return Ok(()) };
         let (first, expected) = self.first;
         let place = if call.sequence == expected.sequence && call.group == expected.group {
-            expected.place(group)
+            expected.position(group)
         } else if call.group != expected.group {
-            format!("in different groups, {}", expected.place(group))
+            format!("in different groups, {}", expected.position(group))
         } else {
             format!("collective #{} against #{} of {group}", call.sequence, expected.sequence)
         };

@@ -84,7 +84,7 @@ impl Communicator {
         // Each host's first rank makes the memory, and keeps the file open until the others have opened it.
         let made = (me == 0).then(|| Mapping::announce(HEADER + len));
         let refused = made.as_ref().and_then(|made| made.as_ref().err());
-        self.agree(refused.map(|error| format!("cannot make {len} bytes of shared memory: {error}")))?;
+        self.fail_together(refused.map(|error| format!("cannot make {len} bytes of shared memory: {error}")))?;
         let made = made.and_then(std::result::Result::ok);
         let announced = self.texts(made.as_ref().map_or("", |(_, _, text)| text))?;
         let (memory, file) = match made {
@@ -92,7 +92,7 @@ impl Communicator {
             None => (Mapping::find(announced[leader].as_bytes(), HEADER + len), None),
         };
         let refused = memory.as_ref().err();
-        self.agree(refused.map(|cause| format!("cannot open the shared memory of rank {leader}: {cause}")))?;
+        self.fail_together(refused.map(|cause| format!("cannot open the shared memory of rank {leader}: {cause}")))?;
         drop(file);
         let memory = memory.map_err(CommError::setup)?;
         let each = len.div_ceil(ranks.len());
@@ -107,7 +107,7 @@ impl Communicator {
     }
 
     /// Returns an error on every rank if any rank passes the reason of a failure.
-    fn agree(&self, refused: Option<String>) -> Result<()> {
+    fn fail_together(&self, refused: Option<String>) -> Result<()> {
         let causes = self.texts(refused.as_deref().unwrap_or_default())?;
         let Some(rank) = causes.iter().position(|cause| !cause.is_empty()) else { return Ok(()) };
         let hint = "the ranks of a host share this memory: they need one user, and enough memory for all of it";

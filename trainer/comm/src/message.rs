@@ -44,7 +44,7 @@ impl Message {
                 "rank {peer} sends {count} {} (tag {}) where rank {me} calls {call}, {}",
                 self.dtype,
                 self.tag,
-                call.place(group)
+                call.position(group)
             ),
         )
         .hint("both ends of a message must name the same type and length")
@@ -59,7 +59,7 @@ impl Message {
         theirs: &CollectiveCall,
         group: &str,
     ) -> CommError {
-        let message = format!("rank {peer} calls {theirs} where rank {me} calls {call}, {}", theirs.place(group));
+        let message = format!("rank {peer} calls {theirs} where rank {me} calls {call}, {}", theirs.position(group));
         CommError::new(ErrorKind::Mismatch, message)
             .hint("every rank must call the same collectives in the same order, sends and receives in pairs")
             .blame(peer)
@@ -75,7 +75,10 @@ impl Message {
     ) -> CommError {
         CommError::new(
             ErrorKind::Timeout,
-            format!("{call}, {}: rank {peer} did not answer within {timeout:.1?} (rank {me} waits)", call.place(group)),
+            format!(
+                "{call}, {}: rank {peer} did not answer within {timeout:.1?} (rank {me} waits)",
+                call.position(group)
+            ),
         )
         .blame(peer)
     }

@@ -31,7 +31,7 @@ struct Activity {
 
 impl Activity {
     fn describe(&self) -> String {
-        let (verb, place) = (if self.inside { "is in" } else { "has left" }, self.call.place(&self.group));
+        let (verb, place) = (if self.inside { "is in" } else { "has left" }, self.call.position(&self.group));
         format!("{verb} {}, {place}, for {:.1} s", self.call, self.since.elapsed().as_secs_f64())
     }
 }

@@ -84,7 +84,7 @@ pub fn of_lsf(variables: &Variables) -> Result<Vec<Host>> {
     let malformed = |cause: String| LaunchError::usage(format!("{PLACE}: {cause}"), "LSF sets it: `host1 4 host2 4`");
     let words: Vec<&str> = text.split_whitespace().collect();
     let hosts = words.chunks(2).map(|pair| match pair {
-        [name, number] => named(name, number),
+        [name, number] => parse_host(name, number),
         _ => Err(format!("`{}` has no number of slots", pair[0])),
     });
     checked(PLACE, hosts.collect::<std::result::Result<_, _>>().map_err(malformed)?)
@@ -149,11 +149,11 @@ fn with_colon(word: &str) -> std::result::Result<Host, String> {
     if name.is_empty() {
         return Err(format!("`{word}` has no host name"));
     }
-    named(name, number)
+    parse_host(name, number)
 }
 
 /// Checks a host's name and number of slots.
-fn named(name: &str, number: &str) -> std::result::Result<Host, String> {
+fn parse_host(name: &str, number: &str) -> std::result::Result<Host, String> {
     let known = |symbol: char| symbol.is_ascii_alphanumeric() || "._-@:%".contains(symbol);
     // ssh would parse a leading `-` as an option.
     if name.starts_with('-') || !name.chars().all(known) {

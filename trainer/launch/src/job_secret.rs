@@ -42,7 +42,7 @@ impl JobSecret {
             if wait.is_over() {
                 let node = parameters.node_rank;
                 return Err(LaunchError::failed(
-                    format!("node {node} cannot join node 0 at {}: {missing}", wait.place()),
+                    format!("node {node} cannot join node 0 at {}: {missing}", wait.address()),
                     "is the job started on node 0, as the same user and with the same --master-port? A loopback address \
                      leads to this machine only",
                 )

@@ -153,7 +153,7 @@ impl NodeRendezvous {
                     return Err(LaunchError::failed(
                         format!(
                             "node {node} did not come to {} within {:.0} s",
-                            wait.place(),
+                            wait.address(),
                             wait.limit().as_secs_f64()
                         ),
                         "is the job started on it, with the same --nnodes, --master-addr and --master-port?",
@@ -308,7 +308,7 @@ fn connect(
             ConnectError::Unauthenticated(_) => false,
         };
         if wait.is_over() || !may_change {
-            return Err(cannot_join(node_rank, wait.place(), &refused).into());
+            return Err(cannot_join(node_rank, wait.address(), &refused).into());
         }
         wait.go_on("node 0", Some(&refused.to_string()))?;
         std::thread::sleep(POLL / 4);

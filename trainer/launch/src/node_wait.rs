@@ -11,7 +11,7 @@ use super::output::Screen;
 pub(super) struct NodeWait<'a> {
     screen: &'a Screen,
     /// Host and port of node 0, for messages.
-    place: String,
+    address: String,
     since: Instant,
     timeouts: Timeouts,
     notices: u32,
@@ -22,11 +22,11 @@ impl<'a> NodeWait<'a> {
     /// Starts a wait. `interrupted` returns a signal of the user, if one has arrived.
     pub(super) fn new(
         screen: &'a Screen,
-        place: String,
+        address: String,
         timeouts: Timeouts,
         interrupted: &'a mut dyn FnMut() -> Option<i32>,
     ) -> Self {
-        Self { screen, place, since: Instant::now(), timeouts, notices: 0, interrupted }
+        Self { screen, address, since: Instant::now(), timeouts, notices: 0, interrupted }
     }
 
     /// Continues the wait for `whom`, and prints a message if the interval is over. `reason` is the reason for the wait, if
@@ -39,7 +39,7 @@ impl<'a> NodeWait<'a> {
         let passed = self.since.elapsed();
         if passed >= self.timeouts.notice.saturating_mul(self.notices + 1) {
             self.notices += 1;
-            self.screen.say(&waiting_for(whom, &self.place, passed, self.timeouts.join, reason));
+            self.screen.say(&waiting_for(whom, &self.address, passed, self.timeouts.join, reason));
         }
         Ok(())
     }
@@ -63,8 +63,8 @@ impl<'a> NodeWait<'a> {
     }
 
     /// Returns host and port of node 0.
-    pub(super) fn place(&self) -> &str {
-        &self.place
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     /// Returns the timeout of the whole wait.

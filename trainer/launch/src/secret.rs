@@ -80,7 +80,7 @@ fn check<'a>(place: &str, text: &'a str) -> Result<&'a str> {
     }
     if text.len() < SHORTEST {
         return Err(LaunchError::usage(
-            format!("{place}: a secret of {} characters is too short", text.len()),
+            format!("{place}: a secret of {} bytes is too short", text.len()),
             format!("at least {SHORTEST}; `openssl rand -hex 32` makes a good one"),
         ));
     }
@@ -169,13 +169,13 @@ mod tests {
             (b"correct horse", 0o604, "other users may read the job's secret (mode 604)", "chmod 600 /"),
             (b"", 0o600, "the secret is empty", "openssl rand"),
             (b"\n", 0o600, "the secret is empty", "openssl rand"),
-            (b"12345\n", 0o600, "a secret of 5 characters is too short", "at least 8"),
+            (b"12345\n", 0o600, "a secret of 5 bytes is too short", "at least 8"),
             (b"correct \xff horse", 0o600, "the job's secret is not text (UTF-8)", "openssl rand"),
             (&[b'x'; 4097], 0o600, "4097 bytes are too many for the job's secret, at most 4096", "openssl rand"),
         ] {
             refused(&folder.file(content, mode), cause, hint);
         }
         let error = of_job(&variables(Some("12345"))).unwrap_err();
-        assert_eq!(error.message, "TRAINER_SECRET: a secret of 5 characters is too short");
+        assert_eq!(error.message, "TRAINER_SECRET: a secret of 5 bytes is too short");
     }
 }

@@ -17,7 +17,7 @@ use crate::config::{Overrides, RunPlan};
 use crate::failure::Failure;
 use crate::files::{self, FileError};
 use crate::report::RunFolder;
-use crate::report::run_lock::{Locked, RunLock, refusal};
+use crate::report::run_lock::{RunLock, TryLock, refusal};
 use crate::run::plan;
 use crate::signals::Stop;
 use launch::{environment::Variables, set_parent_death_signal, signals};
@@ -112,8 +112,8 @@ pub(super) fn folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Fai
 /// Another program writes to the folder, or the folder cannot be written.
 pub(super) fn lock(out: &Path) -> Result<Option<RunLock>, Failure> {
     match RunLock::take(out, None)? {
-        Locked::Here(lock) => Ok(lock),
-        Locked::Elsewhere(holder) => Err(refusal(out, holder.as_ref()).into()),
+        TryLock::Acquired(lock) => Ok(lock),
+        TryLock::HeldBy(holder) => Err(refusal(out, holder.as_ref()).into()),
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         let stop_seen = engine.asked_to_stop();
         let outcome = {
             let _reports = engine.warm_up(0);
-            engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| named(engine, step, failure))?
+            engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| at_step(engine, step, failure))?
         };
         queue.push_back(taken);
 
@@ -81,14 +81,14 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
 }
 
 /// Adds the epoch and the step to a failure's message.
-fn named(engine: &Engine<'_>, step: u64, mut failure: Failure) -> Failure {
+fn at_step(engine: &Engine<'_>, step: u64, mut failure: Failure) -> Failure {
     failure.message = format!("epoch {}, step {step}: {}", engine.progress.epoch, failure.message);
     failure
 }
 
 /// Waits for the oldest queued step and reports it. Returns the signal that asks for a stop.
 fn finish(engine: &mut Engine<'_>, queued: &Queued, reported: &mut Instant) -> Result<Option<i32>, Failure> {
-    let outcome = engine.strategy.finish_step().map_err(|failure| named(engine, queued.step, failure))?;
+    let outcome = engine.strategy.finish_step().map_err(|failure| at_step(engine, queued.step, failure))?;
     report(engine, queued, &outcome.expect("the step was queued"), reported)
 }
 

@@ -41,11 +41,11 @@ impl Parts {
             optimizer: mean(|step| step.optimizer_ms),
             other: 0.0,
         };
-        parts.other = (mean(|step| step.step_ms) - parts.named()).max(0.0);
+        parts.other = (mean(|step| step.step_ms) - parts.measured()).max(0.0);
         parts
     }
 
-    fn named(&self) -> f64 {
+    fn measured(&self) -> f64 {
         self.data + self.forward + self.backward + self.communication + self.optimizer
     }
 }

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::run_lock::{Locked, RunLock, refusal};
+use super::run_lock::{RunLock, TryLock, refusal};
 use crate::console;
 use crate::files::{FileError, USAGE};
 use time::{OffsetDateTime, macros::format_description};
@@ -72,9 +72,9 @@ impl RunFolder {
             }
         }
         match RunLock::take(&self.path, job)? {
-            Locked::Here(lock) => self.lock = lock,
-            Locked::Elsewhere(holder) if job.is_some() && holder.as_ref().is_some_and(|h| h.job.as_deref() == job) => {}
-            Locked::Elsewhere(holder) => return Err(refusal(&self.path, holder.as_ref())),
+            TryLock::Acquired(lock) => self.lock = lock,
+            TryLock::HeldBy(holder) if job.is_some() && holder.as_ref().is_some_and(|h| h.job.as_deref() == job) => {}
+            TryLock::HeldBy(holder) => return Err(refusal(&self.path, holder.as_ref())),
         }
         Ok(())
     }

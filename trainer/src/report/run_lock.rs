@@ -64,11 +64,11 @@ pub struct RunLock(#[allow(dead_code, reason = "open as long as the run is writt
 
 /// The answer to a request for the lock.
 #[derive(Debug)]
-pub enum Locked {
+pub enum TryLock {
     /// This process holds the lock; `None` if the file system has no locks.
-    Here(Option<RunLock>),
+    Acquired(Option<RunLock>),
     /// Another program holds the lock. `None` if the file does not name the program.
-    Elsewhere(Option<LockOwner>),
+    HeldBy(Option<LockOwner>),
 }
 
 impl RunLock {
@@ -76,7 +76,7 @@ impl RunLock {
     ///
     /// # Errors
     /// The folder cannot be written, or `run.lock` is a link.
-    pub fn take(run: &Path, job: Option<&str>) -> Result<Locked, FileError> {
+    pub fn take(run: &Path, job: Option<&str>) -> Result<TryLock, FileError> {
         let path = run.join(FILE_NAME);
         let failed = |error: io::Error| FileError::io(&path, "write", &error);
         let mut file = Folder::open(run).and_then(|folder| folder.read_write(FILE_NAME)).map_err(failed)?;
@@ -85,13 +85,13 @@ impl RunLock {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(INTERVAL),
-                Err(TryLockError::WouldBlock) => return Ok(Locked::Elsewhere(read(&mut file))),
+                Err(TryLockError::WouldBlock) => return Ok(TryLock::HeldBy(read(&mut file))),
                 Err(TryLockError::Error(error)) => {
                     let path = path.display();
                     console::eprint(format_args!(
                         "note: {path}: this file system has no locks ({error}): do not start two programs on one run"
                     ));
-                    return Ok(Locked::Here(None));
+                    return Ok(TryLock::Acquired(None));
                 }
             }
         }
@@ -104,7 +104,7 @@ impl RunLock {
             Ok(fcntl_setfd(&*file, FdFlags::empty())?)
         };
         write(&mut file).map_err(failed)?;
-        Ok(Locked::Here(Some(Self(Arc::new(file)))))
+        Ok(TryLock::Acquired(Some(Self(Arc::new(file)))))
     }
 
     /// Returns the holder of the lock of the run folder `run`, unless the lock is free or the holder belongs to `job`. The inner

@@ -61,7 +61,7 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
         return Some(format!("`{step}` is the loader's"));
     }
-    if splits.named().any(|(_, split)| split.encoded.is_some()) {
+    if splits.iter().any(|(_, split)| split.encoded.is_some()) {
         return Some("they are decoded there in each epoch".into());
     }
     // A quarter of the GPU's memory may hold the data set. The rest is for the network.
@@ -146,7 +146,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<
     let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
-    for (name, set) in splits.named() {
+    for (name, set) in splits.iter() {
         let labels = match &set.label_sets {
             None => crc32c::crc32c(bytemuck::cast_slice(&set.labels)),
             Some(sets) => sets.iter().fold(0, |sum, set| {

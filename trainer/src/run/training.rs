@@ -271,7 +271,7 @@ fn describe_data(plan: &RunPlan, splits: &Splits, on_gpu: bool) -> String {
         (true, _) => ", on the GPU as uint8".to_owned(),
         (false, None) => String::new(),
         (false, Some(_)) => {
-            let bytes: u64 = splits.named().map(|(_, split)| split.decoded_bytes()).sum();
+            let bytes: u64 = splits.iter().map(|(_, split)| split.decoded_bytes()).sum();
             let gib = bytes as f64 / (1u64 << 30) as f64;
             let size = if gib < 1.0 { String::new() } else { format!(" ({gib:.1} GiB of pixels)") };
             format!(", decoded in each epoch{size}")
@@ -280,7 +280,7 @@ fn describe_data(plan: &RunPlan, splits: &Splits, on_gpu: bool) -> String {
     format!(
         "{}, {} images {}{place}",
         plan.data.name,
-        splits.named().map(|(_, split)| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
+        splits.iter().map(|(_, split)| thousands(split.len() as u64)).collect::<Vec<_>>().join(" + "),
         splits.train.shape,
     )
 }

@@ -53,7 +53,7 @@ impl MpiGroup {
     }
 
     fn call_failed(&self, call: &CollectiveCall, error: &CallError) -> CommError {
-        let (me, place) = (self.group.job_rank(), call.place(&self.name));
+        let (me, place) = (self.group.job_rank(), call.position(&self.name));
         match error {
             CallError::Aborted => self.abort.wait(REASON_LIMIT).unwrap_or_else(|| {
                 CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive")
@@ -67,7 +67,7 @@ impl MpiGroup {
     }
 
     /// Compares all ranks' calls. No rank returns before all ranks have called this function.
-    fn agree(&self, call: &CollectiveCall) -> Result<()> {
+    fn check_same_call(&self, call: &CollectiveCall) -> Result<()> {
         let (mine, n) = (AlignedBytes::copy(&call.encode()), self.len());
         let lens = vec![CALL_BYTES; n];
         let all = self.run(call, move |state| calls::all_gather(&state.comm, DType::U8, &mine, &lens))?;
@@ -132,7 +132,7 @@ impl MpiGroup {
 
 impl Transport for MpiGroup {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         let (op, dtype) = (Self::op(call)?, call.dtype);
         if data.is_empty() {
             return Ok(());
@@ -151,7 +151,7 @@ impl Transport for MpiGroup {
     }
 
     fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         let (dtype, root, len, is_root) = (call.dtype, Self::root(call), data.len(), self.is_root(call));
         let mut words = if is_root { AlignedBytes::copy(data) } else { AlignedBytes::zero(len) };
         let words = self.run(call, move |state| {
@@ -165,7 +165,7 @@ impl Transport for MpiGroup {
     }
 
     fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         let (op, dtype, root) = (Self::op(call)?, call.dtype, Self::root(call));
         if data.is_empty() {
             return Ok(());
@@ -188,7 +188,7 @@ impl Transport for MpiGroup {
     }
 
     fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         // `all_gather_v` also exchanges the lengths, whose type is not the type of the call.
         let dtype = if recv.len().is_multiple_of(call.dtype.size()) { call.dtype } else { DType::U8 };
         Self::countable(call, recv.len())?;
@@ -199,7 +199,7 @@ impl Transport for MpiGroup {
     }
 
     fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         Self::countable(call, send.len())?;
         let (send, dtype, root) = (AlignedBytes::copy(send), call.dtype, Self::root(call));
         let all = self.run(call, move |state| calls::gather(&state.comm, dtype, &send, root))?;
@@ -208,7 +208,7 @@ impl Transport for MpiGroup {
     }
 
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         Self::countable(call, recv.len())?;
         let (send, len, dtype, root) = (AlignedBytes::copy(send), recv.len(), call.dtype, Self::root(call));
         let part = self.run(call, move |state| calls::scatter(&state.comm, dtype, &send, len, root))?;
@@ -217,7 +217,7 @@ impl Transport for MpiGroup {
     }
 
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         Self::countable(call, recv.len())?;
         let (op, dtype, send) = (Self::op(call)?, call.dtype, AlignedBytes::copy(send));
         let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
@@ -226,7 +226,7 @@ impl Transport for MpiGroup {
     }
 
     fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        self.agree(call)?;
+        self.check_same_call(call)?;
         Self::countable(call, send.len() / self.len())?;
         let (dtype, send) = (call.dtype, AlignedBytes::copy(send));
         let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
@@ -235,7 +235,7 @@ impl Transport for MpiGroup {
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
-        self.agree(call)
+        self.check_same_call(call)
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {

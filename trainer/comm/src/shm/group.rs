@@ -186,7 +186,7 @@ impl ShmGroup {
     /// Returns the error for a wait in `call` that failed.
     pub(super) fn wait_failed(&self, call: &CollectiveCall, error: WaitError) -> CommError {
         let (me, name) = (self.group.job_rank(), self.group.name());
-        let place = call.place(&name);
+        let place = call.position(&name);
         if error == WaitError::Aborted {
             return self.ended();
         }

@@ -44,7 +44,7 @@ impl TcpGroup {
         call.root.unwrap_or_default() as usize
     }
 
-    fn agree(&self, mesh: &mut Mesh, call: &CollectiveCall) -> Result<()> {
+    fn check_same_call(&self, mesh: &mut Mesh, call: &CollectiveCall) -> Result<()> {
         self.recursive_doubling(mesh, call, &mut [], None)
     }
 
@@ -80,7 +80,7 @@ impl TcpGroup {
     }
 
     fn all_reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         let n = self.group.len();
         let window = if mesh.is_on_one_host(&self.group.ranks) { n * LOCAL_PART } else { data.len() };
         data.chunks_mut(window).try_for_each(|window| self.all_reduce_ring(mesh, call, op, window))
@@ -104,7 +104,7 @@ impl TcpGroup {
     }
 
     fn reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
         let mut sums = Self::widened(call, data);
         let sums = sums.get_mut();
@@ -215,7 +215,7 @@ impl Transport for TcpGroup {
 
     fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         if data.len() > SMALL { self.broadcast_chain(mesh, call, data) } else { self.broadcast_tree(mesh, call, data) }
     }
 
@@ -234,7 +234,7 @@ impl Transport for TcpGroup {
 
     fn all_gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8], lens: &[usize]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         let (n, me) = (self.group.len(), self.group.me);
         let mut cut = vec![0];
         cut.extend(lens.iter().scan(0, |at, len| {
@@ -256,7 +256,7 @@ impl Transport for TcpGroup {
 
     fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         let (me, root, len) = (self.group.me, self.root(call), send.len());
         if len == 0 {
             return Ok(());
@@ -276,7 +276,7 @@ impl Transport for TcpGroup {
 
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         let (n, me, root, len) = (self.group.len(), self.group.me, self.root(call), recv.len());
         if me != root {
             return mesh.transfer(call, &self.name, &mut [], &mut [self.copy_from(root, recv)]);
@@ -290,7 +290,7 @@ impl Transport for TcpGroup {
 
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         let mut parts = AlignedBytes::zero(send.len());
         let parts = parts.get_mut();
         self.exchange_parts(mesh, call, send, parts)?;
@@ -303,12 +303,12 @@ impl Transport for TcpGroup {
 
     fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
-        self.agree(mesh, call)?;
+        self.check_same_call(mesh, call)?;
         self.exchange_parts(mesh, call, send, recv)
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
-        self.agree(&mut self.mesh.lock(), call)
+        self.check_same_call(&mut self.mesh.lock(), call)
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {

@@ -177,7 +177,7 @@ impl Mesh {
                 ErrorKind::Timeout,
                 format!(
                     "{call}, {}: {} did not answer within {:.1?} (rank {} waits)",
-                    call.place(group),
+                    call.position(group),
                     ranks(&waiting),
                     self.timeout,
                     self.rank
@@ -245,13 +245,13 @@ impl Mesh {
     pub(super) fn unexpected_frame(&self, call: &CollectiveCall, group: &str, from: usize) -> CommError {
         CommError::system(format!(
             "{call}, {}: rank {from} sent rank {} a frame that does not belong to it",
-            call.place(group),
+            call.position(group),
             self.rank
         ))
     }
 
     pub(super) fn broken(&self, call: &CollectiveCall, group: &str, peer: usize, broken: ConnectionError) -> CommError {
-        let (me, place) = (self.rank, call.place(group));
+        let (me, place) = (self.rank, call.position(group));
         if let Some(reason) = self.abort.wait(REASON) {
             return reason;
         }

@@ -232,7 +232,7 @@ fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
     let Some(first) = found.first() else { return Ok(None) };
     // Torchrun's variables take precedence: srun or mpirun may start torchrun, but torchrun never starts srun or mpirun.
     if first.role.launcher != Launcher::Torchrun
-        && let Some(other) = found.iter().skip(1).find(|other| !agree(first, other))
+        && let Some(other) = found.iter().skip(1).find(|other| !same_rank(first, other))
     {
         return Err(LaunchError::usage(
             format!(
@@ -249,7 +249,7 @@ fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
     Ok(found.into_iter().next().map(|candidate| Role::Worker(candidate.role)))
 }
 
-fn agree(a: &Candidate, b: &Candidate) -> bool {
+fn same_rank(a: &Candidate, b: &Candidate) -> bool {
     let global = |c: &Candidate| (c.role.rank, c.role.world);
     let local = |c: &Candidate| (c.role.local_rank, c.role.local_world);
     global(a) == global(b) && (!a.local_known || !b.local_known || local(a) == local(b))

@@ -62,7 +62,8 @@ impl Store {
         let temporary = self.folder.join(format!("{HIDDEN}{name}"));
         let target = self.folder.join(name);
         remove(&temporary)?;
-        let written = self.write_files(&temporary, snapshot, progress).and_then(|()| place(&temporary, &target));
+        let written =
+            self.write_files(&temporary, snapshot, progress).and_then(|()| rename_or_exchange(&temporary, &target));
         if let Err(error) = written {
             // Free the space. An error here is ignored, since the first error must be reported.
             let _ = fs::remove_dir_all(&temporary);
@@ -107,10 +108,10 @@ impl Store {
         let tensors = |name: &str, tensors: &[NamedTensor]| {
             state_file::encode(tensors).map_err(|error| writing(folder.join(name), error))
         };
-        write(MODEL, &tensors(MODEL, &state_file::named(snapshot.model))?)?;
+        write(MODEL, &tensors(MODEL, &state_file::named_tensors(snapshot.model))?)?;
         write(OPTIMIZER, &tensors(OPTIMIZER, &snapshot.optimizer)?)?;
         if let Some(ema) = snapshot.ema {
-            write(EMA, &tensors(EMA, &state_file::named(ema))?)?;
+            write(EMA, &tensors(EMA, &state_file::named_tensors(ema))?)?;
         }
         write(STATE, &json(&folder.join(STATE), &state)?)?;
         let path = folder.join(MANIFEST);
@@ -154,7 +155,7 @@ impl Store {
 }
 
 /// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically.
-fn place(temporary: &Path, target: &Path) -> Result<(), FileError> {
+fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let failed = |error: io::Error| writing(target, error);
     if !target.exists() {
         return fs::rename(temporary, target).map_err(failed);

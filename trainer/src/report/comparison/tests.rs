@@ -58,7 +58,7 @@ fn a_round_leaves_the_first_steps_out_and_its_parts_add_up() {
     let round = round(100.0);
     assert!((round.step_ms - 100.0).abs() < 1e-9 && (round.images_per_s - 1280.0).abs() < 1e-6, "{round:?}");
     let parts = round.parts;
-    assert!((parts.named() + parts.other - 100.0).abs() < 1e-9, "{parts:?}");
+    assert!((parts.measured() + parts.other - 100.0).abs() < 1e-9, "{parts:?}");
     assert!((parts.other - 4.0).abs() < 1e-9, "{parts:?}");
     assert_eq!((round.losses.len(), round.bytes_moved), (10, 89_396_128));
     assert_eq!(Round::new(&steps(3, 1.0), 2, Vec::new(), Vec::new()), None);

@@ -65,9 +65,9 @@ pub(super) fn broadcast_checkpoint(
         let encode = |tensors: &[NamedTensor]| state_file::encode(tensors).map_err(|error| broken(&error));
         parts = [
             serde_json::to_vec(&progress).map_err(|error| broken(&error))?,
-            encode(&state_file::named(snapshot.model))?,
+            encode(&state_file::named_tensors(snapshot.model))?,
             encode(&snapshot.optimizer)?,
-            snapshot.ema.map(|ema| encode(&state_file::named(ema))).transpose()?.unwrap_or_default(),
+            snapshot.ema.map(|ema| encode(&state_file::named_tensors(ema))).transpose()?.unwrap_or_default(),
         ];
     }
     let mut sizes: Vec<i64> = parts.iter().map(|part| part.len() as i64).chain([steps]).collect();
