@@ -97,7 +97,7 @@ cat >"$out/shufflenet.toml" <<'TOML'
 name = "shufflenetv2_x0_5"
 [data]
 name = "fashion-mini"
-limit_train = 60
+limit_train = 44
 limit_test = 8
 [train]
 epochs = 1
