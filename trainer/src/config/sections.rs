@@ -121,7 +121,8 @@ sections! {
         /// Batches per optimizer step.
         accumulate: usize = 1, in 1..=65_536,
             also ["accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"];
-        /// Whether one process with one GPU records its step as a CUDA graph and launches that. `false` launches kernel by kernel.
+        /// Whether a process with one GPU records its step as a CUDA graph and launches that: one process, or several whose gradients
+        /// the all-reduce kernels sum. `false` launches kernel by kernel.
         graph: Option<bool> = None, unset "`true`", also ["cuda_graph", "cuda_graphs"];
         /// Leaves out an epoch's last batch where it is smaller than the others.
         drop_last: bool = false, unset "off";

@@ -59,9 +59,10 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         };
         queue.push_back(taken);
 
-        // Before a checkpoint or a stop, wait for all queued steps and report them.
+        // Before a checkpoint or a stop, wait for all queued steps and report them. Several ranks stop together, after the step whose
+        // outcome has the signal.
         let due = every > 0 && (step + 1).is_multiple_of(every);
-        let waits = outcome.is_some() || due || stop_seen.is_some();
+        let waits = outcome.is_some() || due || (stop_seen.is_some() && engine.strategy.world() == 1);
         let left = if waits { 0 } else { engine.strategy.most_queued() };
         for queued in queue.drain(..queue.len().saturating_sub(left)).collect::<Vec<_>>() {
             let is_last = queued.step == step;

@@ -16,39 +16,41 @@
 //! are one launch without a copy. The CPU does not wait for these steps: it first prepares and launches the next steps, so the
 //! GPU always has work. Therefore the CPU learns late that a loss is not finite. In this case the optimizer's kernels
 //! themselves do not change weights and state, neither in this step nor in the steps after it.
+//!
+//! With several processes, each rank records its own step, with the sums of gradients in it. All ranks record and launch the same
+//! steps: each decision that depends on a rank's memory is taken by all ranks together ([`GraphRanks`]).
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use data::loader::Batch;
-use models::{Context, StateKind, state};
-use ops::graph::{self, Graph, PendingRead};
+use ops::graph::{self, PendingRead};
 
-use super::graph_inputs::{Inputs, Outputs};
-use super::{Learner, StepOutcome, device_batch::DeviceBatch};
+use super::graph_inputs::Inputs;
+use super::graph_record::{GraphRanks, Recorded};
+use super::{Learner, StepOutcome};
 use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
     device::launches_block,
     failure::Failure,
-    optim::{FlatGradients, clip_on_device},
     timeline::Track,
 };
 
-/// The kind of a step: the number of images of each batch, and the bits of the weight by which the loss is divided. A graph can
-/// run steps of one kind only.
-type Kind = (Vec<usize>, u64);
+/// The kind of a step: for each batch, the number of images of this rank and of all ranks, and the bits of its weight. A graph can
+/// run steps of one kind only. If two steps have the same kind on one rank, they have on all ranks.
+pub(super) type Kind = Vec<(usize, usize, u64)>;
 
 /// The graph of a learner's step.
 #[derive(Debug, Default)]
 pub struct StepGraph {
-    phase: Phase,
+    pub(super) phase: Phase,
     /// Number of steps after which the training state was at other addresses.
     moves: usize,
     /// Steps whose outcome is not known yet, the oldest first.
     queued: VecDeque<Queued>,
     /// The pending results of launched steps, each with the number of these steps.
-    readings: VecDeque<(PendingRead, usize)>,
+    pub(super) readings: VecDeque<(PendingRead, usize)>,
     /// The bits of the inputs of steps that are not launched yet, and the number of these steps.
     waiting: (Vec<u32>, usize),
     /// When results were last read.
@@ -58,7 +60,7 @@ pub struct StepGraph {
 }
 
 #[derive(Debug, Default)]
-enum Phase {
+pub(super) enum Phase {
     /// Steps are not recorded.
     #[default]
     Off,
@@ -73,24 +75,13 @@ enum Phase {
 /// A step whose outcome is not known.
 #[derive(Debug)]
 struct Queued {
-    /// The logits of each batch, then the norm of the gradients if clipping is on. `None` until the results are read.
-    results: Option<Vec<f32>>,
+    /// Whether the results are read and counted.
+    counted: bool,
     /// The targets, row-major `[B, classes]`, and the labels `[B]` of each batch.
     expected: Vec<(Vec<f32>, Vec<i32>)>,
     outcome: StepOutcome,
     lr: f64,
     start: Instant,
-}
-
-/// A recorded step.
-#[derive(Debug)]
-struct Recorded {
-    inputs: Box<Inputs>,
-    graph: Graph,
-    /// The addresses of the training state when the step was recorded.
-    addresses: Vec<[u64; 2]>,
-    /// Whether a step without the graph has run since, so the addresses must be checked again.
-    check: bool,
 }
 
 /// If the state has moved to other memory this many times, no further step is recorded.
@@ -113,15 +104,24 @@ impl StepGraph {
         } else {
             None
         };
-        let mut graph = Self { phase: Phase::Waits(None), ..Self::default() };
-        if let Some(reason) = reason {
-            graph.stop(reason);
+        Self { phase: Phase::Waits(None), ..Self::default() }.unless(reason)
+    }
+
+    /// Does not record steps for this `reason`, if there is one.
+    pub fn unless(mut self, reason: Option<&str>) -> Self {
+        if let (false, Some(reason)) = (matches!(self.phase, Phase::Off), reason) {
+            self.stop(reason);
         }
-        graph
+        self
+    }
+
+    /// Returns whether the outcomes of all steps are known.
+    pub fn is_idle(&self) -> bool {
+        self.queued.is_empty()
     }
 
     /// Starts again, since the state has moved to other memory.
-    fn moved(&mut self, kind: Kind) {
+    pub(super) fn moved(&mut self, kind: Kind) {
         self.phase = Phase::Waits(Some(kind));
         self.moves += 1;
         if self.moves >= MOVES {
@@ -129,7 +129,7 @@ impl StepGraph {
         }
     }
 
-    fn stop(&mut self, reason: &str) {
+    pub(super) fn stop(&mut self, reason: &str) {
         self.phase = Phase::Off;
         self.note = Some(format!("note: the step is launched kernel by kernel, not as a CUDA graph: {reason}"));
     }
@@ -157,29 +157,34 @@ impl StepGraph {
 /// The step cannot be recorded or launched.
 pub(super) fn queue_step(
     learner: &mut Learner,
+    ranks: &mut dyn GraphRanks,
     batches: Vec<Batch>,
     lr: f64,
     outcome: StepOutcome,
 ) -> Result<Option<Vec<Batch>>, Failure> {
-    let kind = (batches.iter().map(Batch::len).collect(), outcome.weight.to_bits());
-    // A timeline shows the launches of a step, which a graph hides.
-    if learner.replica.timeline.is_on() {
+    let kind = batches.iter().map(|batch| (batch.len(), batch.global_len, batch.global_weight.to_bits())).collect();
+    // A timeline shows the launches of a step, which a graph hides. If a batch has fewer images than there are ranks, a rank has no
+    // inputs.
+    let empty = batches.iter().any(|batch| batch.global_len < ranks.world());
+    if learner.replica.timeline.is_on() || empty {
         learner.graph.launch()?;
         return Ok(Some(batches));
     }
     let (start, weight) = (Instant::now(), outcome.weight);
     match std::mem::take(&mut learner.graph.phase) {
         Phase::Off => return Ok(Some(batches)),
-        Phase::Waits(Some(before)) if before == kind => learner.prepare(kind, &batches, lr, weight)?,
+        Phase::Waits(Some(before)) if before == kind => {
+            learner.prepare(ranks, kind, &batches, lr, weight)?;
+        }
         Phase::Prepared(prepared, inputs) if prepared == kind => {
             let words = inputs.words(learner, &batches, lr);
-            let recorded = learner.record(inputs, &batches, lr, weight)?;
+            let recorded = learner.record(ranks, inputs, &batches, lr, weight)?;
             learner.graph.phase = Phase::Recorded(kind, recorded);
             learner.graph.waiting = (words, 1);
         }
         Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
             // Steps without the graph usually update in place too. But if another tensor shares the state's memory, they do not.
-            if std::mem::take(&mut recorded.check) && learner.addresses()? != recorded.addresses {
+            if std::mem::take(&mut recorded.check) && ranks.any(learner.addresses()? != recorded.addresses)? {
                 learner.graph.moved(kind);
                 return Ok(Some(batches));
             }
@@ -203,7 +208,7 @@ pub(super) fn queue_step(
         }
     }
     let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
-    learner.graph.queued.push_back(Queued { results: None, expected, outcome, lr, start });
+    learner.graph.queued.push_back(Queued { counted: false, expected, outcome, lr, start });
     if learner.graph.waiting.1 >= learner.graph.steps_at_once() {
         learner.graph.launch()?;
     }
@@ -218,23 +223,48 @@ pub(super) fn queue_step(
 ///
 /// # Errors
 /// The loss is not finite; then the step has not changed the weights. Or the GPU has failed.
-pub(super) fn finish_step(learner: &mut Learner) -> Result<Option<StepOutcome>, Failure> {
+pub(super) fn finish_step(learner: &mut Learner, ranks: &mut dyn GraphRanks) -> Result<Option<StepOutcome>, Failure> {
     let start = Instant::now();
-    learner.graph.read_oldest()?;
-    let Some(Queued { results, expected, mut outcome, lr, .. }) = learner.graph.queued.pop_front() else {
-        return Ok(None);
-    };
-    let results = results.expect("the oldest step's results are read");
-    outcome.seconds.backward += start.elapsed().as_secs_f64();
-    let mut left = &results[..];
-    for (targets, labels) in &expected {
-        let logits;
-        (logits, left) = left.split_at(targets.len());
-        learner.replica.count(logits, targets, labels, &mut outcome);
+    if learner.graph.queued.front().is_some_and(|queued| !queued.counted) {
+        learner.read_oldest(ranks)?;
     }
-    outcome.grad_norm = left.first().map(|norm| f64::from(*norm));
+    let Some(Queued { mut outcome, lr, .. }) = learner.graph.queued.pop_front() else { return Ok(None) };
+    outcome.seconds.backward += start.elapsed().as_secs_f64();
     outcome.check_finite(lr)?;
     Ok(Some(outcome))
+}
+
+impl Learner {
+    /// Waits for the results of the oldest queued step, and of the steps that were launched with it. Counts them over all ranks.
+    fn read_oldest(&mut self, ranks: &mut dyn GraphRanks) -> Result<(), Failure> {
+        let graph = &mut self.graph;
+        if graph.readings.is_empty() {
+            graph.launch()?;
+        }
+        let (reading, count) = graph.readings.pop_front().expect("queued steps are launched");
+        let results = reading.wait();
+        // If a rank is missing, the results are wrong, and the GPU's error may be a consequence.
+        ranks.check()?;
+        let results = results.map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?;
+        // The steps have run one after the other, so each step's time is the mean.
+        let (end, first) = (Instant::now(), graph.queued[0].start);
+        let seconds = (end - graph.read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
+        graph.read = Some(end);
+        let steps = || results.chunks_exact(results.len() / count);
+        for (Queued { counted, expected, outcome, .. }, results) in graph.queued.iter_mut().zip(steps()) {
+            let mut left = results;
+            for (targets, labels) in expected {
+                let logits;
+                (logits, left) = left.split_at(targets.len());
+                self.replica.count(logits, targets, labels, outcome);
+            }
+            outcome.grad_norm = left.first().map(|norm| f64::from(*norm));
+            outcome.on_device = Some(seconds);
+            *counted = true;
+        }
+        let mut outcomes: Vec<_> = graph.queued.iter_mut().take(count).map(|queued| &mut queued.outcome).collect();
+        ranks.sum(&mut outcomes)
+    }
 }
 
 impl StepGraph {
@@ -267,126 +297,6 @@ impl StepGraph {
         self.readings.push_back((feed.read(count), count));
         Ok(())
     }
-
-    /// Waits for the results of the oldest queued step, and of the steps that were launched with it.
-    fn read_oldest(&mut self) -> Result<(), Failure> {
-        if self.queued.front().is_none_or(|queued| queued.results.is_some()) {
-            return Ok(());
-        }
-        if self.readings.is_empty() {
-            self.launch()?;
-        }
-        let (reading, count) = self.readings.pop_front().expect("queued steps are launched");
-        let results = reading.wait().map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?;
-        // The steps have run one after the other, so each step's time is the mean.
-        let (end, first) = (Instant::now(), self.queued[0].start);
-        let seconds = (end - self.read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
-        self.read = Some(end);
-        for (queued, results) in self.queued.iter_mut().zip(results.chunks_exact(results.len() / count)) {
-            queued.results = Some(results.to_vec());
-            queued.outcome.on_device = Some(seconds);
-        }
-        Ok(())
-    }
 }
 
-const HINT: &str = "set train.graph = false, and please report this";
-
-impl Learner {
-    /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed. The next step of this kind can then be
-    /// recorded.
-    fn prepare(&mut self, kind: Kind, batches: &[Batch], lr: f64, weight: f64) -> Result<(), Failure> {
-        let device = self.replica.inner_device();
-        graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
-        let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
-        let mut inputs = Inputs::new(on_device, &device);
-        let before = self.addresses()?;
-        let (outputs, dropped) = self.run(&mut inputs, batches, lr, weight);
-        // These values only set the size of the feed and are used in the trial run below. `run` has already used the step's
-        // inputs.
-        let words = inputs.words(self, batches, lr);
-        let feed = inputs.make_feed(&outputs, words.len());
-        // Run the feed's kernels once before they are recorded. The inputs may be overwritten, since the step has been queued.
-        feed.write(words);
-        feed.take_inputs();
-        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
-        self.graph.readings.push_back((feed.read(1), 1));
-        let stays = self.addresses()? == before;
-        let graph = &mut self.graph;
-        graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
-        if dropped || !stays {
-            graph.forget(&device);
-            graph.moved(kind);
-        }
-        if dropped {
-            graph.stop("the network's dropout is drawn on the host");
-        }
-        Ok(())
-    }
-
-    /// Records a step. Its kernels do not run.
-    fn record(
-        &mut self,
-        mut inputs: Box<Inputs>,
-        batches: &[Batch],
-        lr: f64,
-        weight: f64,
-    ) -> Result<Box<Recorded>, Failure> {
-        let (device, before) = (self.replica.inner_device(), self.addresses()?);
-        let feed = inputs.feed().0.clone();
-        let recorded = graph::record(&device, || {
-            feed.take_inputs();
-            let (outputs, _) = self.run(&mut inputs, batches, lr, weight);
-            feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
-        });
-        let (graph, ()) =
-            recorded.map_err(|error| Failure::run(format!("the step cannot be recorded: {error}"), HINT))?;
-        let addresses = self.addresses()?;
-        if addresses != before {
-            return Err(Failure::run("the recorded step does not update the training state in place", HINT));
-        }
-        tracing::info!("the step is recorded as a CUDA graph");
-        Ok(Box::new(Recorded { inputs, graph, addresses, check: false }))
-    }
-
-    /// Queues a step: forward and backward of each batch, then the optimizer. Also returns whether dropout was drawn on the CPU.
-    fn run(&mut self, inputs: &mut Inputs, batches: &[Batch], lr: f64, weight: f64) -> (Outputs, bool) {
-        let replica = &self.replica;
-        let (mut gradients, mut logits) = (FlatGradients::default(), Vec::new());
-        let (mut loss, mut dropped) = (None, false);
-        for (on_device, batch) in inputs.batches.iter().zip(batches) {
-            let cx = replica.configured(Context::train()).with_dropout(replica.dropout_keys(batch));
-            let (of_batch, of_logits) = on_device.forward(replica, &cx, weight);
-            dropped |= cx.has_dropped();
-            let [images, classes] = of_logits.dims();
-            logits.push(of_logits.reshape([images * classes]));
-            let value = of_batch.clone().inner();
-            loss = Some(loss.map_or(value.clone(), |sum: Tensor<1>| sum + value));
-            gradients.accumulate(FlatGradients::from_backward(of_batch.backward(), replica.network()));
-        }
-        let loss = loss.expect("a step has at least one batch");
-        let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
-        inputs.rates.loss = loss;
-        self.replica.change(|network| self.optimizer.step_with(network, gradients, lr, Some(&mut inputs.rates)));
-        if let Some(ema) = &mut self.ema {
-            ema.update(self.replica.network());
-        }
-        (Outputs { logits, grad_norm }, dropped)
-    }
-
-    /// Returns the addresses of the training state in the GPU's memory.
-    fn addresses(&self) -> Result<Vec<[u64; 2]>, Failure> {
-        let mut tensors = Vec::new();
-        state::visit(self.replica.network(), |_, kind, value| {
-            if kind != StateKind::Frozen {
-                tensors.push(value);
-            }
-        });
-        let average = self.ema.iter().flat_map(|ema| ema.tensors().iter());
-        let all = tensors.iter().chain(self.optimizer.tensors()).chain(average);
-        let found = all.map(graph::address).chain(graph::bf16_copy_addresses().into_iter().map(Some));
-        found
-            .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))
-    }
-}
+pub(super) const HINT: &str = "set train.graph = false, and please report this";

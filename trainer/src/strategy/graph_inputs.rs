@@ -41,9 +41,13 @@ impl Inputs {
         Self { batches, rates: DeviceRates::new(device), feed: None }
     }
 
-    /// Makes the feed for steps with inputs of `words` words and outputs of the shapes of `outputs`.
-    pub(super) fn make_feed(&mut self, outputs: &Outputs, words: usize) -> Feed {
-        let steps = (INPUT_BYTES / size_of::<u32>() / words).clamp(1, STEPS);
+    /// Returns the number of steps with inputs of `words` words that are launched at once.
+    pub(super) fn steps(words: usize) -> usize {
+        (INPUT_BYTES / size_of::<u32>() / words).clamp(1, STEPS)
+    }
+
+    /// Makes the feed for `steps` steps with outputs of the shapes of `outputs`.
+    pub(super) fn make_feed(&mut self, outputs: &Outputs, steps: usize) -> Feed {
         let results = outputs.tensors().iter().map(|tensor| tensor.dims()[0]).sum();
         let feed = Feed::new(&self.tensors(), results, steps);
         self.feed = Some((feed.clone(), steps));

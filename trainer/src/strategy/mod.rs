@@ -17,6 +17,7 @@ pub mod dp;
 mod eval_counts;
 mod graph;
 mod graph_inputs;
+mod graph_record;
 mod learner;
 mod multi_label;
 mod replica;

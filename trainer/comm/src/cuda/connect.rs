@@ -154,6 +154,10 @@ impl<'a> RouteNegotiation<'a> {
             Route::Nccl => agree(Windows::alone(gpu, slot), &local)?,
             _ => Windows::shared(gpu, slot, &local)?,
         };
+        let launcher = Launcher::new(device).and_then(|launcher| match route {
+            Route::Kernels { on_host: false } => launcher.forked(gpu),
+            _ => Ok(launcher),
+        });
         let constants = windows.constants(limit);
         let abort = Arc::downgrade(&windows.abort());
         comm.inner.process.abort.on_raise(move || {
@@ -164,7 +168,7 @@ impl<'a> RouteNegotiation<'a> {
             }
         });
         let mut group = DeviceGroup {
-            launcher: agree(Launcher::new(device), &local)?,
+            launcher: agree(launcher, &local)?,
             windows: Some(windows),
             constants,
             sequence: Sequence::default(),

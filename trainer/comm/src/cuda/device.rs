@@ -1,7 +1,8 @@
-//! Launches through cubecl's client, on their own stream, and the conversion between burn's tensors and cubecl's buffers.
+//! Launches through cubecl's client, on a stream beside the streams of the model, and the conversion between burn's tensors and cubecl's buffers.
 //!
 //! Every tensor of a collective is a binding of its launch, so cubecl keeps the tensor's memory until the kernel is done.
-//! Bindings alone do not order the streams ([`StreamEvent`] explains why).
+//! Bindings alone do not order the streams: a [`ForkedStream`] orders itself after the calling thread's stream, and a stream of cubecl
+//! waits for a [`StreamEvent`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,6 +21,8 @@ use cubecl::prelude::{KernelDefinition, KernelId, KernelMetadata};
 use cubecl::server::{Handle, KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
 
+use super::driver::Context;
+use super::fork::ForkedStream;
 use super::layout::THREADS;
 use super::sequence::Launch;
 use super::source::{KernelVariant, PARTS};
@@ -81,7 +84,9 @@ pub(super) struct Launcher {
     client: Client,
     burn: Device,
     device: CubeDevice,
+    /// The stream of cubecl on which kernels run, if there is no `fork`.
     stream: StreamId,
+    fork: Option<ForkedStream>,
     /// Index of the GPU among the GPUs that this process sees.
     pub(super) index: usize,
     /// Kernels that have been launched.
@@ -118,9 +123,30 @@ impl Launcher {
             burn: device.clone(),
             device: tensor.device,
             stream: StreamId::allocate(),
+            fork: None,
             index,
             known: RefCell::default(),
         })
+    }
+
+    /// Launches on a [`ForkedStream`] from now on.
+    ///
+    /// # Errors
+    /// The driver's error.
+    pub(super) fn forked(mut self, gpu: &Arc<Context>) -> Result<Self> {
+        self.fork = Some(ForkedStream::new(&self.client, gpu)?);
+        Ok(self)
+    }
+
+    /// Returns the stream beside the calling thread's stream, if launches use one.
+    pub(super) fn fork(&self) -> Option<&ForkedStream> {
+        self.fork.as_ref()
+    }
+
+    /// Runs `call`, whose memory and whose operations belong to the stream of the launches. With a [`ForkedStream`] they belong to
+    /// the calling thread's stream.
+    fn on_stream<R>(&self, call: impl FnOnce() -> R) -> R {
+        if self.fork.is_some() { call() } else { self.stream.executes(call) }
     }
 
     /// Returns the device as burn's type.
@@ -140,7 +166,7 @@ impl Launcher {
 
     /// Returns the tensors' elements as kernels need them. Converts them on the stream if necessary.
     pub(super) fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
-        self.stream.executes(|| grouped(tensors).into_iter().map(|tensor| self.element(tensor)).collect())
+        self.on_stream(|| grouped(tensors).into_iter().map(|tensor| self.element(tensor)).collect())
     }
 
     /// Returns a tensor's elements as contiguous f32.
@@ -165,7 +191,7 @@ impl Launcher {
 
     /// Allocates memory for `len` elements, which kernels of this stream write.
     pub(super) fn room(&self, len: usize) -> Elements {
-        let handle = self.stream.executes(|| self.client.empty(len.max(1) * size_of::<f32>()));
+        let handle = self.on_stream(|| self.client.empty(len.max(1) * size_of::<f32>()));
         Elements { handle, len }
     }
 
@@ -177,14 +203,15 @@ impl Launcher {
         tensor_of(CubeTensor::new_contiguous(client, device, [len].into(), handle, DType::F32))
     }
 
-    /// Enqueues a launch on the stream, and returns when the driver has it. cubecl itself would keep the launch in a queue
-    /// until there are many launches or a result is read, while another rank's kernel waits for this one.
+    /// Enqueues a launch on the stream and passes it to the driver. cubecl itself would keep the launch in a queue until there are
+    /// many launches or a result is read, while another rank's kernel waits for this one.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver refuses the launch. If the kernel fails later, reading its output fails, and
     /// the other ranks report this rank as missing.
     pub(super) fn launch(&self, launch: &Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
         let variant = launch.variant;
+        let known = self.known.borrow().contains_key(&variant);
         let kernel = self
             .known
             .borrow_mut()
@@ -206,7 +233,17 @@ impl Launcher {
         // `len` words are static and none dynamic, so cubecl passes all words by value, after the buffers.
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
         let count = CubeCount::Static(launch.blocks, 1, 1);
-        self.stream.executes(|| self.client.launch(Box::new(kernel), count, arguments));
+        let enqueue = || self.client.launch(Box::new(kernel), count, arguments);
+        match &self.fork {
+            Some(fork) => {
+                fork.run(sources.iter().chain([output]).map(|elements| &elements.handle), enqueue);
+                // The kernel's first launch has compiled it. Later launches need no check, for which the calling thread would wait.
+                if known {
+                    return Ok(());
+                }
+            }
+            None => self.stream.executes(enqueue),
+        }
         // The check is queued after the launch, so it returns after cubecl has passed the launch to the driver.
         let checked = self.client.check([&output.handle]);
         checked.map_err(|e| CommError::system(format!("GPU {}: {}: {e}", self.index, variant.kernel.name())))
@@ -214,7 +251,10 @@ impl Launcher {
 
     /// Waits until all launches on the stream are done.
     pub(super) fn synchronize(&self) -> Result<()> {
-        let done = self.stream.executes(|| cubecl::future::block_on(self.client.sync()));
+        if let Some(fork) = &self.fork {
+            fork.join();
+        }
+        let done = self.on_stream(|| cubecl::future::block_on(self.client.sync()));
         done.map_err(|e| CommError::system(format!("GPU {}: {e}", self.index)))
     }
 }

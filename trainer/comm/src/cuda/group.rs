@@ -7,6 +7,7 @@ use burn::tensor::Tensor;
 use super::Topology;
 use super::device::{Elements, Launcher};
 use super::fault::fault_error;
+use super::fork::ForkedStream;
 use super::inter_host::{InterHost, all_reduce_on_host};
 use super::layout::{WireType, phase};
 use super::plan::{self, DeviceCall};
@@ -94,6 +95,7 @@ impl DeviceGroup {
         let faults = self.windows()?.faults();
         if faults.is_empty() {
             self.process().abort.check()?;
+            self.launcher.fork().map_or(Ok(()), ForkedStream::check).map_err(|error| self.process().fail(error))?;
             let checked = self.inter_host.as_ref().map_or(Ok(()), InterHost::check);
             return checked.map_err(|error| self.process().fail(error));
         }
@@ -136,12 +138,41 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn all_reduce(&mut self, tensors: Vec<Tensor<1>>, scale: f32) -> Result<Tensor<1>> {
-        self.ordered(|this, after| this.all_reduce_after(tensors, scale, after))
+        self.ordered(|this| {
+            let sources = this.elements(tensors)?;
+            let len = sources.iter().map(|source| source.len).sum::<usize>();
+            this.all_reduce_by(this.all_reduce_kernel(len, this.wire), this.wire, sources, len, scale)
+        })
+    }
+
+    /// Returns whether kernels run on a stream beside the calling thread's stream. Only then can calls be recorded as part of a
+    /// CUDA graph, and [`start_all_reduce`](Self::start_all_reduce) works.
+    pub fn forks(&self) -> bool {
+        self.launcher.fork().is_some()
+    }
+
+    /// Does what [`all_reduce`](Self::all_reduce) does, beside the calling thread's later work. The thread must not use the sum
+    /// before it has called [`join`](Self::join).
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>, scale: f32) -> Result<Tensor<1>> {
+        debug_assert!(self.forks(), "the group's kernels run on the calling thread's stream or on one of cubecl's");
+        let sources = self.elements(tensors)?;
+        let len = sources.iter().map(|source| source.len).sum::<usize>();
+        self.all_reduce_by(self.all_reduce_kernel(len, self.wire), self.wire, sources, len, scale)
+    }
+
+    /// Orders the calling thread's later work after all calls so far. Does not wait.
+    pub fn join(&mut self) {
+        if let Some(fork) = self.launcher.fork() {
+            fork.join();
+        }
     }
 
     /// Does what [`all_reduce`](Self::all_reduce) does, for tensors that another thread has written. That thread recorded the
     /// event `after` behind its writes. A thread that uses the sum must wait for the returned event, or for a later event of
-    /// this group.
+    /// this group. For groups that do not [fork](Self::forks).
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -151,9 +182,11 @@ impl DeviceGroup {
         scale: f32,
         after: &StreamEvent,
     ) -> Result<(Tensor<1>, StreamEvent)> {
-        let sources = self.elements(tensors, after)?;
+        self.launcher.wait(after);
+        let sources = self.elements(tensors)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
-        self.all_reduce_by(self.all_reduce_kernel(len, self.wire), self.wire, sources, len, scale)
+        let sum = self.all_reduce_by(self.all_reduce_kernel(len, self.wire), self.wire, sources, len, scale)?;
+        Ok((sum, self.launcher.record()))
     }
 
     fn all_reduce_kernel(&self, len: usize, wire: WireType) -> Kernel {
@@ -175,30 +208,32 @@ impl DeviceGroup {
     pub fn all_gather_f32(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>> {
         let each: usize = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
         let (world, rank, wire) = (self.comm.world(), self.comm.rank(), WireType::F32);
-        self.ordered(|this, after| {
-            if let Route::Kernels { .. } = this.route {
-                let call = DeviceCall { kernel: Kernel::AllGather, wire, elements: each as u64, root: 0 };
-                let sources = this.elements(tensors, after)?;
-                return this.run(call, sources, each * world, 1.0);
-            }
-            // Gathers by a sum: each rank's array holds its tensors in its own part, and zeros elsewhere.
-            let zeros = |ranks: usize| (ranks > 0).then(|| Tensor::zeros([ranks * each], this.launcher.device()));
-            let padded = zeros(rank).into_iter().chain(tensors).chain(zeros(world - rank - 1)).collect();
-            // Record again: the thread has submitted the zeros after the first event.
-            let after = StreamEvent::record(this.launcher.device());
-            let (sources, len) = (this.elements(padded, &after)?, each * world);
+        if let Route::Kernels { .. } = self.route {
+            let call = DeviceCall { kernel: Kernel::AllGather, wire, elements: each as u64, root: 0 };
+            return self.ordered(|this| {
+                let sources = this.elements(tensors)?;
+                this.run(call, sources, each * world, 1.0)
+            });
+        }
+        // Gathers by a sum: each rank's array holds its tensors in its own part, and zeros elsewhere.
+        let zeros = |ranks: usize| (ranks > 0).then(|| Tensor::zeros([ranks * each], self.launcher.device()));
+        let padded: Vec<_> = zeros(rank).into_iter().chain(tensors).chain(zeros(world - rank - 1)).collect();
+        self.ordered(|this| {
+            let (sources, len) = (this.elements(padded)?, each * world);
             this.all_reduce_by(this.all_reduce_kernel(len, wire), wire, sources, len, 1.0)
         })
     }
 
     /// Runs a call whose tensors this thread has written, and whose result this thread uses.
-    fn ordered(
-        &mut self,
-        call: impl FnOnce(&mut Self, &StreamEvent) -> Result<(Tensor<1>, StreamEvent)>,
-    ) -> Result<Tensor<1>> {
-        let before = StreamEvent::record(self.launcher.device());
-        let (tensor, done) = call(self, &before)?;
-        done.wait();
+    fn ordered(&mut self, call: impl FnOnce(&mut Self) -> Result<Tensor<1>>) -> Result<Tensor<1>> {
+        if self.forks() {
+            let tensor = call(self)?;
+            self.join();
+            return Ok(tensor);
+        }
+        self.launcher.wait(&StreamEvent::record(self.launcher.device()));
+        let tensor = call(self)?;
+        self.launcher.record().wait();
         Ok(tensor)
     }
 
@@ -210,8 +245,8 @@ impl DeviceGroup {
         if !matches!((kernel, &self.route), (Kernel::OneShot | Kernel::TwoShot, Route::Kernels { .. })) {
             return Err(CommError::usage(format!("{} is not an all-reduce of this group", kernel.name())));
         }
-        self.ordered(|this, after| {
-            let sources = this.elements(tensors, after)?;
+        self.ordered(|this| {
+            let sources = this.elements(tensors)?;
             let len = sources.iter().map(|source| source.len).sum();
             this.all_reduce_by(kernel, this.wire, sources, len, scale)
         })
@@ -224,7 +259,7 @@ impl DeviceGroup {
         sources: Vec<Elements>,
         len: usize,
         scale: f32,
-    ) -> Result<(Tensor<1>, StreamEvent)> {
+    ) -> Result<Tensor<1>> {
         let root = if kernel == Kernel::Broadcast { self.constants.rank } else { 0 };
         let call = DeviceCall { kernel, wire, elements: len as u64, root };
         self.run(call, sources, len, scale)
@@ -270,8 +305,8 @@ impl DeviceGroup {
 
     /// Runs a call of this thread with one tensor.
     fn one(&mut self, call: DeviceCall, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
-        self.ordered(|this, after| {
-            let sources = this.elements(vec![tensor], after)?;
+        self.ordered(|this| {
+            let sources = this.elements(vec![tensor])?;
             this.run(call, sources, len, scale)
         })
     }
@@ -283,18 +318,11 @@ impl DeviceGroup {
         }
     }
 
-    fn elements(&self, tensors: Vec<Tensor<1>>, after: &StreamEvent) -> Result<Vec<Elements>> {
-        self.launcher.wait(after);
+    fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
         self.launcher.elements(tensors).map_err(|error| self.process().fail(error))
     }
 
-    fn run(
-        &mut self,
-        call: DeviceCall,
-        sources: Vec<Elements>,
-        len: usize,
-        scale: f32,
-    ) -> Result<(Tensor<1>, StreamEvent)> {
+    fn run(&mut self, call: DeviceCall, sources: Vec<Elements>, len: usize, scale: f32) -> Result<Tensor<1>> {
         self.check()?;
         let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
@@ -303,7 +331,7 @@ impl DeviceGroup {
         for launch in launches {
             self.chunk(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }
-        Ok((self.launcher.tensor(output), self.launcher.record()))
+        Ok(self.launcher.tensor(output))
     }
 
     fn chunk(&self, call: &DeviceCall, mut launch: Launch, output: &Elements, sources: &[Elements]) -> Result<()> {
@@ -321,7 +349,7 @@ impl DeviceGroup {
                     let order = |phase| self.launcher.launch(&Sequence::order(&ordered, phase), output, &[]);
                     let (at, count) = (window.address() + range.start as u64, range.len() / call.wire.size());
                     order(phase::PACK)?;
-                    nccl.all_reduce(at, count, call.wire, self.constants.abort, ordered.params.epoch)?;
+                    nccl.all_reduce(at, count, call.wire, self.constants.abort, ordered.epoch)?;
                     order(phase::GATHER)?;
                 }
                 InterHost::Host(comm) => {

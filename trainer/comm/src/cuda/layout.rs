@@ -20,8 +20,13 @@ pub const FILLED: usize = 0;
 pub const REDUCED: usize = FILLED + FLAGS;
 /// Position of the number of the launch in which a wait of this rank has failed; zero until then.
 pub const BROKEN: usize = REDUCED + FLAGS;
+/// Position of the number of this rank's launches so far. Kernels read and count it, so that launches of a recorded CUDA graph have
+/// numbers too.
+pub const EPOCH: usize = BROKEN + 128;
+/// Position of the number of blocks of the running launch that have ended.
+pub const ENDED: usize = EPOCH + 8;
 /// Position of a word per writer, for the test of peer access.
-pub const PROBE: usize = BROKEN + 128;
+pub const PROBE: usize = EPOCH + 128;
 /// Position of the first slot.
 pub const SLOTS_AT: usize = 64 << 10;
 
@@ -41,6 +46,8 @@ pub mod phase {
     pub const BARRIER_EXIT: u32 = 8;
     /// [`KernelStep::Gather`](super::super::protocol::KernelStep::Gather).
     pub const GATHER: u32 = 16;
+    /// Counts the launch at its end. The last launch of each chunk does this.
+    pub const COUNT: u32 = 32;
 }
 
 /// Kinds of [`Fault`], as kernels write them.
@@ -137,7 +144,6 @@ pub struct LaunchParams {
     pub faults: u64,
     pub abort: u64,
     pub limit_ns: u64,
-    pub epoch: u64,
     pub first: u64,
     pub each: u64,
     pub slot: u64,
@@ -157,7 +163,7 @@ impl LaunchParams {
     /// Returns the kernel's last parameter, as words of 64 bits, for a kernel of `parts` tensors.
     pub fn words(&self, parts: usize) -> Vec<u64> {
         let mut words = self.windows.to_vec();
-        words.extend([self.faults, self.abort, self.limit_ns, self.epoch, self.first, self.each, self.slot]);
+        words.extend([self.faults, self.abort, self.limit_ns, self.first, self.each, self.slot]);
         let last = self.ends.last().copied().unwrap_or(0);
         let mut halves = vec![self.count, self.packs, self.part, self.fingerprint, self.rank, self.root, self.phases];
         halves.push(self.scale.to_bits());
@@ -197,7 +203,6 @@ mod tests {
             faults: 1,
             abort: 2,
             limit_ns: 3,
-            epoch: 4,
             first: 5,
             each: 6,
             slot: 7,
@@ -212,12 +217,12 @@ mod tests {
             ends: vec![21, 22, 23],
         };
         let words = params.words(8);
-        // 8 windows, 7 words, 8 halves, 8 ends, without padding inside, as C lays the struct out.
-        assert_eq!(words.len() * 8, 64 + 56 + 32 + 32);
-        assert_eq!((words[7], words[14]), (107, 7));
-        assert_eq!(words[15], 8 | 9 << 32);
-        assert_eq!(words[18], 14 | u64::from(1.0f32.to_bits()) << 32);
-        assert_eq!(words[19..], [21 | 22 << 32, 23 | 23 << 32, 23 | 23 << 32, 23 | 23 << 32]);
+        // 8 windows, 6 words, 8 halves, 8 ends, without padding inside, as C lays the struct out.
+        assert_eq!(words.len() * 8, 64 + 48 + 32 + 32);
+        assert_eq!((words[7], words[13]), (107, 7));
+        assert_eq!(words[14], 8 | 9 << 32);
+        assert_eq!(words[17], 14 | u64::from(1.0f32.to_bits()) << 32);
+        assert_eq!(words[18..], [21 | 22 << 32, 23 | 23 << 32, 23 | 23 << 32, 23 | 23 << 32]);
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //! - `topology.rs`, `route.rs`: where the ranks are, and the route that follows: kernels, NCCL, or kernels inside hosts and
 //!   another transport between them.
 //! - `driver/`: the binding to libcuda.
-//! - With the feature `cuda`: `window.rs` (memory over IPC), `device.rs` (launches through cubecl), `DeviceGroup` (`connect.rs`
-//!   finds a route that works, `group.rs` has the collectives), `nccl.rs`, `inter_host.rs`, `stream_event.rs`.
+//! - With the feature `cuda`: `window.rs` (memory over IPC), `device.rs` (launches through cubecl), `fork.rs` (their stream),
+//!   `DeviceGroup` (`connect.rs` finds a route that works, `group.rs` has the collectives), `nccl.rs`, `inter_host.rs`,
+//!   `stream_event.rs`.
 //!
 //! # Why CUDA C++ and not `#[cube]`
 //!
@@ -19,14 +20,17 @@
 //! whether its optimizer may move plain accesses across such strings. The CUDA C++ text, in contrast, compiles with NVRTC (in
 //! CI, which searches the PTX for the instructions), with nvcc, and with a C++ compiler for the CPU. The tests run *the same
 //! kernels* on CPU threads, also under ThreadSanitizer (`tests/cuda_kernels.rs`). The kernels are launched through cubecl's
-//! client, as all others, on their own stream. Events order this stream after the streams that write the gradients, and before
-//! the streams that read the sums (`StreamEvent`).
+//! client, as all others, on a second stream. Events order this stream after the stream that writes the gradients, and before the
+//! stream that reads the sums (`fork.rs`, or `StreamEvent` where the CPU waits for other ranks or NCCL sums).
 //!
 //! # Windows
 //!
 //! Each rank has a window: a separate allocation (never in cubecl's pool) that the other ranks open over CUDA IPC. A window
 //! holds flags and two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number (the
-//! *epoch*, from 1, the same on all ranks, not related to epochs of training) and uses slot `epoch % 2`. In a launch, a block
+//! *epoch*, from 1, the same on all ranks, not related to epochs of training) and uses slot `epoch % 2`. The rank's window has the
+//! number of launches so far: each launch reads it at its start and counts at its end. So a launch in a CUDA graph, whose parameters
+//! are the same in each run, has its own number too, and runs of the graph and other launches can follow each other in any order. In
+//! a launch, a block
 //!
 //! 1. *packs* its share of the rank's tensors into the rank's own slot: gathered, scaled, cast;
 //! 2. *meets* the same block of all other ranks: it stores `epoch` into its word of each peer's flags `FILLED` (release, system
@@ -63,8 +67,13 @@
 //! - *Waits end*: block b waits only for the blocks b of the other ranks, and blocks start in the order of their numbers. So the
 //!   lowest unfinished block of the slowest rank can always proceed, however few blocks fit beside the model's kernels. A wait
 //!   that exceeds the timeout ends in a fault that names the peer. An abort (a word in host memory that all waits read) also ends
-//!   a wait. After a fault or an abort every later launch of this rank returns at once, so no kernel spins forever. In the launch
-//!   with the fault, all blocks still meet, since the same blocks of the peers wait for them.
+//!   a wait. After a fault or an abort every later launch of this rank returns at once, so no kernel spins forever, also not in
+//!   graphs that are launched already. In the launch with the fault, all blocks still meet, since the same blocks of the peers wait
+//!   for them.
+//!
+//! - *Launches have the same numbers on all ranks*: a rank's launches run one after the other, since they are on one stream or on
+//!   one branch of a graph that events order before and after it. The last block of a launch to end counts, when all blocks have
+//!   read the number. The end of a launch orders the count before the next launch.
 //!
 //! *NCCL's sums* run between two launches of the stream. The first launch of `order` signals that the slot is packed. The second
 //! waits until the slot is summed (`nccl.rs`). Timeouts and aborts end this wait too.
@@ -102,6 +111,9 @@ mod device;
 pub mod driver;
 #[cfg(feature = "cuda")]
 mod fault;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+mod fork;
 #[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]

@@ -152,9 +152,11 @@ fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
 #[cfg(feature = "cuda")]
 pub(super) fn around(kernel: Kernel) -> (u32, u32) {
     match kernel {
-        Kernel::TwoShot => (phase::PACK | phase::BARRIER_ENTER | phase::REDUCE, phase::BARRIER_EXIT | phase::GATHER),
+        Kernel::TwoShot => {
+            (phase::PACK | phase::BARRIER_ENTER | phase::REDUCE, phase::BARRIER_EXIT | phase::GATHER | phase::COUNT)
+        }
         // Without connected windows there is nothing to reduce inside a host: pack before the sum, gather after it.
-        _ => (phase::PACK, phase::GATHER),
+        _ => (phase::PACK, phase::GATHER | phase::COUNT),
     }
 }
 

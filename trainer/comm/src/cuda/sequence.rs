@@ -40,6 +40,8 @@ pub struct Launch {
     pub blocks: u32,
     /// The part of the call that this launch handles.
     pub chunk: Chunk,
+    /// The launch's number, from 1, if no launch was in a CUDA graph. Kernels count for themselves.
+    pub epoch: u64,
 }
 
 impl Launch {
@@ -52,7 +54,8 @@ impl Launch {
             }
             _ => (0, params.packs),
         };
-        let at = |pack: u32| params.slot as usize + pack as usize * PACK;
+        let slot = SLOTS_AT + (protocol::slot(self.epoch) * params.slot) as usize;
+        let at = |pack: u32| slot + pack as usize * PACK;
         at(first)..at(last)
     }
 }
@@ -79,12 +82,13 @@ pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
     };
     let steps = kernel.steps();
     if on_host {
-        let turn = |step: &KernelStep| {
-            if matches!(step, KernelStep::Barrier(_)) { HostStep::Barrier } else { HostStep::Launch(bit(step)) }
+        let turn = |(index, step): (usize, &KernelStep)| match step {
+            KernelStep::Barrier(_) => HostStep::Barrier,
+            step => HostStep::Launch(if index + 1 == steps.len() { bit(step) | phase::COUNT } else { bit(step) }),
         };
-        return steps.iter().map(turn).collect();
+        return steps.iter().enumerate().map(turn).collect();
     }
-    vec![HostStep::Launch(steps.iter().map(bit).fold(0, |all, one| all | one))]
+    vec![HostStep::Launch(steps.iter().map(bit).fold(phase::COUNT, |all, one| all | one))]
 }
 
 /// Numbers the launches. All ranks have the same numbers, since all ranks make the same calls.
@@ -128,10 +132,9 @@ impl Sequence {
                 faults: constants.faults,
                 abort: constants.abort,
                 limit_ns: constants.limit_ns,
-                epoch: self.epoch,
                 first: chunk.first,
                 each: call.elements,
-                slot: SLOTS_AT as u64 + protocol::slot(self.epoch) * constants.slot as u64,
+                slot: constants.slot as u64,
                 count: chunk.count,
                 packs: chunk.packs,
                 part: chunk.part,
@@ -142,7 +145,7 @@ impl Sequence {
                 scale,
                 ends: ends.clone(),
             };
-            Launch { variant, params, blocks: chunk.blocks, chunk }
+            Launch { variant, params, blocks: chunk.blocks, chunk, epoch: self.epoch }
         };
         Some(chunks(call, world, constants.slot).into_iter().map(launch).collect())
     }
@@ -157,7 +160,7 @@ impl Sequence {
             parts: super::source::PARTS[0],
         };
         let params = LaunchParams { phases: phase, ends: Vec::new(), ..before.params.clone() };
-        Launch { variant, params, blocks: 1, chunk: before.chunk }
+        Launch { variant, params, blocks: 1, ..before.clone() }
     }
 
     /// Returns the launch that tests peer access. All ranks run the launch with `write` first, and then without.
@@ -185,8 +188,10 @@ mod tests {
         let first = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
         let second = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
         let jobs: Vec<&LaunchParams> = first.iter().chain(&second).map(|launch| &launch.params).collect();
-        assert_eq!(jobs.iter().map(|params| params.epoch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
-        assert!(jobs.windows(2).all(|pair| pair[0].slot != pair[1].slot));
+        let launches = || first.iter().chain(&second);
+        assert_eq!(launches().map(|launch| launch.epoch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        let slots: Vec<_> = launches().map(|launch| launch.reduced().start / 4096).collect();
+        assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
         assert!(jobs.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
         assert_eq!(sequence.epoch(), 6);
         assert!(sequence.launches(&constants(), &call, &[1; 257], 1.0).is_none());
@@ -194,13 +199,23 @@ mod tests {
 
     #[test]
     fn meetings_are_on_the_device_or_on_the_host() {
-        let all = phase::PACK | phase::BARRIER_ENTER | phase::REDUCE | phase::BARRIER_EXIT | phase::GATHER;
+        let all =
+            phase::PACK | phase::BARRIER_ENTER | phase::REDUCE | phase::BARRIER_EXIT | phase::GATHER | phase::COUNT;
         assert_eq!(host_steps(Kernel::TwoShot, false), [HostStep::Launch(all)]);
         let run = |phase| HostStep::Launch(phase);
         assert_eq!(
             host_steps(Kernel::TwoShot, true),
-            [run(phase::PACK), HostStep::Barrier, run(phase::REDUCE), HostStep::Barrier, run(phase::GATHER)]
+            [
+                run(phase::PACK),
+                HostStep::Barrier,
+                run(phase::REDUCE),
+                HostStep::Barrier,
+                run(phase::GATHER | phase::COUNT)
+            ]
         );
-        assert_eq!(host_steps(Kernel::Broadcast, true), [run(phase::PACK), HostStep::Barrier, run(phase::GATHER)]);
+        assert_eq!(
+            host_steps(Kernel::Broadcast, true),
+            [run(phase::PACK), HostStep::Barrier, run(phase::GATHER | phase::COUNT)]
+        );
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::layout::{self, WireType, fault, phase, word};
-use super::protocol::{FINGERPRINT_BITS, Kernel};
+use super::protocol::{FINGERPRINT_BITS, Kernel, SLOTS};
 
 /// Definitions of the primitives (atomics, barriers, memory accesses) for CUDA.
 pub const CUDA: &str = include_str!("kernels/device.cuh");
@@ -58,6 +58,10 @@ impl KernelVariant {
             ("FILLED", layout::FILLED),
             ("REDUCED", layout::REDUCED),
             ("BROKEN", layout::BROKEN),
+            ("EPOCH", layout::EPOCH),
+            ("ENDED", layout::ENDED),
+            ("SLOTS_AT", layout::SLOTS_AT),
+            ("SLOTS", SLOTS as usize),
             ("PROBE", layout::PROBE),
             ("WORD_PACKED", word::PACKED),
             ("WORD_SUMMED", word::SUMMED),
@@ -69,6 +73,7 @@ impl KernelVariant {
             ("PHASE_REDUCE", phase::REDUCE),
             ("PHASE_BARRIER_EXIT", phase::BARRIER_EXIT),
             ("PHASE_GATHER", phase::GATHER),
+            ("PHASE_COUNT", phase::COUNT),
         ];
         phases.iter().for_each(|(name, value)| define(name, value));
         let faults = [
@@ -98,7 +103,7 @@ mod tests {
     #[test]
     fn parameters_fit_into_a_launch() {
         for parts in PARTS {
-            let params = 8 * 8 + 7 * 8 + 8 * 4 + 4 * parts;
+            let params = 8 * 8 + 6 * 8 + 8 * 4 + 4 * parts;
             assert!(8 + 8 * parts + params <= 4096, "{parts}");
         }
         assert_eq!((parts(1), parts(9), parts(256), parts(257)), (Some(2), Some(32), Some(256), None));

@@ -10,6 +10,7 @@ FN u64 load_acquire(const u64* at) {
 }
 FN u64 load_relaxed(const u64* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 FN void store_relaxed(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELAXED); }
+FN u32 add(u32* at, u32 value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 FN void raise(u32* flag) { __atomic_store_n(flag, 1u, __ATOMIC_RELAXED); }
 FN bool is_raised(const u32* flag) { return __atomic_load_n(flag, __ATOMIC_RELAXED) != 0; }
 FN u64 nanoseconds() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -40,6 +41,8 @@ FN void store_pack(Pack* at, Pack pack) {
         float* out = *(float**)parameters[0];                                                  \
         if (threadIdx.x == 0)                                                                  \
             for (u32 i = 0; i < PARTS; ++i) shared.source[i] = *(const float**)parameters[1 + i]; \
-        name##_body(out, *(const LaunchParams*)parameters[1 + PARTS], shared);                          \
+        const LaunchParams& params = *(const LaunchParams*)parameters[1 + PARTS];               \
+        name##_body(out, params, shared);                                                      \
+        count_launch(params, shared);                                                          \
     }                                                                                          \
     static emulator::Kernel name##_kernel{name##_entry, sizeof(Shared), THREADS, PARTS};

@@ -10,14 +10,14 @@
 //! | [`GradientBuckets::launch_next_bucket`] | `mark_bucket_ready`, `all_reduce_bucket` |
 //! | [`GradientBuckets::flush`] | `mark_variable_ready` of the unused parameters |
 //! | [`BucketWork`] | `GradBucket` |
-//! | [`BucketView`] | `bucket_views_out` with `gradient_as_bucket_view=True` |
+//! | [`BucketView`](super::bucket_arrays::BucketView) | `bucket_views_out` with `gradient_as_bucket_view=True` |
 //!
 //! Every rank launches buckets in the order of their numbers, even if a later bucket is full first. So all ranks reduce the same
 //! bucket at the same time (`next_bucket_` in `reducer.cpp`).
 
 use std::{
     collections::HashMap,
-    ops::{Deref, DerefMut},
+    fmt::{Debug, Formatter},
     sync::{
         Arc,
         mpsc::{Receiver, Sender, channel},
@@ -32,7 +32,9 @@ use burn::{
 use models::{GradientSink, ParameterInfo};
 use parking_lot::Mutex;
 
-use crate::device::StreamEvent;
+use super::bucket_arrays::BucketArrays;
+use super::reducer::{BucketResult, DeviceCollectives};
+use crate::{device::StreamEvent, timeline::BucketSpan};
 use comm::Shared;
 
 /// Gradients that are reduced in one call.
@@ -95,10 +97,11 @@ pub(super) enum BucketValues {
     Shared(Shared<f32>),
     /// One tensor per gradient, on the gradients' device, and an event that was recorded after the work that computes them.
     Device(Vec<Tensor<1>>, StreamEvent),
+    /// The sum, which the device computes beside the backward pass.
+    Started(Tensor<1>),
 }
 
 /// The buckets of a rank. The hooks of the backward pass fill the buckets, and each full bucket is sent to the reducing thread.
-#[derive(Debug)]
 pub(super) struct GradientBuckets {
     places: HashMap<ParamId, usize>,
     /// Elements of each parameter, in registration order.
@@ -106,6 +109,8 @@ pub(super) struct GradientBuckets {
     state: Mutex<State>,
     /// The gradients' device, if gradients are reduced on it. `None` if they are reduced on the CPU.
     device: Option<Device>,
+    /// Collectives that the backward pass itself starts, without the reducing thread ([`DeviceCollectives::forks`]).
+    forked: Option<Arc<Mutex<dyn DeviceCollectives>>>,
     /// The buckets' memory, if buckets are reduced on the CPU.
     pub arrays: Arc<BucketArrays>,
     /// Sends buckets to the reducing thread.
@@ -114,7 +119,7 @@ pub(super) struct GradientBuckets {
     in_order: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     step: u64,
     /// Gradients that have arrived and are not launched yet, in registration order.
@@ -131,6 +136,10 @@ struct State {
     sync: bool,
     /// The next bucket to launch.
     next_bucket: usize,
+    /// The step's loss `[1]`, which the last bucket sums too.
+    loss: Option<Tensor<1>>,
+    /// The results of the buckets that the backward pass has started, with [`GradientBuckets::forked`].
+    started: Vec<BucketResult>,
 }
 
 #[derive(Debug)]
@@ -144,11 +153,12 @@ struct Assignment {
 
 impl GradientBuckets {
     /// Makes buckets that are not assigned yet. If `device` is set, gradients stay on it. With `in_order`, the backward pass
-    /// waits until the reduction of each full bucket is enqueued.
+    /// waits until the reduction of each full bucket is enqueued. With `forked`, the backward pass itself starts the reductions.
     pub(super) fn new(
         parameters: &[ParameterInfo],
         queue: Sender<BucketWork>,
         device: Option<Device>,
+        forked: Option<Arc<Mutex<dyn DeviceCollectives>>>,
         in_order: bool,
     ) -> Self {
         let count = parameters.len();
@@ -163,6 +173,7 @@ impl GradientBuckets {
             lengths: lengths(parameters),
             state: Mutex::new(state),
             device,
+            forked,
             arrays: Arc::default(),
             queue: Mutex::new(queue),
             in_order,
@@ -203,6 +214,16 @@ impl GradientBuckets {
         if let Some(Assignment { buckets, pending, .. }) = &mut state.assignment {
             pending.iter_mut().zip(buckets).for_each(|(pending, bucket)| *pending = bucket.parameters.len());
         }
+    }
+
+    /// Sums `loss` `[1]` over all ranks together with the last bucket of the following backward pass.
+    pub(super) fn sum_loss(&self, loss: Tensor<1>) {
+        self.state.lock().loss = Some(loss);
+    }
+
+    /// Returns the results of the buckets that the backward pass has started.
+    pub(super) fn take_started(&self) -> Vec<BucketResult> {
+        std::mem::take(&mut self.state.lock().started)
     }
 
     /// Adds the gradient of one use of a parameter, and launches the buckets that are full now. The backward pass calls this
@@ -256,6 +277,23 @@ impl GradientBuckets {
         let index = state.next_bucket;
         let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
         let Some(bucket) = buckets.get(index) else { return false };
+        if let (Some(forked), Some(device)) = (&self.forked, &self.device) {
+            let queued = Instant::now();
+            let mut tensors = self.tensors(bucket, &mut state.gradients, device);
+            if index + 1 == buckets.len() {
+                tensors.extend(state.loss.take());
+            }
+            let result = forked.lock().start_all_reduce(tensors).map(|(sum, bytes)| {
+                // Without the loss, so that steps with and without a graph have the same number.
+                let bytes = bytes / sum.dims()[0] * bucket.elements;
+                let (step, started) = (state.step, queued);
+                let span = BucketSpan { step, bucket: index, bytes, queued, started, finished: Instant::now() };
+                (BucketValues::Started(sum), span)
+            });
+            state.started.push(result);
+            state.next_bucket += 1;
+            return true;
+        }
         let values = self.pack(index, bucket, &mut state.gradients);
         let (waiting, enqueued) = if self.in_order { Some(channel()).unzip() } else { (None, None) };
         let queued = Instant::now();
@@ -271,15 +309,19 @@ impl GradientBuckets {
         true
     }
 
+    /// Takes the gradients of `bucket` on `device`, with zeros for parameters without a gradient.
+    fn tensors(&self, bucket: &Bucket, gradients: &mut [Option<Tensor<1>>], device: &Device) -> Vec<Tensor<1>> {
+        let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
+        let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
+        bucket.parameters.iter().map(gradient).collect()
+    }
+
     /// Takes the gradients of bucket `index`, with zeros for parameters without a gradient. On the CPU the gradients are copied
     /// into the bucket's array, if the array is free.
     fn pack(&self, index: usize, bucket: &Bucket, gradients: &mut [Option<Tensor<1>>]) -> BucketValues {
         let parameters = &bucket.parameters;
         if let Some(device) = &self.device {
-            let zeros = |parameter: usize| Tensor::zeros([self.lengths[parameter]], device);
-            let gradient = |&parameter: &usize| gradients[parameter].take().unwrap_or_else(|| zeros(parameter));
-            let tensors = parameters.iter().map(gradient).collect();
-            return BucketValues::Device(tensors, StreamEvent::record(device));
+            return BucketValues::Device(self.tensors(bucket, gradients, device), StreamEvent::record(device));
         }
         let mut array = self.arrays.take(index);
         let mut fresh = Vec::new();
@@ -305,6 +347,12 @@ impl GradientBuckets {
     }
 }
 
+impl Debug for GradientBuckets {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GradientBuckets").field("lengths", &self.lengths).finish_non_exhaustive()
+    }
+}
+
 /// The hooks on the parameters (`models/src/hook.rs`) call these methods on the thread that runs the pass.
 impl GradientSink for GradientBuckets {
     fn used(&self, parameter: ParamId) {
@@ -315,59 +363,5 @@ impl GradientSink for GradientBuckets {
 
     fn ready(&self, parameter: ParamId, gradient: Tensor<1>) {
         self.mark_ready(parameter, gradient);
-    }
-}
-
-/// The free arrays of the buckets, by bucket. An array is free while no tensor uses it. Ranks reduce arrays in place, and then
-/// the arrays are the memory of the step's gradients.
-///
-/// If no array is free when a bucket is launched, the bucket gets a new array: in the first step, or while a tensor of an
-/// earlier step is still a view of the old array. All ranks keep the same tensors, so all ranks make arrays in the same order,
-/// as collectives require.
-#[derive(Debug, Default)]
-pub(super) struct BucketArrays(Mutex<Vec<Option<Shared<f32>>>>);
-
-impl BucketArrays {
-    /// Takes the array of `bucket`, if the array is free.
-    pub(super) fn take(&self, bucket: usize) -> Option<Shared<f32>> {
-        self.0.lock().get_mut(bucket)?.take()
-    }
-
-    /// Wraps `values`, the reduced array of `bucket`, for use as the memory of tensors. The array becomes free again when the
-    /// last of these tensors is dropped.
-    pub(super) fn lend(self: &Arc<Self>, bucket: usize, values: Shared<f32>) -> BucketView {
-        BucketView { values: Some(values), bucket, arrays: self.clone() }
-    }
-}
-
-/// The array of a bucket while tensors are views of it.
-pub(super) struct BucketView {
-    values: Option<Shared<f32>>,
-    bucket: usize,
-    arrays: Arc<BucketArrays>,
-}
-
-impl Deref for BucketView {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        self.values.as_deref().unwrap_or_default()
-    }
-}
-
-impl DerefMut for BucketView {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        self.values.as_deref_mut().unwrap_or_default()
-    }
-}
-
-impl Drop for BucketView {
-    fn drop(&mut self) {
-        let mut arrays = self.arrays.0.lock();
-        if arrays.len() <= self.bucket {
-            arrays.resize_with(self.bucket + 1, || None);
-        }
-        // If the bucket has got a new array meanwhile, keep the new one and free this one.
-        let place = &mut arrays[self.bucket];
-        *place = place.take().or(self.values.take());
     }
 }

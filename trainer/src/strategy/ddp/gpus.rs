@@ -72,6 +72,7 @@ pub(super) fn connect(
     Ok(group.map(|group| (device.clone(), Arc::new(Mutex::new(group)) as Arc<Mutex<dyn DeviceCollectives>>)))
 }
 
+/// Inherent methods of the same name are called by their paths. Otherwise these methods would call themselves.
 impl DeviceCollectives for DeviceGroup {
     fn all_reduce(
         &mut self,
@@ -83,12 +84,29 @@ impl DeviceCollectives for DeviceGroup {
         Ok((sum, done, bytes))
     }
 
+    fn forks(&self) -> bool {
+        DeviceGroup::forks(self)
+    }
+
+    fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
+        let sum = DeviceGroup::start_all_reduce(self, tensors, 1.0)?;
+        let bytes = sum.dims()[0] * self.wire().size();
+        Ok((sum, bytes))
+    }
+
+    fn join(&mut self) {
+        DeviceGroup::join(self);
+    }
+
+    fn check(&self) -> Result<(), CommError> {
+        DeviceGroup::check(self)
+    }
+
     fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         self.all_gather_f32(tensors)
     }
 
     fn synchronize(&mut self) -> Result<(), CommError> {
-        // Call the inherent method by its path. Otherwise this method would call itself.
         DeviceGroup::synchronize(self)
     }
 }

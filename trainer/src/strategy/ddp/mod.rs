@@ -21,7 +21,8 @@
 //!   after backward. A parameter that no rank used has no gradient in the optimizer, and a warning names it
 //!   (`find_unused_parameters=True`).
 //! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay on the
-//!   device: the thread enqueues each reduction after the bucket's gradients and before the optimizer (`gpus.rs`). With
+//!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is recorded as a
+//!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's gradients and before the optimizer (`gpus.rs`). With
 //!   synchronised batch norm, buckets and statistics use the same stream of each GPU, in the same order on all ranks. Two streams
 //!   could deadlock: both have launches that wait for other ranks, and the driver may run the two in a different order on each
 //!   rank.
@@ -38,9 +39,11 @@
 //!   every rank.
 
 mod autotune;
+mod bucket_arrays;
 mod buckets;
 #[cfg(feature = "cuda")]
 mod gpus;
+mod graph;
 mod reducer;
 mod replicate;
 mod statistics;
@@ -116,13 +119,14 @@ impl Ddp {
     ) -> Result<Self, Failure> {
         verify::same_model(&network, &comm)?;
         let network = replicate::sync_module_states(network, &comm)?;
-        let learner = Learner::new(network, device, classes, plan);
+        let mut learner = Learner::new(network, device, classes, plan);
         let parallel = &plan.parallel;
-        let parameters = &learner.replica.parameters;
         #[cfg(feature = "cuda")]
-        let on_device = gpus::connect(&learner.replica.inner_device(), parameters, plan, &comm)?;
+        let on_device = gpus::connect(&learner.replica.inner_device(), &learner.replica.parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
         let on_device: Option<OnDevice> = None;
+        learner.graph = graph::step_graph(plan, &learner.replica.inner_device(), on_device.as_ref());
+        let parameters = &learner.replica.parameters;
         let collectives = on_device.as_ref().map(|(_, group)| Arc::clone(group));
         let settings = StepSettings::of(plan);
         let options = ReducerOptions {
@@ -167,9 +171,20 @@ impl Ddp {
         self.statistics.as_ref().map_or(Ok(()), |statistics| Ok(statistics.check()?))
     }
 
+    /// Returns the learner, and the parts with which it records and counts steps.
+    fn graph_parts(&mut self) -> (&mut Learner, graph::Ranks<'_>) {
+        let Self { learner, reducer, statistics, unused, comm, steps, .. } = self;
+        (learner, graph::Ranks { reducer, statistics: statistics.as_ref(), unused, comm, step: *steps })
+    }
+
+    /// Returns whether the ranks compare their states after the last queued step.
+    fn sync_is_due(&self) -> bool {
+        self.check_sync_every > 0 && self.steps.is_multiple_of(self.check_sync_every)
+    }
+
     /// Checks every `parallel.check_sync_every` steps that all ranks hold the same bits.
     fn check_sync(&self) -> Result<(), Failure> {
-        if self.check_sync_every == 0 || !self.steps.is_multiple_of(self.check_sync_every) {
+        if !self.sync_is_due() {
             return Ok(());
         }
         self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
@@ -301,10 +316,34 @@ impl Strategy for Ddp {
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+        match self.queue_step(batches, lr, stop)? {
+            Some(outcome) => Ok(outcome),
+            None => Ok(self.finish_step()?.expect("the step is queued, and none before it")),
+        }
+    }
+
+    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
         let start = Instant::now();
-        let outcome = step::train_step(self, batches, lr, stop)?;
-        self.tune(start.elapsed().as_secs_f64())?;
+        let outcome = step::queue_step(self, batches, lr, stop)?;
+        if outcome.is_some() {
+            self.tune(start.elapsed().as_secs_f64())?;
+        }
         Ok(outcome)
+    }
+
+    fn most_queued(&self) -> usize {
+        // The ranks compare their states after this step and not after a later one.
+        if self.sync_is_due() { 0 } else { self.learner.graph.most_queued() }
+    }
+
+    fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
+        self.status.set_status(format_args!("waiting for the GPU, {} steps are launched", self.steps));
+        let (learner, mut ranks) = self.graph_parts();
+        let Some(outcome) = super::graph::finish_step(learner, &mut ranks)? else { return Ok(None) };
+        if self.learner.graph.is_idle() {
+            self.check_sync()?;
+        }
+        Ok(Some(outcome))
     }
 
     fn take_tuned(&mut self) -> Option<TuningReport> {

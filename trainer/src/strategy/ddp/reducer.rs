@@ -2,9 +2,11 @@
 //!
 //! This file is the second half of PyTorch's `c10d::Reducer` (`buckets.rs` has the first). [`Reducer::finalize_backward`] waits
 //! for each bucket's reduction and returns the gradients. Where PyTorch has asynchronous `Work`, this program has a thread. The
-//! thread also runs the communication hook ([`CompressHook`]), in parallel to the backward pass.
+//! thread also runs the communication hook ([`CompressHook`]), in parallel to the backward pass. Custom kernels inside one machine
+//! need no thread: the backward pass starts them on a second stream, so that they can be part of a CUDA graph.
 
 use std::{
+    cell::Cell,
     sync::{
         Arc,
         mpsc::{Receiver, channel},
@@ -27,6 +29,8 @@ use launch::WorkerStatus;
 pub(super) struct ReducedGradients {
     /// Summed over ranks. Parameters that this rank did not use have a gradient too: other ranks may have used them.
     pub gradients: FlatGradients,
+    /// The loss of [`Reducer::sum_loss`], summed over ranks, `[1]`.
+    pub loss: Option<Tensor<1>>,
     /// Per parameter, in registration order: whether this rank used it.
     pub used: Vec<bool>,
     /// When each bucket was reduced.
@@ -57,6 +61,16 @@ pub(super) trait DeviceCollectives: Send {
         tensors: Vec<Tensor<1>>,
         after: &StreamEvent,
     ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
+    /// Returns whether calls run beside the calling thread's work without waiting on the CPU. Only then
+    /// [`start_all_reduce`](Self::start_all_reduce) works, and calls can be recorded as part of a CUDA graph.
+    fn forks(&self) -> bool;
+    /// Enqueues the sum over ranks of the concatenated `tensors`, which the calling thread has written. Returns the sum, which the
+    /// thread may use after [`join`](Self::join), and the bytes that this rank contributes.
+    fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError>;
+    /// Orders the calling thread's later work after all calls so far.
+    fn join(&mut self);
+    /// Checks that no rank was missing so far. Does not wait.
+    fn check(&self) -> Result<(), CommError>;
     /// Enqueues the all-gather of `tensors`, in f32. Returns the tensors of all ranks in rank order. The calling thread must have
     /// written `tensors`, and must be the thread that reads the result.
     fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError>;
@@ -67,7 +81,8 @@ pub(super) trait DeviceCollectives: Send {
 /// A device, and the collectives on it. The reducing thread shares the collectives.
 pub(super) type OnDevice = (Device, Arc<Mutex<dyn DeviceCollectives>>);
 
-type BucketResult = Result<(BucketValues, BucketSpan), CommError>;
+/// A reduced bucket.
+pub(super) type BucketResult = Result<(BucketValues, BucketSpan), CommError>;
 
 /// Reduces a step's gradients over all ranks.
 pub(super) struct Reducer {
@@ -75,9 +90,13 @@ pub(super) struct Reducer {
     done: Receiver<BucketResult>,
     comm: Communicator,
     options: ReducerOptions,
+    /// The bytes that this rank contributes to the reductions of a step.
+    bytes: Cell<u64>,
     thread: Option<JoinHandle<()>>,
     /// Set if gradients are reduced on their device.
     on_device: Option<Arc<Mutex<dyn DeviceCollectives>>>,
+    /// Set if the backward pass itself starts the reductions on the device.
+    forked: Option<Arc<Mutex<dyn DeviceCollectives>>>,
 }
 
 impl Reducer {
@@ -99,24 +118,35 @@ impl Reducer {
         let (thread_comm, on_device) = (comm.clone(), on_device.map(|(device, group)| (Some(device), Some(group))));
         let (device, on_device) = on_device.unwrap_or_default();
         let group = on_device.clone();
+        let forked = on_device.clone().filter(|group| group.lock().forks());
         let reduce = move |values| match (values, &group) {
             (BucketValues::Device(tensors, event), Some(group)) => {
                 let (sum, done, bytes) = group.lock().all_reduce(tensors, &event)?;
                 Ok((BucketValues::Device(vec![sum], done), bytes))
             }
-            (BucketValues::Device(..), None) => {
+            (BucketValues::Device(..) | BucketValues::Started(_), _) => {
                 Err(CommError::usage("gradients stayed on a device that cannot add them up"))
             }
             (BucketValues::Host(values), _) => hook.all_reduce(values, &thread_comm),
             (BucketValues::Shared(values), _) => all_reduce_shared(values, &thread_comm),
         };
         let (done, thread) = start_thread(inbox, status, reduce)?;
-        let buckets = Arc::new(GradientBuckets::new(parameters, queue, device, options.in_order));
+        let buckets = GradientBuckets::new(parameters, queue, device, forked.clone(), options.in_order);
+        let buckets = Arc::new(buckets);
         let assumed = (!options.overlap).then(|| buckets::assumed_order(parameters.len()));
         if let Some(order) = order.or(assumed.as_deref()) {
             buckets.assign_buckets(options.assignment(order, &buckets.lengths));
         }
-        Ok(Self { buckets, done, comm: comm.clone(), options, thread: Some(thread), on_device })
+        Ok(Self {
+            buckets,
+            done,
+            comm: comm.clone(),
+            options,
+            bytes: Cell::new(0),
+            thread: Some(thread),
+            on_device,
+            forked,
+        })
     }
 
     /// Waits until the reductions that were enqueued on a GPU are done, and checks that no rank was missing.
@@ -125,6 +155,24 @@ impl Reducer {
     /// Names the rank that is missing or has ended.
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
         Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
+    }
+
+    /// Returns the bytes that all ranks move in a step. Counts the bytes that a ring moves. No algorithm moves less.
+    pub(super) fn bytes_moved(&self) -> u64 {
+        2 * (self.comm.world() as u64 - 1) * self.bytes.get()
+    }
+
+    /// Checks that no rank was missing in the reductions on a GPU so far. Does not wait.
+    ///
+    /// # Errors
+    /// Names the rank that is missing or has ended.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().check())?)
+    }
+
+    /// Sums `loss` `[1]` over all ranks together with the gradients of the following backward pass.
+    pub(super) fn sum_loss(&self, loss: Tensor<1>) {
+        self.buckets.sum_loss(loss);
     }
 
     /// Returns the order of the parameters in the buckets, and the number of elements of each; `None` before the first step.
@@ -159,10 +207,19 @@ impl Reducer {
         };
         let used = self.buckets.flush();
         let mut gradients: Vec<Option<Tensor<1>>> = (0..self.buckets.lengths.len()).map(|_| None).collect();
-        let mut spans = Vec::with_capacity(buckets.len());
+        let (mut spans, mut loss) = (Vec::with_capacity(buckets.len()), None);
+        if let Some(forked) = &self.forked {
+            forked.lock().join();
+        }
+        let mut started = self.buckets.take_started().into_iter();
         for (index, bucket) in buckets.iter().enumerate() {
-            let (values, span) =
-                self.done.recv().map_err(|_| Failure::run("the reducing thread has died", "please report this"))??;
+            let (values, span) = match started.next() {
+                Some(result) => result?,
+                None => self
+                    .done
+                    .recv()
+                    .map_err(|_| Failure::run("the reducing thread has died", "please report this"))??,
+            };
             spans.push(span);
             let flat = match values {
                 BucketValues::Host(values) => {
@@ -173,6 +230,7 @@ impl Reducer {
                     done.wait();
                     tensors.remove(0)
                 }
+                BucketValues::Started(sum) => sum,
             };
             let mut start = 0;
             for &parameter in &bucket.parameters {
@@ -181,8 +239,12 @@ impl Reducer {
                 gradients[parameter] = Some(flat.clone().slice(start..end));
                 start = end;
             }
+            if flat.dims()[0] > start {
+                loss = Some(flat.slice(start..start + 1));
+            }
         }
-        Ok(ReducedGradients { gradients: FlatGradients::from_tensors(gradients), used, buckets: spans })
+        self.bytes.set(spans.iter().map(|span| span.bytes as u64).sum());
+        Ok(ReducedGradients { gradients: FlatGradients::from_tensors(gradients), loss, used, buckets: spans })
     }
 
     /// Assigns the buckets by rank 0's ready order (`sync_bucket_indices` of `reducer.cpp`).

@@ -4,24 +4,43 @@ use std::{sync::Arc, time::Instant};
 
 use burn::tensor::Device;
 use data::loader::Batch;
-use models::Context;
+use models::{Context, ParameterInfo};
 use ops::StatisticsReduce;
 use rayon::ThreadPool;
 
-use super::{Ddp, reducer::ReducedGradients};
-use crate::{device::StreamEvent, failure::Failure, strategy::StepOutcome, timeline::Track};
+use super::{Ddp, reducer::ReducedGradients, verify::UnusedParameters};
+use crate::{
+    device::StreamEvent,
+    failure::Failure,
+    strategy::{StepOutcome, graph},
+    timeline::Track,
+};
+use comm::Communicator;
 
-/// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
+/// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
 ///
 /// # Errors
-/// The loss is not finite, a rank is gone, or the ranks no longer hold the same bits.
-pub(super) fn train_step(
+/// The loss is not finite, a rank is gone, the ranks no longer hold the same bits, or the step cannot be recorded or launched as a
+/// graph.
+pub(super) fn queue_step(
     ddp: &mut Ddp,
-    batches: Vec<Batch>,
+    mut batches: Vec<Batch>,
     lr: f64,
     stop: Option<i32>,
-) -> Result<StepOutcome, Failure> {
+) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
+    // Autotuning changes the buckets, and so the launches of a step.
+    if ddp.tuner.is_none() {
+        ddp.status.set_status(format_args!("step {}: launching", ddp.steps));
+        let (learner, mut ranks) = ddp.graph_parts();
+        match graph::queue_step(learner, &mut ranks, batches, lr, outcome)? {
+            Some(left) => batches = left,
+            None => {
+                ddp.steps += 1;
+                return Ok(None);
+            }
+        }
+    }
 
     let (step, status) = (ddp.steps, ddp.status.clone());
     let replica = &ddp.learner.replica;
@@ -41,15 +60,15 @@ pub(super) fn train_step(
     }
 
     let start = Instant::now();
-    let ReducedGradients { mut gradients, used, buckets } = ddp.reducer.finalize_backward(&replica.inner_device())?;
+    let ReducedGradients { mut gradients, used, buckets, .. } =
+        ddp.reducer.finalize_backward(&replica.inner_device())?;
     status.set_status(format_args!("step {step}: comparing losses"));
     let unused = reduce_outcome(&mut outcome, &used, ddp)?;
     let end = Instant::now();
     outcome.seconds.communication = (end - start).as_secs_f64();
     outcome.seconds.communication_hidden =
         buckets.iter().map(|b| (b.finished.min(start) - b.started.min(start)).as_secs_f64()).sum();
-    // Count the bytes that a ring moves. No algorithm moves less.
-    outcome.bytes_moved = buckets.iter().map(|b| 2 * (ddp.comm.world() as u64 - 1) * b.bytes as u64).sum();
+    outcome.bytes_moved = ddp.reducer.bytes_moved();
     let timeline = &ddp.learner.replica.timeline;
     timeline.span(Track::Step, "waiting for sums", start, end, &[]);
     buckets.into_iter().for_each(|bucket| timeline.bucket(bucket));
@@ -63,7 +82,7 @@ pub(super) fn train_step(
     ddp.reducer.synchronize()?;
     ddp.steps += 1;
     ddp.check_sync()?;
-    Ok(outcome)
+    Ok(Some(outcome))
 }
 
 /// Runs `compute` on the thread pool of `parallel.threads`, or on the calling thread if there is no such pool.
@@ -79,32 +98,78 @@ fn on_threads<R: Send>(threads: Option<&ThreadPool>, device: &Device, compute: i
     result
 }
 
+/// The counts of a step that ranks exchange, as numbers that an all-gather moves.
+type Counts = [f64; 5];
+
+/// Counts of a step over all ranks.
+pub(super) struct SummedCounts {
+    loss_sum: f64,
+    correct: u64,
+    samples: u64,
+    stop: Option<i32>,
+    /// Number of parameters that a rank did not use, summed over ranks.
+    missing: u64,
+}
+
+impl SummedCounts {
+    /// Replaces a rank's counts in `outcome`.
+    pub(super) fn write(&self, outcome: &mut StepOutcome) {
+        let &Self { loss_sum, correct, samples, stop, .. } = self;
+        (outcome.loss_sum, outcome.correct, outcome.samples, outcome.stop) = (loss_sum, correct, samples, stop);
+    }
+}
+
+/// Returns the counts of a rank that did not use `missing` parameters.
+pub(super) fn counts(outcome: &StepOutcome, missing: usize) -> Counts {
+    let stop = f64::from(outcome.stop.unwrap_or(0));
+    [outcome.loss_sum, outcome.correct as f64, outcome.samples as f64, stop, missing as f64]
+}
+
+/// Sums the counts of steps over ranks. The signal of any rank becomes the common stop signal.
+///
+/// # Errors
+/// A rank is gone.
+pub(super) fn sum_counts(own: &[Counts], comm: &Communicator) -> Result<Vec<SummedCounts>, Failure> {
+    let own = own.as_flattened();
+    let mut all = vec![0.0; own.len() * comm.world()];
+    comm.all_gather(own, &mut all)?;
+    let of_ranks = |word: usize| all.iter().skip(word).step_by(own.len());
+    let of_step = |first: usize| {
+        let sum = |word: usize| of_ranks(first + word).sum::<f64>();
+        let stop = of_ranks(first + 3).fold(0.0, |a: f64, &b| a.max(b));
+        let stop = (stop != 0.0).then_some(stop as i32);
+        SummedCounts { loss_sum: sum(0), correct: sum(1) as u64, samples: sum(2) as u64, stop, missing: sum(4) as u64 }
+    };
+    Ok((0..own.len()).step_by(size_of::<Counts>() / size_of::<f64>()).map(of_step).collect())
+}
+
 /// Sums the counts and the loss over ranks, and takes the signal of any rank as the common stop signal. Returns the parameters
 /// that no rank used, as indices in registration order.
 fn reduce_outcome(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<usize>, Failure> {
-    const WORDS: usize = 5;
-    let comm = &ddp.comm;
     let missing = used.iter().filter(|used| !**used).count();
-    let own: [f64; WORDS] = [
-        outcome.loss_sum,
-        outcome.correct as f64,
-        outcome.samples as f64,
-        f64::from(outcome.stop.unwrap_or(0)),
-        missing as f64,
-    ];
-    let mut all = vec![0.0; WORDS * comm.world()];
-    comm.all_gather(&own, &mut all)?;
-    let sum = |word: usize| all.iter().skip(word).step_by(WORDS).sum::<f64>();
-    (outcome.loss_sum, outcome.correct, outcome.samples) = (sum(0), sum(1) as u64, sum(2) as u64);
-    let stop = all.iter().skip(3).step_by(WORDS).fold(0.0, |a: f64, &b| a.max(b));
-    outcome.stop = (stop != 0.0).then_some(stop as i32);
-    if sum(4) == 0.0 {
+    let sums = sum_counts(&[counts(outcome, missing)], &ddp.comm)?.remove(0);
+    sums.write(outcome);
+    if sums.missing == 0 {
         return Ok(Vec::new());
     }
+    unused_everywhere(used, &mut ddp.unused, &ddp.learner.replica.parameters, ddp.steps, &ddp.comm)
+}
+
+/// Returns the parameters that no rank used, as indices in registration order. Warns about parameters that only some ranks used.
+///
+/// # Errors
+/// A rank is gone.
+pub(super) fn unused_everywhere(
+    used: &[bool],
+    known: &mut UnusedParameters,
+    parameters: &[ParameterInfo],
+    step: u64,
+    comm: &Communicator,
+) -> Result<Vec<usize>, Failure> {
     let own: Vec<u8> = used.iter().map(|&used| u8::from(used)).collect();
     let mut all = vec![0; own.len() * comm.world()];
     comm.all_gather(&own, &mut all)?;
     let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
-    ddp.unused.warn(ddp.steps, &by_rank, &ddp.learner.replica.parameters, comm.rank() == 0);
+    known.warn(step, &by_rank, parameters, comm.rank() == 0);
     Ok((0..own.len()).filter(|&index| by_rank.iter().all(|used| used[index] == 0)).collect())
 }

@@ -16,7 +16,8 @@ use ops::StatisticsReduce;
 use parking_lot::Mutex;
 
 use super::{
-    buckets::{BucketArrays, assumed_order, compute_bucket_assignment, lengths},
+    bucket_arrays::BucketArrays,
+    buckets::{assumed_order, compute_bucket_assignment, lengths},
     reducer::{DeviceCollectives, Reducer, ReducerOptions},
     statistics::SharedStatistics,
     verify,
@@ -69,6 +70,7 @@ fn values(gradient: Tensor<1>) -> Vec<f32> {
 struct FakeGpu {
     comm: Communicator,
     enqueued: usize,
+    forks: bool,
 }
 
 impl DeviceCollectives for FakeGpu {
@@ -83,6 +85,21 @@ impl DeviceCollectives for FakeGpu {
         self.enqueued += 1;
         let device = Device::flex();
         Ok((Tensor::from_floats(flat.as_slice(), &device), StreamEvent::record(&device), 4 * flat.len()))
+    }
+
+    fn forks(&self) -> bool {
+        self.forks
+    }
+
+    fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
+        let (sum, _, bytes) = self.all_reduce(tensors, &StreamEvent::record(&Device::flex()))?;
+        Ok((sum, bytes))
+    }
+
+    fn join(&mut self) {}
+
+    fn check(&self) -> Result<(), CommError> {
+        Ok(())
     }
 
     fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError> {
@@ -103,11 +120,12 @@ impl DeviceCollectives for FakeGpu {
 /// unused on some ranks.
 #[test]
 fn a_hundred_iterations_average_exactly() {
-    for (overlap, stay) in [(true, false), (false, false), (true, true), (false, true)] {
+    let kinds = [(true, false), (false, false), (true, true), (false, true)];
+    for ((overlap, stay), forks) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         ranks(4, move |comm| {
             let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
             let gpu: Arc<Mutex<dyn DeviceCollectives>> =
-                Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
+                Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, forks }));
             let on_device = stay.then(|| (device.clone(), gpu));
             let reducer =
                 Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device, None)

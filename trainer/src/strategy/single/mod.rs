@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph};
+use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph, graph_record::OneProcess};
 use crate::{config::RunPlan, failure::Failure, signals::Stop};
 
 /// The strategy of one process with one device.
@@ -49,7 +49,7 @@ impl Strategy for Single {
     }
 
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
-        graph::finish_step(&mut self.learner)
+        graph::finish_step(&mut self.learner, &mut OneProcess)
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {

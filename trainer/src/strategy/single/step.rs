@@ -7,7 +7,7 @@ use super::Single;
 use crate::{
     failure::Failure,
     optim::FlatGradients,
-    strategy::{StepOutcome, graph},
+    strategy::{StepOutcome, graph, graph_record::OneProcess},
 };
 
 /// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
@@ -21,7 +21,8 @@ pub(super) fn queue_step(
     stop: Option<i32>,
 ) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
-    let Some(batches) = graph::queue_step(&mut single.learner, batches, lr, outcome)? else { return Ok(None) };
+    let queued = graph::queue_step(&mut single.learner, &mut OneProcess, batches, lr, outcome)?;
+    let Some(batches) = queued else { return Ok(None) };
 
     let replica = &single.learner.replica;
     let mut gradients = FlatGradients::default();

@@ -1,7 +1,7 @@
 //! Stream capture: operations are recorded into a list of nodes, and the list becomes a graph.
 //!
-//! The order of the calls is a valid execution order, so nodes are kept in that order, without edges. Dependencies between
-//! streams are still tracked: a forked stream that was not joined at the end is an error, as with the real driver.
+//! Nodes are kept in the order of the calls, each with the nodes of other streams that must run before it. A forked stream that was
+//! not joined at the end is an error, as with the real driver.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -45,11 +45,31 @@ pub(crate) struct Capture {
 
 #[derive(Debug, Default)]
 struct State {
-    nodes: Vec<Op>,
+    nodes: Vec<Node>,
     invalid: bool,
     ended: bool,
     /// Captured streams by id.
     streams: HashMap<usize, CapturedStream>,
+}
+
+/// A node of a graph.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) op: Op,
+    /// Id of the captured stream.
+    pub(crate) stream: usize,
+    /// The node's number among the nodes of its stream, from 1.
+    pub(crate) number: u64,
+    /// For other streams, the number of their last node that comes before.
+    pub(crate) after: Vec<(usize, u64)>,
+}
+
+/// The nodes of a capture, in the order of the calls.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    /// Id of the stream that the capture began on.
+    pub(crate) origin: usize,
+    pub(crate) nodes: Vec<Node>,
 }
 
 /// A stream that is part of a capture.
@@ -81,7 +101,10 @@ impl Capture {
         let branch = state.streams.get_mut(&stream).ok_or(STREAM_CAPTURE_INVALIDATED)?;
         branch.nodes += 1;
         branch.dependencies.insert(stream, branch.nodes);
-        state.nodes.push(op);
+        let others = branch.dependencies.iter().filter(|(id, nodes)| **id != stream && **nodes > 0);
+        let after = others.map(|(id, nodes)| (*id, *nodes)).collect();
+        let node = Node { op, stream, number: branch.nodes, after };
+        state.nodes.push(node);
         Ok(())
     }
 
@@ -112,7 +135,7 @@ impl Capture {
     }
 
     /// Ends the capture and releases its streams.
-    fn end(self: &Arc<Self>) -> DriverResult<Vec<Op>> {
+    fn end(self: &Arc<Self>) -> DriverResult<Recording> {
         let (nodes, streams, invalid) = {
             let mut state = self.state.lock();
             state.ended = true;
@@ -129,7 +152,11 @@ impl Capture {
         }
         let is_joined =
             |(id, branch): (&usize, &CapturedStream)| origin.dependencies.get(id).copied().unwrap_or(0) >= branch.nodes;
-        if streams.iter().all(is_joined) { Ok(nodes) } else { Err(STREAM_CAPTURE_UNJOINED) }
+        if streams.iter().all(is_joined) {
+            Ok(Recording { origin: self.origin, nodes })
+        } else {
+            Err(STREAM_CAPTURE_UNJOINED)
+        }
     }
 }
 
@@ -153,7 +180,7 @@ pub(crate) fn begin(target: &StreamRef, mode: c_int) -> DriverResult {
 }
 
 /// Implements `cuStreamEndCapture`.
-pub(crate) fn end(target: &StreamRef) -> DriverResult<Vec<Op>> {
+pub(crate) fn end(target: &StreamRef) -> DriverResult<Recording> {
     let StreamRef::Stream(stream) = target else { return Err(ILLEGAL_STATE) };
     let capture = stream.capture().ok_or(ILLEGAL_STATE)?;
     if capture.origin != stream.id {

@@ -25,6 +25,7 @@
 //! | `CUDA_ON_CPU_LOG` | a file that receives one line per call |
 #![allow(unsafe_code, reason = "a C library")]
 
+mod branches;
 mod capture;
 pub mod code;
 mod context;

@@ -3,6 +3,10 @@
 
 mod common;
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
 use common::{
     Gate, allocate, copy_async, download, error_of, event, get, gpu, set_current, stream, upload, upload_async,
 };
@@ -186,6 +190,56 @@ fn a_capture_is_replayed() {
     for address in [one, two, three] {
         assert_eq!(cuMemFree_v2(address), 0);
     }
+    assert_eq!((cuStreamDestroy_v2(stream), cuStreamDestroy_v2(other)), (0, 0));
+}
+
+/// Waits until the other branch's node has run.
+unsafe extern "C" fn wait_for_other_branch(flag: *mut c_void) {
+    // SAFETY: the test's flag.
+    let flag = unsafe { &*flag.cast::<AtomicBool>() };
+    let start = Instant::now();
+    while !flag.load(Ordering::Acquire) {
+        assert!(start.elapsed() < Duration::from_secs(60), "the other branch does not run");
+        std::thread::yield_now();
+    }
+}
+
+unsafe extern "C" fn raise(flag: *mut c_void) {
+    // SAFETY: the test's flag.
+    unsafe { &*flag.cast::<AtomicBool>() }.store(true, Ordering::Release);
+}
+
+/// Only events order the branches of a graph, not the calls that have captured them.
+#[test]
+fn branches_of_a_graph_run_side_by_side() {
+    let _gpu = gpu();
+    let (stream, other, fork, join) = (stream(), stream(), event(), event());
+    let (one, two) = (allocate(4), allocate(4));
+    let flag = AtomicBool::new(false);
+    let data = (&raw const flag).cast_mut().cast();
+    assert_eq!(cuStreamBeginCapture_v2(stream, 0), 0);
+    assert_eq!(cuEventRecord(fork, stream), 0);
+    assert_eq!(cuStreamWaitEvent(other, fork, 0), 0);
+    // SAFETY: the flag lives until the graph has run.
+    let waits = unsafe {
+        [cuLaunchHostFunc(other, Some(wait_for_other_branch), data), cuLaunchHostFunc(stream, Some(raise), data)]
+    };
+    assert_eq!(waits, [0, 0]);
+    assert_eq!(cuMemsetD8Async(one, 7, 4, other), 0);
+    assert_eq!(cuEventRecord(join, other), 0);
+    assert_eq!(cuStreamWaitEvent(stream, join, 0), 0);
+    assert_eq!(copy_async(two, one, 4, stream), 0);
+    let graph = get(|graph| cuStreamEndCapture(stream, graph));
+    let executable = get(|executable| cuGraphInstantiateWithFlags(executable, graph, 0));
+    for _ in 0..3 {
+        upload(one, &[0; 4]);
+        flag.store(false, Ordering::Release);
+        assert_eq!(cuGraphLaunch(executable, stream), 0);
+        assert_eq!(cuStreamSynchronize(stream), 0);
+        assert_eq!(download::<1>(two), [7]);
+    }
+    assert_eq!((cuGraphExecDestroy(executable), cuGraphDestroy(graph)), (0, 0));
+    assert_eq!((cuMemFree_v2(one), cuMemFree_v2(two)), (0, 0));
     assert_eq!((cuStreamDestroy_v2(stream), cuStreamDestroy_v2(other)), (0, 0));
 }
 

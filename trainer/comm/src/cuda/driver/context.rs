@@ -1,4 +1,4 @@
-//! A GPU's primary context, and the streams and kernels in it.
+//! A GPU's primary context, and the kernels in it.
 
 use std::{
     ffi::{CStr, CString, c_int, c_uint, c_void},
@@ -8,14 +8,8 @@ use std::{
 
 use super::{Address, DriverResult, functions::Functions};
 
-/// `CUDA_ERROR_NOT_READY`.
-#[cfg(feature = "cuda")]
-const NOT_READY: c_int = 600;
 /// `CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED`.
 const PEER_ACCESS_ALREADY_ENABLED: c_int = 704;
-/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronise with the null stream.
-#[cfg(feature = "cuda")]
-const NON_BLOCKING: c_uint = 1;
 
 /// A GPU's primary context, which this value retains. burn uses the same context.
 #[derive(Debug)]
@@ -134,98 +128,12 @@ impl Context {
         self.functions.check("cuModuleLoadData", code)?;
         Ok(Module { context: self.clone(), module })
     }
-
-    /// Creates a stream that does not synchronise with the null stream.
-    ///
-    /// # Errors
-    /// The driver's error.
-    #[cfg(feature = "cuda")]
-    pub fn stream(self: &Arc<Self>) -> DriverResult<Stream> {
-        self.enter()?;
-        let mut stream = null_mut();
-        // SAFETY: writes one pointer, which `Stream::drop` destroys.
-        let code = unsafe { (self.functions.stream_create)(&mut stream, NON_BLOCKING) };
-        self.functions.check("cuStreamCreate", code)?;
-        Ok(Stream { context: self.clone(), stream })
-    }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: retained once by `Driver::context`. Everything made in the context holds an `Arc` of it and is gone.
         let _ = unsafe { (self.functions.release)(self.device) };
-    }
-}
-
-/// A CUDA stream.
-#[cfg(feature = "cuda")]
-#[derive(Debug)]
-pub struct Stream {
-    context: Arc<Context>,
-    stream: *mut c_void,
-}
-
-// SAFETY: any thread may use a stream; the driver has its own locks.
-#[cfg(feature = "cuda")]
-unsafe impl Send for Stream {}
-
-#[cfg(feature = "cuda")]
-impl Stream {
-    /// Returns the `CUstream`, which is valid while this value lives.
-    pub fn raw(&self) -> *mut c_void {
-        self.stream
-    }
-
-    /// Returns whether all work on the stream is done. Does not wait.
-    ///
-    /// # Errors
-    /// The driver's error, also one of the work.
-    pub fn is_done(&self) -> DriverResult<bool> {
-        // SAFETY: the stream lives as long as `self`.
-        match unsafe { (self.context.functions.stream_query)(self.stream) } {
-            NOT_READY => Ok(false),
-            code => self.context.functions.check("cuStreamQuery", code).map(|()| true),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Stream {
-    /// Makes later work of the stream wait until the word at `address` is at least `value`. The CPU does not wait.
-    ///
-    /// # Errors
-    /// The driver's error.
-    pub fn wait_value(&self, address: Address, value: u64) -> DriverResult {
-        const GREATER_OR_EQUAL: c_uint = 0;
-        let functions = &self.context.functions;
-        self.context.enter()?;
-        // SAFETY: the driver refuses an address that the GPU cannot read. The caller keeps the word while the stream has work.
-        let code = unsafe { (functions.stream_wait_value)(self.stream, address, value, GREATER_OR_EQUAL) };
-        functions.check("cuStreamWaitValue64", code)
-    }
-
-    /// Enqueues a write of `value` to the word at `address`. The write runs when all earlier work of the stream is done and
-    /// visible.
-    ///
-    /// # Errors
-    /// The driver's error.
-    pub fn write_value(&self, address: Address, value: u64) -> DriverResult {
-        const WITH_BARRIER: c_uint = 0;
-        let functions = &self.context.functions;
-        self.context.enter()?;
-        // SAFETY: as above.
-        let code = unsafe { (functions.stream_write_value)(self.stream, address, value, WITH_BARRIER) };
-        functions.check("cuStreamWriteValue64", code)
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: created by `Context::stream`, destroyed once.
-            let _ = unsafe { (self.context.functions.stream_destroy)(self.stream) };
-        }
     }
 }
 

@@ -68,6 +68,10 @@ functions! {
     host_address = "cuMemHostGetDevicePointer_v2" (*mut Address, *mut c_void, c_uint);
     stream_create = "cuStreamCreate" (*mut *mut c_void, c_uint);
     stream_destroy = "cuStreamDestroy_v2" (*mut c_void);
+    stream_wait_event = "cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
+    event_create = "cuEventCreate" (*mut *mut c_void, c_uint);
+    event_destroy = "cuEventDestroy_v2" (*mut c_void);
+    event_record = "cuEventRecord" (*mut c_void, *mut c_void);
     stream_query = "cuStreamQuery" (*mut c_void);
     stream_wait_value = "cuStreamWaitValue64_v2" (*mut c_void, Address, u64, c_uint);
     stream_write_value = "cuStreamWriteValue64_v2" (*mut c_void, Address, u64, c_uint);

@@ -10,6 +10,8 @@ mod context;
 mod functions;
 mod memory;
 pub mod probe;
+#[cfg(feature = "cuda")]
+mod stream;
 
 use std::{ffi::c_int, ptr::null_mut, sync::Arc};
 
@@ -22,7 +24,10 @@ pub use self::{
     memory::Memory,
 };
 #[cfg(feature = "cuda")]
-pub use self::{context::Stream, memory::HostWords};
+pub use self::{
+    memory::HostWords,
+    stream::{Event, Stream},
+};
 
 /// A device address.
 pub type Address = u64;

@@ -19,10 +19,9 @@ struct LaunchParams {
     u64 faults;     // on the host: one word per peer
     u64 abort;      // on the host: not zero once the job has ended; behind it the words of `order`
     u64 limit;      // longest wait, in nanoseconds
-    u64 epoch;      // number of this launch, from 1; equal on all ranks
     u64 first;      // first element of this launch, of the bucket or of each rank's part
     u64 each;       // elements of one rank's part, if the caller's array has parts (reduce-scatter, all-gather)
-    u64 slot;       // position of this launch's slot in a window
+    u64 slot;       // bytes of a slot
     u32 count;      // elements of this launch, of the bucket or of each part
     u32 packs;      // packs of this launch, or of one part of it: `count` elements, the last pack padded with zeros
     u32 part;       // packs that one rank reduces (two-shot)
@@ -36,6 +35,8 @@ struct LaunchParams {
 
 struct Shared {
     const float* source[PARTS];
+    u64 epoch;  // number of this launch, from 1; equal on all ranks
+    u64 slot;   // position of this launch's slot in a window
     u32 failed;
 };
 
@@ -81,7 +82,9 @@ FN void decode(const Pack& pack, float* values) {
 
 FN bool is_aligned(const void* at) { return ((u64)at & 15) == 0; }
 
-FN Pack* slot_of(const LaunchParams& params, u32 rank) { return (Pack*)(params.window[rank] + params.slot); }
+FN Pack* slot_of(const LaunchParams& params, const Shared& shared, u32 rank) {
+    return (Pack*)(params.window[rank] + shared.slot);
+}
 
 // Moves this thread's packs of [begin, end): `store(i, load(i))`. Up to TURNS loads are in flight at once: if a thread waited for
 // each load, latency would limit it and not the links.
@@ -152,9 +155,9 @@ FN void place(float* out, u64 at, u64 end, const Pack& pack) {
 }
 
 // Returns the sum of pack `i` over ranks, in rank order on every rank, rounded once to the wire's type.
-FN Pack sum(const LaunchParams& params, u32 i) {
+FN Pack sum(const LaunchParams& params, const Shared& shared, u32 i) {
     Pack packs[WORLD];
-    for (u32 rank = 0; rank < WORLD; ++rank) packs[rank] = load_pack(slot_of(params, rank) + i);
+    for (u32 rank = 0; rank < WORLD; ++rank) packs[rank] = load_pack(slot_of(params, shared, rank) + i);
     float total[VALUES], values[VALUES];
     decode(packs[0], total);
     for (u32 rank = 1; rank < WORLD; ++rank) {
@@ -169,8 +172,8 @@ FN u64* flag_of(const LaunchParams& params, u32 owner, u32 area, u32 sender) {
 }
 
 FN void fault(const LaunchParams& params, Shared& shared, u32 peer, u64 kind) {
-    store_relaxed((u64*)params.faults + peer, kind | params.epoch << 8);
-    store_relaxed((u64*)(params.window[params.rank] + BROKEN), params.epoch);
+    store_relaxed((u64*)params.faults + peer, kind | shared.epoch << 8);
+    store_relaxed((u64*)(params.window[params.rank] + BROKEN), shared.epoch);
     raise(&shared.failed);
 }
 
@@ -179,15 +182,15 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
     __syncthreads();
     if (threadIdx.x < WORLD) {
         const u32 peer = threadIdx.x;
-        store_release(flag_of(params, peer, area, params.rank), params.epoch << FINGERPRINT_BITS | params.fingerprint);
+        store_release(flag_of(params, peer, area, params.rank), shared.epoch << FINGERPRINT_BITS | params.fingerprint);
         const u64* flag = flag_of(params, params.rank, area, peer);
         const u64 start = nanoseconds();
         for (u32 turn = 1;; ++turn) {
             const u64 seen = load_acquire(flag);
-            if (seen >> FINGERPRINT_BITS >= params.epoch) {
+            if (seen >> FINGERPRINT_BITS >= shared.epoch) {
                 // A peer that is ahead has seen this rank's call and compared it.
                 const bool same = (seen & ((1u << FINGERPRINT_BITS) - 1)) == params.fingerprint;
-                if (seen >> FINGERPRINT_BITS == params.epoch && !same) fault(params, shared, peer, FAULT_DIFFERS);
+                if (seen >> FINGERPRINT_BITS == shared.epoch && !same) fault(params, shared, peer, FAULT_DIFFERS);
                 break;
             }
             if (turn % 256 == 0) {
@@ -196,7 +199,7 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
                     break;
                 }
                 // If this whole machine was stopped meanwhile, the flag may have arrived: check once more before the fault.
-                if (nanoseconds() - start > params.limit && load_acquire(flag) >> FINGERPRINT_BITS < params.epoch) {
+                if (nanoseconds() - start > params.limit && load_acquire(flag) >> FINGERPRINT_BITS < shared.epoch) {
                     fault(params, shared, peer, FAULT_MISSING);
                     break;
                 }
@@ -207,22 +210,40 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
     return !is_raised(&shared.failed);
 }
 
+// Reads the launch's number from the rank's window, where `count_launch` counts. A number among the parameters would be the same in
+// all runs of a CUDA graph.
+//
 // After a fault no later launch runs: queued launches must not each wait for their limit. But all blocks of the launch that has
 // the fault still meet: the same blocks of the peers wait for them, and blocks do not all start at once.
 FN bool begin(const LaunchParams& params, Shared& shared) {
     if (threadIdx.x == 0) {
+        const u64 own = params.window[params.rank];
+        const u64 epoch = load_relaxed((const u64*)(own + EPOCH)) + 1;
+        shared.epoch = epoch;
+        shared.slot = SLOTS_AT + epoch % SLOTS * params.slot;
         shared.failed = 0;
-        const u64 broken = load_relaxed((const u64*)(params.window[params.rank] + BROKEN));
-        if (broken != 0 && broken < params.epoch) raise(&shared.failed);
+        const u64 broken = load_relaxed((const u64*)(own + BROKEN));
+        if (broken != 0 && broken < epoch) raise(&shared.failed);
     }
     __syncthreads();
     return !is_raised(&shared.failed);
 }
 
+// Counts the launch, also after a fault. The last block to end does this: all blocks have read the launch's number by then, and the
+// rank's next launch starts after this one has ended.
+FN void count_launch(const LaunchParams& params, const Shared& shared) {
+    if (!(params.phases & PHASE_COUNT) || threadIdx.x != 0) return;
+    const u64 own = params.window[params.rank];
+    u32* ended = (u32*)(own + ENDED);
+    if (add(ended, 1) + 1 != gridDim.x) return;
+    store_relaxed((u64*)ended, 0);
+    store_relaxed((u64*)(own + EPOCH), shared.epoch);
+}
+
 // Fills packs [begin, end) of this rank's slot from elements `first` to `end_of_source` of the tensors. Pack `begin` starts with
 // element `first`.
-FN void fill(const LaunchParams& params, Reader& reader, u32 begin, u32 end, u64 first, u64 end_of_source) {
-    Pack* own = slot_of(params, params.rank);
+FN void fill(const LaunchParams& params, const Shared& shared, Reader& reader, u32 begin, u32 end, u64 first, u64 end_of_source) {
+    Pack* own = slot_of(params, shared, params.rank);
     move_packs<4>(
         begin, end, [&](u32 i) { return reader.pack(first + (u64)(i - begin) * VALUES, end_of_source); },
         [&](u32 i, Pack pack) { store_pack(own + i, pack); });
@@ -236,12 +257,12 @@ FN void one_shot_body(float* out, const LaunchParams& params, Shared& shared) {
     const u64 end = params.first + params.count;
     if (params.phases & PHASE_PACK) {
         Reader reader{params, shared, 0};
-        fill(params, reader, 0, params.packs, params.first, end);
+        fill(params, shared, reader, 0, params.packs, params.first, end);
     }
     if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE)
         move_packs<SUMS>(
-            0, params.packs, [&](u32 i) { return sum(params, i); },
+            0, params.packs, [&](u32 i) { return sum(params, shared, i); },
             [&](u32 i, Pack pack) { place(out, params.first + (u64)i * VALUES, end, pack); });
 }
 
@@ -253,23 +274,23 @@ FN void two_shot_body(float* out, const LaunchParams& params, Shared& shared) {
         Reader reader{params, shared, 0};
         for (u32 p = 0; p < WORLD; ++p) {
             const u32 from = least(p * params.part, params.packs);
-            fill(params, reader, from, least((p + 1) * params.part, params.packs), params.first + (u64)from * VALUES, end);
+            fill(params, shared, reader, from, least((p + 1) * params.part, params.packs), params.first + (u64)from * VALUES, end);
         }
     }
     if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE) {
         // No other rank reads or writes this part of this rank's slot before the ranks meet again.
-        Pack* own = slot_of(params, params.rank);
+        Pack* own = slot_of(params, shared, params.rank);
         move_packs<SUMS>(
             least(params.rank * params.part, params.packs), least((params.rank + 1) * params.part, params.packs),
-            [&](u32 i) { return sum(params, i); }, [&](u32 i, Pack pack) { store_pack(own + i, pack); });
+            [&](u32 i) { return sum(params, shared, i); }, [&](u32 i, Pack pack) { store_pack(own + i, pack); });
     }
     if (params.phases & PHASE_BARRIER_EXIT && !device_barrier(params, shared, REDUCED)) return;
     if (params.phases & PHASE_GATHER) {
         for (u32 turn = 0; turn < WORLD; ++turn) {
             // Each rank starts with another peer.
             const u32 p = (params.rank + turn) % WORLD;
-            const Pack* slot = slot_of(params, p);
+            const Pack* slot = slot_of(params, shared, p);
             move_packs<4>(
                 least(p * params.part, params.packs), least((p + 1) * params.part, params.packs),
                 [&](u32 i) { return load_pack(slot + i); },
@@ -285,13 +306,13 @@ FN void reduce_scatter_body(float* out, const LaunchParams& params, Shared& shar
         Reader reader{params, shared, 0};
         for (u32 p = 0; p < WORLD; ++p) {
             const u64 start = p * params.each + params.first;
-            fill(params, reader, p * params.packs, (p + 1) * params.packs, start, start + params.count);
+            fill(params, shared, reader, p * params.packs, (p + 1) * params.packs, start, start + params.count);
         }
     }
     if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE)
         move_packs<SUMS>(
-            0, params.packs, [&](u32 i) { return sum(params, params.rank * params.packs + i); },
+            0, params.packs, [&](u32 i) { return sum(params, shared, params.rank * params.packs + i); },
             [&](u32 i, Pack pack) { place(out, params.first + (u64)i * VALUES, params.first + params.count, pack); });
 }
 
@@ -300,13 +321,13 @@ FN void all_gather_body(float* out, const LaunchParams& params, Shared& shared) 
     if (!begin(params, shared)) return;
     if (params.phases & PHASE_PACK) {
         Reader reader{params, shared, 0};
-        fill(params, reader, 0, params.packs, params.first, params.first + params.count);
+        fill(params, shared, reader, 0, params.packs, params.first, params.first + params.count);
     }
     if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_GATHER) {
         for (u32 turn = 0; turn < WORLD; ++turn) {
             const u32 p = (params.rank + turn) % WORLD;
-            const Pack* slot = slot_of(params, p);
+            const Pack* slot = slot_of(params, shared, p);
             const u64 start = p * params.each + params.first;
             move_packs<4>(
                 0, params.packs, [&](u32 i) { return load_pack(slot + i); },
@@ -321,11 +342,11 @@ FN void broadcast_body(float* out, const LaunchParams& params, Shared& shared) {
     const u64 end = params.first + params.count;
     if (params.phases & PHASE_PACK && params.rank == params.root) {
         Reader reader{params, shared, 0};
-        fill(params, reader, 0, params.packs, params.first, end);
+        fill(params, shared, reader, 0, params.packs, params.first, end);
     }
     if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_GATHER) {
-        const Pack* slot = slot_of(params, params.root);
+        const Pack* slot = slot_of(params, shared, params.root);
         move_packs<4>(
             0, params.packs, [&](u32 i) { return load_pack(slot + i); },
             [&](u32 i, Pack pack) { place(out, params.first + (u64)i * VALUES, end, pack); });
@@ -352,16 +373,16 @@ FN void order_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin(params, shared)) return;
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     u64* words = (u64*)params.abort;
-    if (params.phases & PHASE_PACK) store_release(words + WORD_PACKED, params.epoch);
+    if (params.phases & PHASE_PACK) store_release(words + WORD_PACKED, shared.epoch);
     if (params.phases & PHASE_GATHER) {
         const u64 start = nanoseconds();
-        for (u32 turn = 1; load_acquire(words + WORD_SUMMED) < params.epoch; ++turn) {
+        for (u32 turn = 1; load_acquire(words + WORD_SUMMED) < shared.epoch; ++turn) {
             if (turn % 256 != 0) continue;
             if (load_relaxed(words) != 0) {
                 fault(params, shared, params.rank, FAULT_ABORTED);
                 break;
             }
-            if (nanoseconds() - start > params.limit && load_acquire(words + WORD_SUMMED) < params.epoch) {
+            if (nanoseconds() - start > params.limit && load_acquire(words + WORD_SUMMED) < shared.epoch) {
                 fault(params, shared, params.rank, FAULT_STALLED);
                 break;
             }

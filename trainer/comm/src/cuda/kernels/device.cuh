@@ -23,6 +23,9 @@ FN void store_relaxed(u64* at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
+// Adds to a word that orders nothing, and returns the value before.
+FN u32 add(u32* at, u32 value) { return atomicAdd(at, value); }
+
 // A word in the block's shared memory.
 FN void raise(volatile u32* flag) { *flag = 1; }
 FN bool is_raised(const volatile u32* flag) { return *flag != 0; }
@@ -73,4 +76,5 @@ FN void store_pack(Pack* at, Pack pack) {
             TAKE_PARAMETERS                                                                                \
         }                                                                                                  \
         name##_body(out, params, shared);                                                                     \
+        count_launch(params, shared);                                                                         \
     }

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{exports, write_out};
-use crate::capture;
+use crate::branches::Branches;
+use crate::capture::{self, Recording};
 use crate::code::{INVALID_HANDLE, INVALID_VALUE};
+use crate::context::current;
 use crate::handles::{self, Table};
 use crate::op::Op;
 use crate::stream::StreamRef;
@@ -14,7 +16,7 @@ use crate::stream::StreamRef;
 /// The nodes of a capture.
 #[derive(Debug)]
 struct Graph {
-    nodes: Arc<[Op]>,
+    recording: Arc<Recording>,
     /// Handle of the first node; the others follow.
     first: usize,
 }
@@ -22,7 +24,8 @@ struct Graph {
 /// An instantiated graph.
 #[derive(Debug)]
 struct Executable {
-    nodes: Arc<[Op]>,
+    recording: Arc<Recording>,
+    branches: Branches,
     /// Whether the graph allocates memory that it does not free. Such a graph can be launched only once.
     allocates: bool,
     launched: AtomicBool,
@@ -39,9 +42,9 @@ exports! {
         let target = StreamRef::of(stream)?;
         let to = graph.ok_or(INVALID_VALUE)?;
         *to = 0;
-        let nodes: Arc<[Op]> = capture::end(&target)?.into();
-        let first = handles::reserve(nodes.len());
-        write_out(Some(to), GRAPHS.add(Arc::new(Graph { nodes, first })))
+        let recording = Arc::new(capture::end(&target)?);
+        let first = handles::reserve(recording.nodes.len());
+        write_out(Some(to), GRAPHS.add(Arc::new(Graph { recording, first })))
     }
 
     /// Returns only the count if `nodes` is null.
@@ -49,21 +52,21 @@ exports! {
         let graph = GRAPHS.get(graph)?;
         let count = count.ok_or(INVALID_VALUE)?;
         if nodes.is_null() {
-            return write_out(Some(count), graph.nodes.len());
+            return write_out(Some(count), graph.recording.nodes.len());
         }
         for index in 0..*count {
-            let handle = if index < graph.nodes.len() { graph.first + NODE_STRIDE * index } else { 0 };
+            let handle = if index < graph.recording.nodes.len() { graph.first + NODE_STRIDE * index } else { 0 };
             // SAFETY: the caller has room for `count`.
             unsafe { nodes.add(index).write(handle) };
         }
-        *count = graph.nodes.len().min(*count);
+        *count = graph.recording.nodes.len().min(*count);
         Ok(())
     }
 
     fn cuGraphNodeGetType(node: usize, kind: Option<&mut c_int>) {
         let is = GRAPHS.find(|graph| {
             let index = node.checked_sub(graph.first)? / NODE_STRIDE;
-            graph.nodes.get(index).map(Op::node_type)
+            graph.recording.nodes.get(index).map(|node| node.op.node_type())
         });
         write_out(kind, is.map_err(|_| INVALID_VALUE)?)
     }
@@ -73,10 +76,11 @@ exports! {
         const FLAGS: c_ulonglong = 15;
         let graph = GRAPHS.get(graph)?;
         let to = executable.filter(|_| flags & !FLAGS == 0).ok_or(INVALID_VALUE)?;
-        let count = |is: fn(&Op) -> bool| graph.nodes.iter().filter(|op| is(op)).count();
+        let count = |is: fn(&Op) -> bool| graph.recording.nodes.iter().filter(|node| is(&node.op)).count();
         let allocates = count(|op| matches!(op, Op::Allocated)) > count(|op| matches!(op, Op::Freed));
-        let nodes = graph.nodes.clone();
-        write_out(Some(to), EXECUTABLES.add(Arc::new(Executable { nodes, allocates, launched: AtomicBool::new(false) })))
+        let (recording, branches) = (graph.recording.clone(), Branches::new(&graph.recording, current()?)?);
+        let launched = AtomicBool::new(false);
+        write_out(Some(to), EXECUTABLES.add(Arc::new(Executable { recording, branches, allocates, launched })))
     }
 
     fn cuGraphDestroy(graph: usize) {
@@ -103,10 +107,10 @@ exports! {
         }
         let device = target.device().index;
         let elsewhere = |op: &Op| matches!(op, Op::Kernel(launch) if launch.device() != device);
-        if executable.nodes.iter().any(elsewhere) {
+        if executable.recording.nodes.iter().any(|node| elsewhere(&node.op)) {
             // The real driver runs each node on the node's GPU; here a stream has one GPU.
             return Err(INVALID_HANDLE);
         }
-        target.submit_all(executable.nodes.iter().cloned())
+        executable.branches.launch(&executable.recording, &target)
     }
 }

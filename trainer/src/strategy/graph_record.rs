@@ -1,0 +1,239 @@
+//! Records a step as a CUDA graph: the step's work on the device, for one process and for several.
+
+use burn::tensor::Tensor;
+use data::loader::Batch;
+use models::{Context, StateKind, state};
+use ops::graph::{self, Graph};
+
+use super::graph::{HINT, Kind, Phase};
+use super::graph_inputs::{Inputs, Outputs};
+use super::{Learner, StepOutcome, device_batch::DeviceBatch};
+use crate::{
+    failure::Failure,
+    optim::{FlatGradients, clip_on_device},
+};
+
+/// A recorded step.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) inputs: Box<Inputs>,
+    pub(super) graph: Graph,
+    /// The addresses of the training state when the step was recorded.
+    pub(super) addresses: Vec<[u64; 2]>,
+    /// Whether a step without the graph has run since, so the addresses must be checked again.
+    pub(super) check: bool,
+}
+
+/// The results of a step's forward and backward passes, on the device.
+pub(super) struct Passes {
+    /// The logits of each batch, row-major `[B * classes]`.
+    pub(super) logits: Vec<Tensor<1>>,
+    /// The loss of all batches of all ranks, `[1]`.
+    pub(super) loss: Tensor<1>,
+    /// The gradients, summed over all ranks.
+    pub(super) gradients: FlatGradients,
+    /// Whether dropout was drawn on the CPU.
+    pub(super) dropped: bool,
+}
+
+/// The parts of a step that differ between one process and several ranks. All ranks call these methods together, in one order.
+pub(super) trait GraphRanks {
+    /// Returns the number of ranks.
+    fn world(&self) -> usize;
+
+    /// Queues the forward and backward passes of a step. `weight` divides the loss.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn passes(&mut self, learner: &Learner, inputs: &Inputs, batches: &[Batch], weight: f64)
+    -> Result<Passes, Failure>;
+
+    /// Returns whether `own` is true on any rank.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn any(&self, own: bool) -> Result<bool, Failure>;
+
+    /// Returns the smallest `own` of all ranks.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn least(&self, own: usize) -> Result<usize, Failure>;
+
+    /// Checks that no rank was missing in the work that the device has done.
+    ///
+    /// # Errors
+    /// Names the rank that is missing or has ended.
+    fn check(&self) -> Result<(), Failure>;
+
+    /// Sums the counts of steps over ranks.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn sum(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure>;
+}
+
+/// The only process.
+pub(super) struct OneProcess;
+
+impl GraphRanks for OneProcess {
+    fn world(&self) -> usize {
+        1
+    }
+
+    fn passes(
+        &mut self,
+        learner: &Learner,
+        inputs: &Inputs,
+        batches: &[Batch],
+        weight: f64,
+    ) -> Result<Passes, Failure> {
+        let replica = &learner.replica;
+        let (mut gradients, mut logits) = (FlatGradients::default(), Vec::new());
+        let (mut loss, mut dropped) = (None, false);
+        for (on_device, batch) in inputs.batches.iter().zip(batches) {
+            let cx = replica.configured(Context::train()).with_dropout(replica.dropout_keys(batch));
+            let (of_batch, of_logits) = on_device.forward(replica, &cx, weight);
+            dropped |= cx.has_dropped();
+            logits.push(flat(of_logits));
+            loss = Some(plus(loss, of_batch.clone().inner()));
+            gradients.accumulate(FlatGradients::from_backward(of_batch.backward(), replica.network()));
+        }
+        Ok(Passes { logits, loss: loss.expect("a step has at least one batch"), gradients, dropped })
+    }
+
+    fn any(&self, own: bool) -> Result<bool, Failure> {
+        Ok(own)
+    }
+
+    fn least(&self, own: usize) -> Result<usize, Failure> {
+        Ok(own)
+    }
+
+    fn check(&self) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    fn sum(&mut self, _outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+/// Flattens logits `[B, classes]`.
+pub(super) fn flat(logits: Tensor<2>) -> Tensor<1> {
+    let [images, classes] = logits.dims();
+    logits.reshape([images * classes])
+}
+
+/// Adds the loss of a batch `[1]` to the sum of the batches before.
+pub(super) fn plus(sum: Option<Tensor<1>>, loss: Tensor<1>) -> Tensor<1> {
+    sum.map_or(loss.clone(), |sum| sum + loss)
+}
+
+impl Learner {
+    /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed. The next step of this kind can then be
+    /// recorded.
+    pub(super) fn prepare(
+        &mut self,
+        ranks: &mut dyn GraphRanks,
+        kind: Kind,
+        batches: &[Batch],
+        lr: f64,
+        weight: f64,
+    ) -> Result<(), Failure> {
+        let device = self.replica.inner_device();
+        graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
+        let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
+        let mut inputs = Inputs::new(on_device, &device);
+        let before = self.addresses()?;
+        let (outputs, dropped) = self.run(ranks, &mut inputs, batches, lr, weight)?;
+        // These values only set the size of the feed and are used in the trial run below. `run` has already used the step's
+        // inputs.
+        let words = inputs.words(self, batches, lr);
+        let steps = ranks.least(Inputs::steps(words.len()))?;
+        let feed = inputs.make_feed(&outputs, steps);
+        // Run the feed's kernels once before they are recorded. The inputs may be overwritten, since the step has been queued.
+        feed.write(words);
+        feed.take_inputs();
+        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
+        self.graph.readings.push_back((feed.read(1), 1));
+        let moved = ranks.any(dropped || self.addresses()? != before)?;
+        let graph = &mut self.graph;
+        graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
+        if moved {
+            graph.forget(&device);
+            graph.moved(kind);
+        }
+        if dropped {
+            graph.stop("the network's dropout is drawn on the host");
+        }
+        Ok(())
+    }
+
+    /// Records a step. Its kernels do not run.
+    pub(super) fn record(
+        &mut self,
+        ranks: &mut dyn GraphRanks,
+        mut inputs: Box<Inputs>,
+        batches: &[Batch],
+        lr: f64,
+        weight: f64,
+    ) -> Result<Box<Recorded>, Failure> {
+        let (device, before) = (self.replica.inner_device(), self.addresses()?);
+        let feed = inputs.feed().0.clone();
+        let mut failed = None;
+        let recorded = graph::record(&device, || {
+            feed.take_inputs();
+            match self.run(ranks, &mut inputs, batches, lr, weight) {
+                Ok((outputs, _)) => feed.keep_results(&outputs.tensors(), &inputs.rates.loss),
+                Err(failure) => failed = Some(failure),
+            }
+        });
+        if let Some(failure) = failed {
+            return Err(failure);
+        }
+        let (graph, ()) =
+            recorded.map_err(|error| Failure::run(format!("the step cannot be recorded: {error}"), HINT))?;
+        let addresses = self.addresses()?;
+        if addresses != before {
+            return Err(Failure::run("the recorded step does not update the training state in place", HINT));
+        }
+        tracing::info!("the step is recorded as a CUDA graph");
+        Ok(Box::new(Recorded { inputs, graph, addresses, check: false }))
+    }
+
+    /// Queues a step: the passes, then the optimizer. Also returns whether dropout was drawn on the CPU.
+    fn run(
+        &mut self,
+        ranks: &mut dyn GraphRanks,
+        inputs: &mut Inputs,
+        batches: &[Batch],
+        lr: f64,
+        weight: f64,
+    ) -> Result<(Outputs, bool), Failure> {
+        let Passes { logits, loss, mut gradients, dropped } = ranks.passes(self, inputs, batches, weight)?;
+        let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
+        inputs.rates.loss = loss;
+        self.replica.change(|network| self.optimizer.step_with(network, gradients, lr, Some(&mut inputs.rates)));
+        if let Some(ema) = &mut self.ema {
+            ema.update(self.replica.network());
+        }
+        Ok((Outputs { logits, grad_norm }, dropped))
+    }
+
+    /// Returns the addresses of the training state in the GPU's memory.
+    pub(super) fn addresses(&self) -> Result<Vec<[u64; 2]>, Failure> {
+        let mut tensors = Vec::new();
+        state::visit(self.replica.network(), |_, kind, value| {
+            if kind != StateKind::Frozen {
+                tensors.push(value);
+            }
+        });
+        let average = self.ema.iter().flat_map(|ema| ema.tensors().iter());
+        let all = tensors.iter().chain(self.optimizer.tensors()).chain(average);
+        let found = all.map(graph::address).chain(graph::bf16_copy_addresses().into_iter().map(Some));
+        found
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))
+    }
+}
