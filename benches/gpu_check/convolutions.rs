@@ -10,8 +10,8 @@ use ops::{Activation, ConvOptions, Epilogue, RunningStats, batch_norm_train, con
 use super::ops::{apart, numbers, values};
 
 /// Largest differences, as parts of the largest value: rounding of inputs with 8 and 11 bits.
-const BF16: f32 = 8e-3;
-const TF32: f32 = 2e-3;
+pub const BF16: f32 = 8e-3;
+pub const TF32: f32 = 2e-3;
 
 /// A convolution of images `[batch, groups * in, height, width]`.
 #[derive(Debug, Clone, Copy)]

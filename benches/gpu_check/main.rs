@@ -13,6 +13,7 @@
 
 mod batches;
 mod convolutions;
+mod deferred;
 mod matrix;
 mod networks;
 mod norm;
@@ -133,7 +134,8 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well = !arguments.ops || (ops::run()? & convolutions::run()? & batches::run()? & updates::run()?);
+    let mut well =
+        !arguments.ops || (deferred::run()? & ops::run()? & convolutions::run()? & batches::run()? & updates::run()?);
     if !arguments.networks.is_empty() {
         well &= networks::run(&arguments.networks, arguments.near)?;
     }

@@ -5,6 +5,7 @@ use burn::tensor::Tensor;
 
 use crate::layers::{BatchNorm2d, Conv2d, Conv2dConfig, Linear, global_avg_pool};
 use crate::{Context, Init};
+use ops::{Activation, Features};
 
 /// Builds a convolution without bias and with a padding of `kernel / 2`. `channels` are `[input, output]`.
 pub(crate) fn conv(channels: [usize; 2], kernel: usize, stride: usize, init: &Init) -> Conv2d {
@@ -48,8 +49,8 @@ pub(crate) fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, init
 }
 
 /// Applies convolution, batch norm and ReLU.
-pub(crate) fn conv_norm_relu((conv, norm): &ConvNorm, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-    norm.forward_relu(conv.forward(input, cx), cx)
+pub(crate) fn conv_norm_relu((conv, norm): &ConvNorm, input: impl Into<Features>, cx: &Context) -> Features {
+    norm.after(conv, input, Activation::Relu, cx)
 }
 
 /// The shortcut branch of a residual block: a strided 1x1 convolution and a batch norm, for example `shortcut.0` and
@@ -77,10 +78,10 @@ fn shortcuts(name: ShortcutName, channels: [usize; 2], stride: usize, init: &Ini
 }
 
 /// Applies the shortcut branch. The block adds the result to the output of its last batch norm.
-pub(crate) fn residual(shortcut: Option<&ConvNorm>, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+pub(crate) fn residual(shortcut: Option<&ConvNorm>, input: Tensor<4>, cx: &Context) -> Features {
     match shortcut {
-        Some((conv, norm)) => norm.forward(conv.forward(input, cx), cx),
-        None => input,
+        Some((conv, norm)) => norm.after(conv, input, Activation::Identity, cx),
+        None => input.into(),
     }
 }
 
@@ -115,10 +116,9 @@ impl BasicBlock {
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     pub(crate) fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
-        let x = self.conv2.forward(x, cx);
+        let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
         let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
-        self.bn2.forward_add_relu(x, residual(shortcut, input, cx), cx)
+        self.bn2.after_add(&self.conv2, x, || residual(shortcut, input, cx), Activation::Relu, cx)
     }
 }
 
@@ -174,15 +174,14 @@ impl Bottleneck {
 
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     pub(crate) fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
-        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
+        let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
+        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         let x = match &self.se {
-            Some(se) => se.forward(x, ops::relu, cx),
+            Some(se) => se.forward(x.into_images(), ops::relu, cx).into(),
             None => x,
         };
-        let x = self.conv3.forward(x, cx);
         let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
-        self.bn3.forward_add_relu(x, residual(shortcut, input, cx), cx)
+        self.bn3.after_add(&self.conv3, x, || residual(shortcut, input, cx), Activation::Relu, cx)
     }
 }
 
@@ -278,8 +277,7 @@ impl PreActBlock {
             Some(conv) => conv.forward(x.clone(), cx),
             None => input,
         };
-        let x = self.conv1.forward(x, cx);
-        let x = self.conv2.forward(self.bn2.forward_relu(x, cx), cx);
+        let x = self.conv2.forward(self.bn2.after(&self.conv1, x, Activation::Relu, cx), cx);
         let x = match (&self.fc1, &self.fc2) {
             (Some(fc1), Some(fc2)) => squeeze_excite(x, [fc1, fc2], ops::relu, cx),
             _ => x,

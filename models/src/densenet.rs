@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{avg_pool2d, concat};
+use ops::{Activation, avg_pool2d, concat};
 
 /// Smallest image side in pixels: three poolings, which drop incomplete windows, leave 2x2 pixels.
 const MIN_SIDE: usize = 16;
@@ -37,8 +37,9 @@ impl DenseLayer {
 
     /// `[B, input, H, W]` → `[B, 32 + input, H, W]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.conv1.forward(self.bn1.forward_relu(input.clone(), cx), cx);
-        let x = self.conv2.forward(self.bn2.forward_relu(x, cx), cx);
+        let x = self.bn1.forward_relu(input.clone(), cx);
+        let x = self.bn2.after(&self.conv1, x, Activation::Relu, cx);
+        let x = self.conv2.forward(x, cx);
         cx.count_activations(concat(vec![x, input]))
     }
 }

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{BasicBlock, ConvNorm, classify, conv, conv_norm, conv_norm_relu};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::concat;
+use ops::{Activation, concat};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
@@ -31,7 +31,8 @@ impl Root {
 
     /// `parts` of `[B, width, H, W]` → `[B, width, H, W]`.
     fn forward(&self, parts: Vec<Tensor<4>>, cx: &Context) -> Tensor<4> {
-        self.bn.forward_relu(self.conv.forward(cx.count_activations(concat(parts)), cx), cx)
+        let parts = cx.count_activations(concat(parts));
+        self.bn.after(&self.conv, parts, Activation::Relu, cx).into_images()
     }
 }
 
@@ -129,7 +130,7 @@ impl Dla {
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = conv_norm_relu(&self.base, images, cx); // [B, 16, 32, 32]
         let x = conv_norm_relu(&self.layer1, x, cx); // [B, 16, 32, 32]
-        let x = conv_norm_relu(&self.layer2, x, cx); // [B, 32, 32, 32]
+        let x = conv_norm_relu(&self.layer2, x, cx).into_images(); // [B, 32, 32, 32]
         let x = self.layer3.forward(x, cx); // [B, 64, 32, 32]
         let x = self.layer4.forward(x, cx); // [B, 128, 16, 16]
         let x = self.layer5.forward(x, cx); // [B, 256, 8, 8]
@@ -225,7 +226,7 @@ impl SimpleDla {
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = conv_norm_relu(&self.base, images, cx);
         let x = conv_norm_relu(&self.layer1, x, cx);
-        let x = conv_norm_relu(&self.layer2, x, cx);
+        let x = conv_norm_relu(&self.layer2, x, cx).into_images();
         let x = self.layer3.forward(x, cx);
         let x = self.layer4.forward(x, cx);
         let x = self.layer5.forward(x, cx);

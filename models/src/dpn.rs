@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{Shortcut, classify, conv, conv_norm, grouped, residual, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{add, concat, relu, slice_channels};
+use ops::{Activation, add, concat, relu, slice_channels};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
@@ -78,10 +78,10 @@ impl DualPath {
 
     /// `[B, residual + d, H, W]` → `[B, residual + d + dense, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
-        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
-        let x = self.bn3.forward(self.conv3.forward(x, cx), cx);
-        let skip = residual(self.shortcut.as_ref(), input, cx);
+        let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
+        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
+        let x = self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images();
+        let skip = residual(self.shortcut.as_ref(), input, cx).into_images();
         let r = self.residual;
         let (old, new) = (skip.dims()[1], x.dims()[1]);
         let sum = cx.count_activations(add(slice_channels(skip.clone(), 0..r), slice_channels(x.clone(), 0..r)));
@@ -134,7 +134,7 @@ impl Dpn {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and DPN-92.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[DualPath]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
-        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 64, 32, 32]
         let x = stage(x, &self.layer1); // [B, 320, 32, 32]
         let x = stage(x, &self.layer2); // [B, 672, 16, 16]
         let x = stage(x, &self.layer3); // [B, 1528, 8, 8]

@@ -11,6 +11,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{Shortcut, classify, conv, conv_norm, depthwise, residual, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
+use ops::Activation;
 
 /// Smallest image sides in pixels: the last stage has more than one pixel. MobileNet halves the image four times, V2 three
 /// times.
@@ -37,8 +38,8 @@ impl Separable {
 
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input, cx), cx);
-        self.bn2.forward_relu(self.conv2.forward(x, cx), cx)
+        let x = self.bn1.after(&self.conv1, input, Activation::Relu, cx);
+        self.bn2.after(&self.conv2, x, Activation::Relu, cx).into_images()
     }
 }
 
@@ -90,7 +91,7 @@ impl MobileNet {
 
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 32, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 1024, 2, 2]
         classify(x, &self.linear, cx) // [B, classes]
     }
@@ -129,13 +130,13 @@ impl InvertedResidual {
 
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let x = self.bn1.forward_relu(self.conv1.forward(input.clone(), cx), cx);
-        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx);
-        let x = self.conv3.forward(x, cx);
+        let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
+        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         if self.has_skip {
-            self.bn3.forward_add(x, residual(self.shortcut.as_ref(), input, cx), cx)
+            let skip = || residual(self.shortcut.as_ref(), input, cx);
+            self.bn3.after_add(&self.conv3, x, skip, Activation::Identity, cx)
         } else {
-            self.bn3.forward(x, cx)
+            self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images()
         }
     }
 }
@@ -186,9 +187,9 @@ impl MobileNetV2 {
 
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 32, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 4, 4]
-        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx); // [B, 1280, 4, 4]
+        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx).into_images(); // [B, 1280, 4, 4]
         classify(x, &self.linear, cx) // [B, classes]
     }
 }

@@ -9,6 +9,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{BasicBlock, Bottleneck, BottleneckShape, ShortcutName, classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
+use ops::Activation;
 
 /// Smallest image side in pixels: the last stage has more than one pixel. With a single pixel, batch norm could not be
 /// trained on a batch of one image.
@@ -137,7 +138,7 @@ impl ResNet {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and ResNet-18 or 34; the
     /// deeper networks have four times the channels after each stage.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 64, 32, 32]
         let x = run_stage(&self.layer1, x, cx); // [B, 64, 32, 32]
         let x = run_stage(&self.layer2, x, cx); // [B, 128, 16, 16]
         let x = run_stage(&self.layer3, x, cx); // [B, 256, 8, 8]

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{classify, conv, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{interleave, slice_channels};
+use ops::{Activation, interleave, slice_channels};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
@@ -79,10 +79,10 @@ impl Basic {
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let width = input.dims()[1];
         let (identity, x) = (slice_channels(input.clone(), 0..width / 2), slice_channels(input, width / 2..width));
-        let x = self.bn1.forward_relu(self.conv1.forward(x, cx), cx);
-        let x = self.bn2.forward(self.conv2.forward(x, cx), cx);
-        let x = self.bn3.forward_relu(self.conv3.forward(x, cx), cx);
-        cx.count_activations(interleave(identity, x))
+        let x = self.bn1.after(&self.conv1, x, Activation::Relu, cx);
+        let x = self.bn2.after(&self.conv2, x, Activation::Identity, cx);
+        let x = self.bn3.after(&self.conv3, x, Activation::Relu, cx);
+        cx.count_activations(interleave(identity, x.into_images()))
     }
 }
 
@@ -120,12 +120,12 @@ impl Down {
 
     /// `[B, input, H, W]` → `[B, width, H / 2, W / 2]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let left = self.bn1.forward(self.conv1.forward(input.clone(), cx), cx);
-        let left = self.bn2.forward_relu(self.conv2.forward(left, cx), cx);
-        let right = self.bn3.forward_relu(self.conv3.forward(input, cx), cx);
-        let right = self.bn4.forward(self.conv4.forward(right, cx), cx);
-        let right = self.bn5.forward_relu(self.conv5.forward(right, cx), cx);
-        cx.count_activations(interleave(left, right))
+        let left = self.bn1.after(&self.conv1, input.clone(), Activation::Identity, cx);
+        let left = self.bn2.after(&self.conv2, left, Activation::Relu, cx);
+        let right = self.bn3.after(&self.conv3, input, Activation::Relu, cx);
+        let right = self.bn4.after(&self.conv4, right, Activation::Identity, cx);
+        let right = self.bn5.after(&self.conv5, right, Activation::Relu, cx);
+        cx.count_activations(interleave(left.into_images(), right.into_images()))
     }
 }
 
@@ -188,11 +188,11 @@ impl ShuffleNetV2 {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and size 1.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let stage = |x, blocks: &[Block]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
-        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 24, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 24, 32, 32]
         let x = stage(x, &self.layer1); // [B, 116, 16, 16]
         let x = stage(x, &self.layer2); // [B, 232, 8, 8]
         let x = stage(x, &self.layer3); // [B, 464, 4, 4]
-        let x = self.bn2.forward_relu(self.conv2.forward(x, cx), cx); // [B, 1024, 4, 4]
+        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx).into_images(); // [B, 1024, 4, 4]
         classify(x, &self.linear, cx) // [B, classes]
     }
 }

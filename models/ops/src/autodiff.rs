@@ -26,7 +26,7 @@ thread_local! {
 
 /// Returns true if a step of this thread has registered a gradient for the node, which is then in the table; otherwise one of this
 /// step is expected to follow.
-fn is_registered(node: NodeId) -> bool {
+pub(crate) fn is_registered(node: NodeId) -> bool {
     /// Exceeds the number of images that are used between two uses of the same image.
     const RECORDED: usize = 256;
     REGISTERED.with_borrow_mut(|nodes| {
@@ -49,7 +49,7 @@ fn is_registered(node: NodeId) -> bool {
 /// recorded, and those that got their gradient from a step of burn's.
 ///
 /// `consume` removes the node's existing gradient from the table.
-fn accumulate<B: NormKernels>(
+pub(crate) fn accumulate<B: NormKernels>(
     grads: &mut Gradients,
     node: NodeId,
     is_leaf: bool,
@@ -66,7 +66,7 @@ fn accumulate<B: NormKernels>(
 
 /// Calls [`accumulate`] for each parent that needs a gradient, with its gradient in `$found`, if there is one.
 /// burn does not export the parents' type.
-macro_rules! accumulate {
+macro_rules! accumulate_all {
     ($backend:ty, $grads:expr, $parents:expr, $found:expr) => {
         for (node, grad) in $parents.iter().zip($found) {
             if let (Some(node), Some(grad)) = (node, Option::<FloatTensor<$backend>>::from(grad)) {
@@ -76,10 +76,12 @@ macro_rules! accumulate {
         }
     };
 }
+#[cfg(feature = "cuda")]
+pub(crate) use accumulate_all;
 
 /// Parents: input, weight and, if there is a bias, the bias.
 #[derive(Debug)]
-struct ConvStep;
+pub(crate) struct ConvStep;
 
 impl<B: ConvKernels, const N: usize> Backward<B, N> for ConvStep {
     type State = B::SavedConv;
@@ -95,7 +97,7 @@ impl<B: ConvKernels, const N: usize> Backward<B, N> for ConvStep {
         if let (Some(node), Some(grad)) = (parent(0), found.input) {
             grads.register::<B>(node.id, grad);
         }
-        accumulate!(B, grads, ops.parents[1..], [found.weight, found.bias]);
+        accumulate_all!(B, grads, ops.parents[1..], [found.weight, found.bias]);
     }
 }
 
@@ -110,7 +112,7 @@ impl<B: NormKernels, const N: usize> Backward<B, N> for NormStep {
         let grad = grads.consume::<B>(&ops.node);
         let found = B::norm_backward(ops.state, grad);
         let all = [found.input, found.weight, found.bias, found.residual];
-        accumulate!(B, grads, ops.parents, all);
+        accumulate_all!(B, grads, ops.parents, all);
     }
 }
 
@@ -122,7 +124,7 @@ impl<B: Kernels> Backward<B, 1> for MaxPoolStep {
 
     fn backward(self, ops: Ops<B::SavedMaxPool, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::max_pool_backward(ops.state, grads.consume::<B>(&ops.node));
-        accumulate!(B, grads, ops.parents, [grad]);
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -136,7 +138,7 @@ impl<B: HeadKernels> Backward<B, 1> for GlobalAvgPoolStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (size, dtype) = ops.state;
         let grad = B::global_avg_pool_backward(size, dtype, grads.consume::<B>(&ops.node));
-        accumulate!(B, grads, ops.parents, [grad]);
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -149,7 +151,7 @@ impl<B: NormKernels> Backward<B, 1> for ActivateStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (saved, activation) = ops.state;
         let grad = B::activate_backward(saved, grads.consume::<B>(&ops.node), activation);
-        accumulate!(B, grads, ops.parents, [grad]);
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -163,7 +165,7 @@ impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
 
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::float_reshape(grads.consume::<B>(&ops.node), Shape::from([1, 1]));
-        accumulate!(B, grads, ops.parents, [B::float_mul(ops.state, grad)]);
+        accumulate_all!(B, grads, ops.parents, [B::float_mul(ops.state, grad)]);
     }
 }
 
@@ -177,7 +179,7 @@ impl<B: Kernels> Backward<B, 2> for ScaleChannelsStep {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [input, factors] = ops.state;
         let found = B::scale_channels_backward(input, factors, grads.consume::<B>(&ops.node));
-        accumulate!(B, grads, ops.parents, found);
+        accumulate_all!(B, grads, ops.parents, found);
     }
 }
 
@@ -190,7 +192,7 @@ impl<B: Kernels> Backward<B, 1> for ConvertStep {
 
     fn backward(self, ops: Ops<DType, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::convert_forward(grads.consume::<B>(&ops.node), ops.state);
-        accumulate!(B, grads, ops.parents, [grad]);
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -203,7 +205,7 @@ impl<B: Kernels> Backward<B, 1> for FlattenStep {
 
     fn backward(self, ops: Ops<[usize; 4], 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = B::flatten_backward(ops.state, grads.consume::<B>(&ops.node));
-        accumulate!(B, grads, ops.parents, [grad]);
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -216,7 +218,7 @@ impl<B: Kernels> Backward<B, 2> for AddStep {
 
     fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        accumulate!(B, grads, ops.parents, [grad.clone(), grad]);
+        accumulate_all!(B, grads, ops.parents, [grad.clone(), grad]);
     }
 }
 
@@ -231,7 +233,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for ConcatStep {
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (channels, interleaved) = ops.state;
         let found = B::concat_backward(&channels, grads.consume::<B>(&ops.node), interleaved);
-        accumulate!(B, grads, ops.parents, found);
+        accumulate_all!(B, grads, ops.parents, found);
     }
 }
 
@@ -245,7 +247,7 @@ impl<B: Kernels> Backward<B, 1> for SliceChannelsStep {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [all, first] = ops.state;
         let grad = B::slice_channels_backward(all, first, grads.consume::<B>(&ops.node));
-        accumulate!(B, grads, ops.parents, [grad]);
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -258,6 +260,8 @@ macro_rules! record {
         }
     };
 }
+#[cfg(feature = "cuda")]
+pub(crate) use record;
 
 impl<B: NormKernels + NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     fn norm(

@@ -7,7 +7,8 @@ use burn::tensor::{Tensor, module};
 
 use crate::dispatch::{has_image_kernels, has_kernels, on_gpu, upcast};
 use crate::extension::{Activation, ConvOptions, EvalOps, NormOps, NormOptions, RunningStats};
-use crate::functional::{activate, add, conv2d};
+use crate::features::conv2d;
+use crate::functional::{activate, add};
 use crate::statistics::StatisticsReduce;
 use crate::sync_batch_norm;
 use crate::trace::{Operand, Operation, start_fused};

@@ -11,33 +11,16 @@ use burn::tensor::{Tensor, activation, module};
 
 use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast};
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
+use crate::features::conv2d;
 use crate::trace::{Operand, Operation, Started, start, start_fused};
 
-/// Two-dimensional cross-correlation, `torch.nn.functional.conv2d`, followed by ReLU if `relu` is true.
-///
-/// The output has the input's element type. The kernels take f32 weights for all inputs, and round them to bf16 for a bf16 input.
-///
-/// # Shapes
-///
-/// - input `[B, in, H, W]`, weight `[out, in / groups, kh, kw]`, bias `[out]`
-/// - output `[B, out, (H + 2·padding − dilation·(kh − 1) − 1) / stride + 1, …]`
-///
-/// # Panics
-///
-/// When the shapes do not match.
-pub fn conv2d(
-    input: Tensor<4>,
-    weight: Tensor<4>,
-    bias: Option<Tensor<1>>,
-    options: ConvOptions,
-    relu: bool,
-) -> Tensor<4> {
-    let call = start_affine(Operation::Conv2d(options), [&input, &weight], bias.as_ref(), relu);
-    call.end(convolve(input, weight, bias, options, relu))
-}
-
 /// Starts the recording of a convolution or linear layer.
-fn start_affine(operation: Operation, operands: [&dyn Operand; 2], bias: Option<&Tensor<1>>, relu: bool) -> Started {
+pub(crate) fn start_affine(
+    operation: Operation,
+    operands: [&dyn Operand; 2],
+    bias: Option<&Tensor<1>>,
+    relu: bool,
+) -> Started {
     let activation = if relu { Activation::Relu } else { Activation::Identity };
     match bias {
         Some(bias) => start_fused(operation, &[operands[0], operands[1], bias], None, activation),
@@ -46,7 +29,7 @@ fn start_affine(operation: Operation, operands: [&dyn Operand; 2], bias: Option<
 }
 
 /// See [`conv2d`].
-fn convolve(
+pub(crate) fn convolve(
     input: Tensor<4>,
     weight: Tensor<4>,
     bias: Option<Tensor<1>>,

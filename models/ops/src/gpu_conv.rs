@@ -10,14 +10,16 @@ const VARIABLE: &str = "TRAINER_GPU_CONV";
 /// The kernels of convolutions and linear layers on an NVIDIA GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuConv {
-    /// This crate's kernels, where the GPU has compute capability 8.0 or higher.
+    /// This crate's kernels, where the GPU has compute capability 8.0 or higher. They apply the batch norms between convolutions.
     Custom,
+    /// This crate's kernels, with each batch norm in passes of its own.
+    Separate,
     /// burn's kernels. burn selects one by autotuning.
     Burn,
 }
 
 impl GpuConv {
-    /// Returns the choice of the environment variable `TRAINER_GPU_CONV`: `custom` (the default) or `burn`.
+    /// Returns the choice of the environment variable `TRAINER_GPU_CONV`: `custom` (the default), `separate` or `burn`.
     ///
     /// # Errors
     ///
@@ -29,23 +31,24 @@ impl GpuConv {
     fn choose(name: Option<String>) -> Result<Self, GpuConvError> {
         match name.as_deref().unwrap_or_default() {
             "" | "custom" => Ok(Self::Custom),
+            "separate" => Ok(Self::Separate),
             "burn" => Ok(Self::Burn),
             other => Err(GpuConvError(other.to_owned())),
         }
     }
 
-    /// Returns whether [`Self::Custom`] is chosen, read once.
+    /// Returns the choice, read once.
     ///
     /// # Panics
     ///
     /// When the environment variable is invalid. The program checks the variable at its start.
     #[cfg(feature = "cuda")]
-    pub(crate) fn is_custom() -> bool {
-        static CUSTOM: LazyLock<bool> = LazyLock::new(|| match GpuConv::selected() {
-            Ok(choice) => choice == GpuConv::Custom,
+    pub(crate) fn chosen() -> Self {
+        static CHOICE: LazyLock<GpuConv> = LazyLock::new(|| match GpuConv::selected() {
+            Ok(choice) => choice,
             Err(error) => panic!("{error}\nhint: {}", error.hint()),
         });
-        *CUSTOM
+        *CHOICE
     }
 }
 
@@ -56,7 +59,7 @@ pub struct GpuConvError(String);
 impl GpuConvError {
     /// Returns what the user can do.
     pub fn hint(&self) -> String {
-        format!("unset {VARIABLE}, or use `custom` or `burn`")
+        format!("unset {VARIABLE}, or use `custom`, `separate` or `burn`")
     }
 }
 
@@ -78,9 +81,10 @@ mod tests {
         assert_eq!(GpuConv::choose(None), Ok(GpuConv::Custom));
         assert_eq!(choose(""), Ok(GpuConv::Custom));
         assert_eq!(choose("custom"), Ok(GpuConv::Custom));
+        assert_eq!(choose("separate"), Ok(GpuConv::Separate));
         assert_eq!(choose("burn"), Ok(GpuConv::Burn));
         let error = choose("cudnn").unwrap_err();
         assert_eq!(error.to_string(), "TRAINER_GPU_CONV=\"cudnn\" names no kernels of convolutions");
-        assert_eq!(error.hint(), "unset TRAINER_GPU_CONV, or use `custom` or `burn`");
+        assert_eq!(error.hint(), "unset TRAINER_GPU_CONV, or use `custom`, `separate` or `burn`");
     }
 }

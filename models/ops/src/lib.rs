@@ -27,8 +27,11 @@
 mod autodiff;
 mod batch_norm;
 mod cpu;
+#[cfg(feature = "cuda")]
+mod deferred;
 mod dispatch;
 mod extension;
+mod features;
 mod functional;
 mod gather;
 #[cfg(feature = "cuda")]
@@ -51,8 +54,9 @@ pub use extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, HeadKernels, Kernels, NormKernels, NormOptions,
     PoolOptions, RunningStats,
 };
+pub use features::{ConvNormOutput, Features, FollowingNorm, conv_batch_norm, conv2d, fuses_batch_norm};
 pub use functional::{
-    add, avg_pool2d, concat, conv2d, divide, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu,
+    add, avg_pool2d, concat, divide, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu,
     scale_channels, sigmoid, slice_channels, swish, unflatten,
 };
 pub use gather::{GatherLines, gather_images};

@@ -21,7 +21,8 @@ use self::nvrtc::{Nvrtc, count};
 use self::ptxas::Ptxas;
 use self::source::{Activation, ConvKernel, ConvProduct, Division, NormSums, Pass, Tile};
 
-/// Products of all passes, tiles and element types, with the longest accesses, and those of a network's first convolution.
+/// Products of all passes, tiles and element types, with the longest accesses, and those of a network's first convolution. The batch
+/// norms before and after some of them are separate operations, those of others are part of the products.
 fn products() -> Vec<ConvProduct> {
     let mut products = Vec::new();
     for pass in [Pass::Forward, Pass::DataGradient, Pass::WeightGradient] {
@@ -37,21 +38,40 @@ fn products() -> Vec<ConvProduct> {
                 bias: false,
                 relu: false,
                 moments: pass == Pass::Forward && stride == 2,
+                statistics: false,
+                input: None,
+                norm_gradient: false,
                 split: pass == Pass::WeightGradient,
                 add: pass == Pass::DataGradient && stride == 2,
-                norm: (pass == Pass::DataGradient)
-                    .then_some(NormSums { activation: Activation::Relu, from_output: stride == 2 }),
+                norm: (pass == Pass::DataGradient).then_some(NormSums {
+                    activation: Activation::Relu,
+                    from_output: stride == 2,
+                    masked: false,
+                }),
             };
             let longest = if bf16 { 8 } else { 4 };
             for tile in Tile::ALL {
-                products.push(product(tile, 3, 2, [longest; 2]));
+                let separate = product(tile, 3, 2, [longest; 2]);
+                products.extend([separate, fused(separate)]);
             }
             // Few channels: 8 bytes are one access of the larger tiles, less than that of the small one.
             products.push(product(Tile::choose(1 << 17, 64, 1, false), 3, 1, [longest / 2; 2]));
-            products.push(product(Tile::choose(1 << 17, 64, 1, true), 7, 2, [1, longest]));
+            let first = product(Tile::choose(1 << 17, 64, 1, true), 7, 2, [1, longest]);
+            products.push(ConvProduct { norm_gradient: pass == Pass::WeightGradient, ..first });
         }
     }
     products
+}
+
+/// Returns a product with the batch norms before and after the convolution.
+fn fused(product: ConvProduct) -> ConvProduct {
+    ConvProduct {
+        statistics: product.moments,
+        input: (product.pass != Pass::DataGradient).then_some(Activation::Swish),
+        norm_gradient: product.pass != Pass::Forward,
+        norm: product.norm.map(|norm| NormSums { masked: true, ..norm }),
+        ..product
+    }
 }
 
 /// All products alone, and both gradients in one kernel.
@@ -59,7 +79,9 @@ fn kernels() -> Vec<ConvKernel> {
     let products = products();
     let of_pass = |pass: Pass| products.iter().copied().filter(move |product| product.pass == pass);
     let pairs = of_pass(Pass::WeightGradient).zip(of_pass(Pass::DataGradient)).map(|(weight, data)| {
-        let data = ConvProduct { norm: Some(NormSums { activation: Activation::Swish, from_output: false }), ..data };
+        let masked = data.norm.is_some_and(|norm| norm.masked);
+        let norm = NormSums { activation: Activation::Swish, from_output: false, masked };
+        let data = ConvProduct { norm: Some(norm), ..data };
         ConvKernel { first: weight, second: Some(data) }
     });
     products.iter().map(|&first| ConvKernel { first, second: None }).chain(pairs).collect()
@@ -100,8 +122,9 @@ fn every_convolution_compiles_for_hopper_without_spilled_registers() {
     compile_all("sm_90a", |kernel, ptx| {
         let Some(ptxas) = &ptxas else { return };
         let resources = ptxas.resources(ptx, "sm_90a");
-        for ConvProduct { pass, tile, bf16, vectors, .. } in kernel.products() {
-            print!("{pass:?} {}x{} bf16 {bf16} vectors {vectors:?}; ", tile.rows, tile.columns);
+        for ConvProduct { pass, tile, bf16, vectors, statistics, norm_gradient, .. } in kernel.products() {
+            let fused = if statistics || norm_gradient { " with batch norm" } else { "" };
+            print!("{pass:?} {}x{} bf16 {bf16} vectors {vectors:?}{fused}; ", tile.rows, tile.columns);
         }
         println!("{resources:?}");
         assert!(resources.shared <= 48 << 10, "{kernel:?}: {resources:?}");

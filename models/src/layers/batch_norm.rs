@@ -3,9 +3,11 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::{Buffer, Weight};
+use super::{Buffer, Conv2d, Weight};
 use crate::{Context, Init};
-use ops::{Activation, Epilogue, RunningStats, batch_norm_eval, batch_norm_train};
+use ops::{
+    Activation, ConvNormOutput, Epilogue, Features, FollowingNorm, RunningStats, batch_norm_eval, batch_norm_train,
+};
 
 /// Added to the variance before the square root; PyTorch's default `eps`.
 const EPSILON: f64 = 1e-5;
@@ -59,16 +61,6 @@ impl BatchNorm2d {
         self.run(input, Epilogue { residual: None, activation: Activation::Relu }, cx)
     }
 
-    /// Applies [`Self::forward`] and swish in one pass over the output.
-    pub fn forward_swish(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, Epilogue { residual: None, activation: Activation::Swish }, cx)
-    }
-
-    /// Applies [`Self::forward`] and ReLU6 in one pass over the output.
-    pub fn forward_relu6(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, Epilogue { residual: None, activation: Activation::Relu6 }, cx)
-    }
-
     /// Applies [`Self::forward`] and adds `residual`, in one pass over the output.
     pub fn forward_add(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, Epilogue { residual: Some(residual), activation: Activation::Identity }, cx)
@@ -77,6 +69,62 @@ impl BatchNorm2d {
     /// Applies [`Self::forward`], adds `residual` and applies ReLU: the end of a residual block in one pass over the output.
     pub fn forward_add_relu(&self, input: Tensor<4>, residual: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, Epilogue { residual: Some(residual), activation: Activation::Relu }, cx)
+    }
+
+    /// Applies `conv`, this layer and `activation`. On a GPU in training, the next convolution computes the output while it reads
+    /// it, see [`Features`].
+    pub fn after(&self, conv: &Conv2d, input: impl Into<Features>, activation: Activation, cx: &Context) -> Features {
+        match self.fused(conv, input.into(), activation, cx) {
+            Ok(output) => output,
+            Err(input) => self.run(conv.forward(input, cx), Epilogue { residual: None, activation }, cx).into(),
+        }
+    }
+
+    /// Applies `conv` and this layer, adds a residual and applies `activation`: the end of a residual block. `residual` is called
+    /// after the convolution.
+    pub fn after_add(
+        &self,
+        conv: &Conv2d,
+        input: impl Into<Features>,
+        residual: impl FnOnce() -> Features,
+        activation: Activation,
+        cx: &Context,
+    ) -> Tensor<4> {
+        match self.fused(conv, input.into(), Activation::Identity, cx) {
+            Ok(output) => output.add(residual(), activation),
+            Err(input) => {
+                let output = conv.forward(input, cx);
+                self.run(output, Epilogue { residual: Some(residual().into_images()), activation }, cx)
+            }
+        }
+    }
+
+    /// Applies `conv`, this layer and `activation` as one operation, if the operation supports them; otherwise returns the input.
+    fn fused(
+        &self,
+        conv: &Conv2d,
+        input: Features,
+        activation: Activation,
+        cx: &Context,
+    ) -> Result<Features, Features> {
+        // With statistics of all ranks, the convolution's kernel cannot compute the factors that normalise.
+        if !cx.training() || self.running_mean.is_frozen() || cx.statistics().is_some() {
+            return Err(input);
+        }
+        let norm = |input: &Tensor<4>| FollowingNorm {
+            affine: [cx.parameter(&self.weight, input), cx.parameter(&self.bias, input)],
+            epsilon: EPSILON,
+            running: RunningStats {
+                mean: self.running_mean.take(),
+                variance: self.running_var.take(),
+                momentum: MOMENTUM,
+            },
+            activation,
+        };
+        let ConvNormOutput { output, mean, variance } = conv.forward_norm(input, activation, norm, cx)?;
+        self.running_mean.set(mean);
+        self.running_var.set(variance);
+        Ok(output)
     }
 
     fn run(&self, input: Tensor<4>, epilogue: Epilogue, cx: &Context) -> Tensor<4> {

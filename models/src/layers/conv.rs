@@ -5,7 +5,9 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::{Buffer, Weight};
 use crate::{Context, Init};
-use ops::{ConvOptions, conv2d};
+use ops::{
+    Activation, ConvNormOutput, ConvOptions, Features, FollowingNorm, conv_batch_norm, conv2d, fuses_batch_norm,
+};
 
 /// Options of a [`Conv2d`], with PyTorch's defaults.
 #[derive(Debug, Clone, Copy)]
@@ -94,33 +96,55 @@ impl Conv2d {
     ///
     /// - input `[B, in, H, W]`
     /// - output `[B, out, (H + 2·padding − kernel) / stride + 1, …]`
-    pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, false, cx)
+    pub fn forward(&self, input: impl Into<Features>, cx: &Context) -> Tensor<4> {
+        self.run(input.into(), false, cx)
     }
 
     /// Applies [`Self::forward`] and ReLU in one pass over the output.
-    pub fn forward_relu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.run(input, true, cx)
+    pub fn forward_relu(&self, input: impl Into<Features>, cx: &Context) -> Tensor<4> {
+        self.run(input.into(), true, cx)
     }
 
-    fn run(&self, input: Tensor<4>, relu: bool, cx: &Context) -> Tensor<4> {
-        let options = ConvOptions {
+    fn run(&self, input: Features, relu: bool, cx: &Context) -> Tensor<4> {
+        // The networks omit the bias only where a batch norm follows, directly or after a pooling, sum or concatenation.
+        let norm_follows = cx.training() && self.bias.is_none() && !relu;
+        let weight = cx.parameter(&self.weight, input.source());
+        let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, input.source()));
+        convolve(input, weight, bias, self.options(norm_follows), relu, cx)
+    }
+
+    fn options(&self, norm_follows: bool) -> ConvOptions {
+        ConvOptions {
             stride: [self.stride; 2],
             padding: [self.padding; 2],
             dilation: [1, 1],
             groups: self.groups,
-            // The networks omit the bias only where a batch norm follows, directly or after a pooling, sum or concatenation.
-            norm_follows: cx.training() && self.bias.is_none() && !relu,
-        };
-        let weight = cx.parameter(&self.weight, &input);
-        let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, &input));
-        convolve(input, weight, bias, options, relu, cx)
+            norm_follows,
+        }
+    }
+
+    /// Applies [`Self::forward`] and a batch norm in training mode as one operation, where the GPU's kernels support this;
+    /// otherwise returns the input. `norm` returns the batch norm for an input.
+    pub(super) fn forward_norm(
+        &self,
+        input: Features,
+        activation: Activation,
+        norm: impl FnOnce(&Tensor<4>) -> FollowingNorm,
+        cx: &Context,
+    ) -> Result<ConvNormOutput, Features> {
+        let input = input.map_images(|images| cx.autocast(images));
+        let (options, weight) = (self.options(true), self.weight.value().dims());
+        if self.bias.is_some() || !fuses_batch_norm(&input, weight, &options, activation) {
+            return Err(input);
+        }
+        let (weight, norm) = (cx.parameter(&self.weight, input.source()), norm(input.source()));
+        Ok(conv_batch_norm(input, weight, options, norm))
     }
 }
 
 /// Applies a convolution in the context's precision and counts its cost.
 fn convolve(
-    input: Tensor<4>,
+    input: Features,
     weight: Tensor<4>,
     bias: Option<Tensor<1>>,
     options: ConvOptions,
@@ -129,7 +153,8 @@ fn convolve(
 ) -> Tensor<4> {
     // Each output element takes one multiply-add per weight of its filter.
     let filter: usize = weight.dims()[1..].iter().product();
-    let output = conv2d(cx.autocast(input), weight, bias, options, relu);
+    let input = input.map_images(|images| cx.autocast(images));
+    let output = conv2d(input, weight, bias, options, relu);
     cx.add_macs(output.dims().iter().product::<usize>() * filter);
     cx.count_activations(output)
 }
@@ -166,6 +191,6 @@ impl FrozenConv2d {
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
         let bias = cx.parameter(&self.bias, &input);
-        convolve(input, self.weight.value(), Some(bias), options, false, cx)
+        convolve(input.into(), self.weight.value(), Some(bias), options, false, cx)
     }
 }

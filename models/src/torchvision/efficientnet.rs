@@ -11,7 +11,7 @@ use crate::blocks::{ConvNorm, conv_norm, sequence, squeeze_excite};
 use crate::efficientnet::{STAGES, Stage};
 use crate::layers::{Conv2d, Conv2dConfig, Dropout, Linear, StochasticDepth, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
-use ops::swish;
+use ops::{Activation, swish};
 
 /// Dropout rate before the linear layer.
 const DROPOUT: f64 = 0.2;
@@ -72,8 +72,8 @@ impl MbConv {
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let last = self.block.len() - 1;
         let x = self.block.iter().enumerate().fold(input.clone(), |x, (index, part)| match part {
-            Part::Layer((conv, norm)) if index == last => norm.forward(conv.forward(x, cx), cx),
-            Part::Layer((conv, norm)) => norm.forward_swish(conv.forward(x, cx), cx),
+            Part::Layer((conv, norm)) if index == last => norm.after(conv, x, Activation::Identity, cx).into_images(),
+            Part::Layer((conv, norm)) => norm.after(conv, x, Activation::Swish, cx).into_images(),
             Part::Excite(SqueezeExcitation { fc1, fc2 }) => squeeze_excite(x, [fc1, fc2], swish, cx),
         });
         if self.has_skip { self.stochastic_depth.add(x, input, cx) } else { x }
@@ -126,7 +126,7 @@ impl EfficientNet {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shape in the comment is for 3x224x224.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.features.iter().fold(images, |x, feature| match feature {
-            Feature::Layer((conv, norm)) => norm.forward_swish(conv.forward(x, cx), cx),
+            Feature::Layer((conv, norm)) => norm.after(conv, x, Activation::Swish, cx).into_images(),
             Feature::Stage(blocks) => blocks.iter().fold(x, |x, block| block.forward(x, cx)),
         }); // [B, 1280, 7, 7]
         let (dropout, linear) = &self.classifier;

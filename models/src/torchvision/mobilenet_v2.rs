@@ -10,6 +10,7 @@ use super::depthwise_norm;
 use crate::blocks::{ConvNorm, conv, conv_norm};
 use crate::layers::{BatchNorm2d, Conv2d, Dropout, Linear, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
+use ops::{Activation, Features};
 
 /// Dropout rate before the linear layer.
 const DROPOUT: f64 = 0.2;
@@ -58,12 +59,13 @@ impl InvertedResidual {
 
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        self.conv.iter().fold(input.clone(), |x, part| match part {
-            Part::Layer((conv, norm)) => norm.forward_relu6(conv.forward(x, cx), cx),
-            Part::Conv(conv) => conv.forward(x, cx),
-            Part::Norm(norm) if self.has_skip => norm.forward_add(x, input.clone(), cx),
-            Part::Norm(norm) => norm.forward(x, cx),
-        })
+        let output = self.conv.iter().fold(input.clone().into(), |x: Features, part| match part {
+            Part::Layer((conv, norm)) => norm.after(conv, x, Activation::Relu6, cx),
+            Part::Conv(conv) => conv.forward(x, cx).into(),
+            Part::Norm(norm) if self.has_skip => norm.forward_add(x.into_images(), input.clone(), cx).into(),
+            Part::Norm(norm) => norm.forward(x.into_images(), cx).into(),
+        });
+        output.into_images()
     }
 }
 
@@ -111,7 +113,7 @@ impl MobileNetV2 {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shape in the comment is for 3x224x224.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.features.iter().fold(images, |x, feature| match feature {
-            Feature::Layer((conv, norm)) => norm.forward_relu6(conv.forward(x, cx), cx),
+            Feature::Layer((conv, norm)) => norm.after(conv, x, Activation::Relu6, cx).into_images(),
             Feature::Block(block) => block.forward(x, cx),
         }); // [B, 1280, 7, 7]
         let (dropout, linear) = &self.classifier;

@@ -11,6 +11,7 @@ use crate::blocks::{ShortcutName, classify, conv};
 use crate::layers::{BatchNorm2d, Conv2d, Linear, MaxPool2d};
 use crate::resnet::{Block, ResNetDepth, run_stage, stages};
 use crate::{BuildError, Context, Init, Spec};
+use ops::Activation;
 
 /// Returns the name in the registry.
 pub const fn imagenet_name(depth: ResNetDepth) -> &'static str {
@@ -60,7 +61,7 @@ impl ResNet {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x224x224 and ResNet-18 or 34; the
     /// deeper networks have four times the channels after each stage.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.bn1.forward_relu(self.conv1.forward(images, cx), cx); // [B, 64, 112, 112]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 64, 112, 112]
         let x = cx.count_activations(self.maxpool.forward(x)); // [B, 64, 56, 56]
         let x = run_stage(&self.layer1, x, cx); // [B, 64, 56, 56]
         let x = run_stage(&self.layer2, x, cx); // [B, 128, 28, 28]

@@ -5,7 +5,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{activation, conv, head, loss, norm};
+use super::{activation, conv, deferred, head, loss, norm};
+use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredKernels, DeferredNorm, DeferredOps};
 use crate::extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, NormKernels, NormOptions,
     impl_without_autodiff,
@@ -76,6 +77,76 @@ impl ConvKernels for Cube {
         required: [bool; 3],
     ) -> ConvGrads<Self> {
         conv::backward(saved, grad, addend, required)
+    }
+}
+
+impl DeferredKernels for Cube {
+    type SavedApply = deferred::SavedApply;
+    type SavedConvNorm = deferred::SavedConvNorm;
+
+    fn conv_norm_forward(
+        input: CubeTensor,
+        weight: CubeTensor,
+        affine: [CubeTensor; 2],
+        options: ConvNormOptions,
+    ) -> ([CubeTensor; 4], deferred::SavedConvNorm) {
+        deferred::conv_norm_forward(input, weight, affine, options)
+    }
+
+    fn conv_norm_backward(
+        saved: deferred::SavedConvNorm,
+        grad: CubeTensor,
+        addend: Option<CubeTensor>,
+        required: [bool; 2],
+    ) -> ConvNormGrads<Self> {
+        deferred::conv_norm_backward(saved, grad, addend, required)
+    }
+
+    fn conv_deferred_forward(
+        input: CubeTensor,
+        weight: CubeTensor,
+        options: ConvOptions,
+        norm: DeferredNorm,
+    ) -> (CubeTensor, conv::SavedConv) {
+        deferred::conv_deferred_forward(input, weight, &options, &norm)
+    }
+
+    fn apply_norm_forward(
+        input: CubeTensor,
+        residual: Option<CubeTensor>,
+        options: ApplyOptions,
+    ) -> (CubeTensor, deferred::SavedApply) {
+        deferred::apply_forward(input, residual, &options)
+    }
+
+    fn apply_norm_backward(saved: deferred::SavedApply, grad: CubeTensor) -> CubeTensor {
+        deferred::apply_backward(saved, grad)
+    }
+}
+
+impl DeferredOps for Cube {
+    fn conv_norm(
+        input: CubeTensor,
+        weight: CubeTensor,
+        norm_weight: CubeTensor,
+        norm_bias: CubeTensor,
+        options: ConvNormOptions,
+    ) -> (CubeTensor, CubeTensor, CubeTensor, CubeTensor) {
+        let ([output, statistics, mean, variance], _) =
+            Self::conv_norm_forward(input, weight, [norm_weight, norm_bias], options);
+        (output, statistics, mean, variance)
+    }
+
+    fn conv_deferred(input: CubeTensor, weight: CubeTensor, options: ConvOptions, norm: DeferredNorm) -> CubeTensor {
+        Self::conv_deferred_forward(input, weight, options, norm).0
+    }
+
+    fn apply_norm(input: CubeTensor, options: ApplyOptions) -> CubeTensor {
+        Self::apply_norm_forward(input, None, options).0
+    }
+
+    fn apply_norm_add(input: CubeTensor, residual: CubeTensor, options: ApplyOptions) -> CubeTensor {
+        Self::apply_norm_forward(input, Some(residual), options).0
     }
 }
 

@@ -16,6 +16,8 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_n
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::deferred::Deferred;
+use super::implicit_gemm::{Fused, OutputGradient};
 use super::rows::{Rows, UNITS, all, arg};
 use super::side_results::NormOutput;
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
@@ -42,12 +44,15 @@ pub struct SavedConv {
     output: Option<CubeTensor>,
     /// The batch norm whose output is the input.
     norm: Option<Arc<NormOutput>>,
+    /// The batch norm that is applied to the input.
+    input_norm: Option<Deferred>,
 }
 
-/// Returns true for a convolution that [`implicit_gemm`] computes: all but those with few channels in a group.
-fn on_tensor_cores(input: &CubeTensor, weight: &CubeTensor, options: &ConvOptions) -> bool {
-    (options.groups == 1 || weight.shape()[1] > NARROW)
-        && GpuConv::is_custom()
+/// Returns true for a convolution that [`implicit_gemm`] computes: all but those with few channels in a group. `channels` are the
+/// input's in a group.
+pub(super) fn on_tensor_cores(input: &CubeTensor, channels: usize, options: &ConvOptions) -> bool {
+    (options.groups == 1 || channels > NARROW)
+        && GpuConv::chosen() != GpuConv::Burn
         && implicit_gemm::supports(input, options)
 }
 
@@ -69,18 +74,13 @@ pub(super) fn forward(
     options: ConvOptions,
     relu: bool,
 ) -> (CubeTensor, SavedConv) {
+    if on_tensor_cores(&input, weight.shape()[1], &options) {
+        let (output, saved, _) = on_cores(input, weight, bias, &options, relu, Fused::default());
+        return (output, saved);
+    }
     let (x, b, weight_dtype) = (input.clone(), bias.clone(), weight.dtype);
     let weight = copies::cast(weight, input.dtype);
     let in_type = |bias: Option<CubeTensor>| bias.map(|bias| cast(bias, x.dtype));
-    if on_tensor_cores(&x, &weight, &options) {
-        let weight = implicit_gemm::ordered(weight);
-        let b = b.map(|bias| cast(bias, DType::F32));
-        let images = Rows::new(x);
-        let norm = NormOutput::read(&images);
-        let output = implicit_gemm::forward(&images, &weight, b, &options, relu);
-        let (input, saved) = (images.into_tensor(), relu.then(|| output.clone()));
-        return (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm });
-    }
     let (output, weight) = if options.groups == 1 {
         // Convert the weight to the order of burn's kernels once, for both passes.
         let weight = permute_nhwc_to_nchw(into_contiguous(permute_nchw_to_nhwc(weight)));
@@ -94,7 +94,36 @@ pub(super) fn forward(
     let saved = relu.then(|| output.clone());
     // These kernels compute no sums for the batch norm, but the batch norm must count all readers of its output.
     let norm = Rows::of(&input).and_then(|images| NormOutput::read(&images));
-    (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm })
+    (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm, input_norm: None })
+}
+
+/// Convolves on tensor cores. Also returns the statistics of the batch norm that follows, if it is fused.
+pub(super) fn on_cores(
+    input: CubeTensor,
+    weight: CubeTensor,
+    bias: Option<CubeTensor>,
+    options: &ConvOptions,
+    relu: bool,
+    fused: Fused,
+) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
+    let weight_dtype = weight.dtype;
+    let weight = implicit_gemm::ordered(copies::cast(weight, input.dtype));
+    let b = bias.clone().map(|bias| cast(bias, DType::F32));
+    let images = Rows::new(input);
+    let input_norm = fused.input.clone();
+    let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
+    let (output, statistics) = implicit_gemm::forward(&images, &weight, b, options, relu, fused);
+    let saved = SavedConv {
+        input: images.into_tensor(),
+        weight,
+        weight_dtype,
+        bias,
+        options: *options,
+        output: relu.then(|| output.clone()),
+        norm,
+        input_norm,
+    };
+    (output, saved, statistics)
 }
 
 pub(super) fn backward(
@@ -103,19 +132,19 @@ pub(super) fn backward(
     addend: Option<CubeTensor>,
     required: [bool; 3],
 ) -> ConvGrads<Cube> {
-    let SavedConv { input, weight, weight_dtype, bias, options, output, norm } = saved;
-    let grad = match output {
+    let grad = match saved.output.clone() {
         Some(output) => activation::backward(output, grad, Activation::Relu),
         None => grad,
     };
-    let norm = norm.filter(|norm| norm.done());
-    let bias_grad = bias.filter(|_| required[2]).map(|bias| cast(head::bias_gradient(grad.clone()), bias.dtype));
-    if on_tensor_cores(&input, &weight, &options) {
-        let images = Rows::new(input);
-        let required = implicit_gemm::Required { input: required[0], weight: required[1], addend, norm };
-        let [input, weight] = implicit_gemm::gradients(&images, &weight, grad, &options, required);
-        return ConvGrads { input, weight: weight.map(|gradient| cast(gradient, weight_dtype)), bias: bias_grad };
+    if on_tensor_cores(&saved.input, saved.weight.shape()[1], &saved.options) {
+        return backward_of(saved, OutputGradient { grad: Rows::new(grad), norm: None }, addend, required);
     }
+    let SavedConv { input, weight, weight_dtype, bias, options, norm, .. } = saved;
+    // These kernels compute no sums for the batch norm.
+    if let Some(norm) = norm {
+        norm.done();
+    }
+    let bias_grad = bias.filter(|_| required[2]).map(|bias| cast(head::bias_gradient(grad.clone()), bias.dtype));
     let input_grad = required[0].then(|| {
         let (x, w, dy) = (input.clone(), weight.clone(), grad.clone());
         let gradient = match options.groups {
@@ -129,6 +158,27 @@ pub(super) fn backward(
     });
     let weight_grad = required[1].then(|| cast(weight_gradient(input, weight, grad, &options), weight_dtype));
     ConvGrads { input: input_grad, weight: weight_grad, bias: bias_grad }
+}
+
+/// Computes the gradients of a convolution on tensor cores.
+pub(super) fn backward_of(
+    saved: SavedConv,
+    grad: OutputGradient,
+    addend: Option<CubeTensor>,
+    required: [bool; 3],
+) -> ConvGrads<Cube> {
+    let SavedConv { input, weight, weight_dtype, bias, options, norm, input_norm, .. } = saved;
+    let bias_grad =
+        bias.filter(|_| required[2]).map(|bias| cast(head::bias_gradient(grad.grad.clone().into_tensor()), bias.dtype));
+    let images = Rows::new(input);
+    let norm = match &input_norm {
+        // This convolution is the only reader.
+        Some(input_norm) => Some(Arc::new(input_norm.output([&images, &images], false))),
+        None => norm.filter(|norm| norm.done()),
+    };
+    let required = implicit_gemm::Required { input: required[0], weight: required[1], addend, norm, input_norm };
+    let [input, weight] = implicit_gemm::gradients(&images, &weight, grad, &options, required);
+    ConvGrads { input, weight: weight.map(|gradient| cast(gradient, weight_dtype)), bias: bias_grad }
 }
 
 /// Computes the weight gradient, with burn's kernels for wide groups and large windows.

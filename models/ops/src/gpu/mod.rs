@@ -6,10 +6,12 @@
 //! its result in another memory order (its masked fill follows the shape), which the next convolution would have to convert.
 
 mod activation;
+mod apply_kernels;
 mod backend;
 mod conv;
 pub(crate) mod copies;
 mod counters;
+mod deferred;
 mod direct;
 mod direct_kernels;
 pub(crate) mod feed;
@@ -28,6 +30,7 @@ mod squares;
 mod update;
 mod weight_kernels;
 
+pub(crate) use deferred::{defers_norm, reads_deferred};
 pub(crate) use gather::gather_images;
 pub(crate) use squares::square_sum;
 pub(crate) use update::{accepts, ema_update, update};

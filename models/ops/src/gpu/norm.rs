@@ -231,7 +231,7 @@ pub(super) fn forward(
     };
     let has_residual = residual.is_some();
     let from_output = has_residual && activation == Activation::Relu;
-    NormOutput::keep([&x, &out], [&mean, &inverse], &affine, activation, from_output);
+    NormOutput::new([&x, &out], [&mean, &inverse], &affine, activation, from_output).keep();
     let saved = from_output.then(|| out.clone());
     let statistics = Statistics { mean, inverse, given: false };
     (

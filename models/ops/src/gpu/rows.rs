@@ -52,6 +52,11 @@ impl Rows {
         Self::dense(self.allocate(self.tensor.meta.shape().clone(), self.dtype()), self.image)
     }
 
+    /// Copies the rows to memory without gaps.
+    pub(super) fn dense_copy(&self) -> Self {
+        Self::dense(into_contiguous(self.tensor.clone()).copy(), self.image)
+    }
+
     /// Allocates images of this element type.
     pub(super) fn images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
         self.images_of(batch, height, width, channels, self.dtype())

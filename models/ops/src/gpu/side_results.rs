@@ -1,5 +1,5 @@
 //! Side results that a kernel leaves for the next operation on the same tensor: the moments of a convolution's result, the sums
-//! over a gradient, and the batch norm that has made a tensor.
+//! over a gradient, the gradients of a batch norm, and the batch norm that has made a tensor.
 //!
 //! The side results are stored here and not in the tensor, so networks contain no code for them. Only the last few are kept. An
 //! entry also holds the tensor: burn changes memory in place only if no other tensor shares the memory, so the values stay valid.
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_cubecl::tensor::CubeTensor;
 
-use super::copies::place;
+use super::copies::{Place, place};
 use super::implicit_gemm::knows;
 use super::rows::{Rows, aligned};
 use crate::extension::Activation;
@@ -25,6 +25,8 @@ pub(super) struct SideResults {
 
 /// Number of entries that are kept: a residual block needs those of its last convolution and of its shortcut's convolution.
 const KEPT: usize = 2;
+/// Number of gradients of deferred batch norms that are kept: those of all branches of a block.
+const KEPT_GRADIENTS: usize = 8;
 /// Number of batch norms that are kept. A residual block reads its input once more, after up to two batch norms of its own.
 const KEPT_NORMS: usize = 3;
 
@@ -33,6 +35,7 @@ type Kept<T> = RefCell<Vec<T>>;
 thread_local! {
     static MOMENTS: Kept<SideResults> = const { RefCell::new(Vec::new()) };
     static SUMS: Kept<SideResults> = const { RefCell::new(Vec::new()) };
+    static GRADIENTS: Kept<KeptGradient> = const { RefCell::new(Vec::new()) };
     static NORMS: Kept<Arc<NormOutput>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -76,6 +79,50 @@ impl SideResults {
     }
 }
 
+/// What the backward pass of a deferred batch norm computes from sums over all rows.
+#[derive(Debug, Clone)]
+pub(super) struct NormGradient {
+    /// The gradients of weight and bias.
+    pub(super) affine: [CubeTensor; 2],
+    /// `[3·C]`: the factors of the input's gradient, see `implicit_gemm/prologue.cu`.
+    pub(super) factors: CubeTensor,
+}
+
+/// [`NormGradient`], with the gradient of the normalised values and the memory of the batch norm's input.
+#[derive(Debug)]
+struct KeptGradient {
+    of: CubeTensor,
+    input: Place,
+    values: NormGradient,
+}
+
+impl KeptGradient {
+    fn is(&self, gradient: &Rows, input: &Rows) -> bool {
+        self.input == place(input.tensor()) && same(&self.of, gradient.tensor())
+    }
+}
+
+impl NormGradient {
+    /// Keeps the values for a gradient of the normalised values. `input` is the batch norm's input.
+    pub(super) fn keep(gradient: &Rows, input: &Rows, values: Self) {
+        let new = KeptGradient { of: gradient.tensor().clone(), input: place(input.tensor()), values };
+        GRADIENTS.with_borrow_mut(|all| push(all, KEPT_GRADIENTS, new));
+    }
+
+    /// Returns true if a gradient is known to be that of the normalised values.
+    pub(super) fn is_kept(gradient: &Rows, input: &Rows) -> bool {
+        GRADIENTS.with_borrow(|all| all.iter().any(|kept| kept.is(gradient, input)))
+    }
+
+    /// Takes what [`Self::keep`] has kept.
+    pub(super) fn take(gradient: &Rows, input: &Rows) -> Option<Self> {
+        GRADIENTS.with_borrow_mut(|all| {
+            let found = all.iter().position(|kept| kept.is(gradient, input))?;
+            Some(all.remove(found).values)
+        })
+    }
+}
+
 /// A batch norm whose output other operations read. In the backward pass each reader adds its part of the output's gradient. The
 /// last reader also computes the sums over this gradient, which the batch norm's backward pass needs.
 #[derive(Debug)]
@@ -89,22 +136,22 @@ pub(super) struct NormOutput {
     pub(super) activation: Activation,
     /// Whether the activation's derivative is computed from the output.
     pub(super) from_output: bool,
+    /// Whether the last reader computes the gradient of the activation's input, with everything in [`NormGradient`].
+    pub(super) masked: bool,
     /// Number of operations that have read the output and have not computed its gradient yet.
     readers: AtomicUsize,
 }
 
 impl NormOutput {
-    pub(super) fn keep(
+    /// Makes a batch norm whose readers compute the gradient of the output.
+    pub(super) fn new(
         [x, out]: [&Rows; 2],
         [mean, inverse]: [&CubeTensor; 2],
         affine: &[CubeTensor; 2],
         activation: Activation,
         from_output: bool,
-    ) {
-        if !x.is_image() || !knows(activation) {
-            return;
-        }
-        let new = Self {
+    ) -> Self {
+        Self {
             x: x.clone(),
             out: out.clone(),
             mean: mean.clone(),
@@ -112,9 +159,16 @@ impl NormOutput {
             affine: affine.clone(),
             activation,
             from_output,
+            masked: false,
             readers: AtomicUsize::new(0),
-        };
-        NORMS.with_borrow_mut(|all| push(all, KEPT_NORMS, Arc::new(new)));
+        }
+    }
+
+    /// Keeps the batch norm for the readers of its output.
+    pub(super) fn keep(self) {
+        if self.x.is_image() && knows(self.activation) {
+            NORMS.with_borrow_mut(|all| push(all, KEPT_NORMS, Arc::new(self)));
+        }
     }
 
     /// Returns the batch norm whose output is `rows`, and counts one more reader.

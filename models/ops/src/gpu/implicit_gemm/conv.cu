@@ -22,6 +22,26 @@ struct Pointers {
     const Element *addend;
     /// With NORM, see `gradient_sums`.
     Norm norm;
+    /// With NORMALISE: factor and summand of each channel of the images.
+    const float *scale, *shift;
+    /// With NORM_GRADIENT, see `NormGradient`.
+    const Element *norm_input;
+    const float *factors;
+    /// With STATISTICS, see `write_statistics`.
+    Statistics statistics;
+    /// With MASKED, see `write_norm_gradient`.
+    NormGradientResult gradient_result;
+
+    /// Returns the changes of operands whose first channel is `first` of `all`.
+    template <class Change> __device__ Change change(int first, int all) const {
+#if NORMALISE
+        if constexpr (same<Change, Normalisation>) return {scale + first, shift + first};
+#endif
+#if NORM_GRADIENT
+        if constexpr (same<Change, NormGradient>) return {norm_input + first, factors + first, all};
+#endif
+        if constexpr (same<Change, NoChange>) return {};
+    }
 };
 
 /// Bytes of shared memory.
@@ -44,8 +64,9 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     int start = part * s.piece, end = min(start + s.piece, s.pixels);
     p.images += group * s.channels;
     p.other += group * s.rows;
-    OutputPixels pixels(p.other, s, first_row, start, end);
-    TransposedWindows windows(p.images, s, first_column, start, end);
+    OutputPixels pixels(p.other, s, first_row, start, end, p.change<OutputPixelsChange>(group * s.rows, s.groups * s.rows));
+    TransposedWindows windows(p.images, s, first_column, start, end,
+                              p.change<TransposedWindowsChange>(group * s.channels, s.groups * s.channels));
     multiply(sums, pixels, windows, (end - start + DEPTH - 1) / DEPTH, tiles_at);
     size_t to = (size_t)group * s.rows * s.columns;
 #if SPLIT
@@ -66,7 +87,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     int depth = TAPS * s.channels, origin[2] = {-s.padding[0], -s.padding[1]};
     p.images += group * s.channels;
     p.other += group * s.columns * depth;
-    Windows windows(p.images, s, taps, origin, first_row);
+    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(group * s.channels, s.groups * s.channels));
     Filters filters(p.other, s, depth, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
 #if BIAS
@@ -101,6 +122,9 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
         int first = slot == s.tiles[0] ? 0 : slot * ROWS, rows = min(count * size * ROWS, s.rows - first);
         float *to = result == s.tiles[0] + runs ? p.totals : p.parts + (size_t)result * 2 * all;
         merge_moments(p.parts + (size_t)slot * 2 * all + at, count, size * ROWS, rows, to + at, left, all);
+#if STATISTICS
+        if (to == p.totals) write_statistics(p.totals, p.statistics, at, left, all, s);
+#endif
     });
 #endif
 #else
@@ -117,7 +141,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     int depth = taps.count[0] * taps.count[1] * s.channels;
     p.images += group * s.channels;
     p.other += group * s.channels * KERNEL_DOWN * KERNEL_ACROSS * s.columns;
-    Windows windows(p.images, s, taps, origin, first_row);
+    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(group * s.channels, s.groups * s.channels));
     TransposedFilters filters(p.other, s, taps, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
     Target target{s, s.rows, first_row, {place[0], place[1]}};
@@ -134,6 +158,9 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     merge_parts(tile, tiles, s.fan, counters, (u32 *)memory, [&](int slot, int count, int, int result) {
         float *to = result == tiles + runs ? p.totals : p.parts + (size_t)result * 2 * all;
         merge_sums(p.parts + (size_t)slot * 2 * all + at, count, to + at, left, all);
+#if MASKED
+        if (to == p.totals) write_norm_gradient(p.totals, p.norm, p.gradient_result, at, left, all, s.pixels);
+#endif
     });
 #endif
 #endif

@@ -5,9 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, Pass, Sizes, Tile};
-use super::{Launch, fan, launch, narrow, vector};
+use super::{Launch, activation_of, fan, launch, narrow, vector};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
+use crate::gpu::deferred::{Deferred, Vector};
 use crate::gpu::rows::{Rows, aligned};
 use crate::gpu::side_results::SideResults;
 
@@ -16,15 +17,35 @@ fn windows(extent: usize, kernel: usize, axis: usize, options: &ConvOptions) -> 
     (extent + 2 * options.padding[axis] - options.dilation[axis] * (kernel - 1) - 1) / options.stride[axis] + 1
 }
 
+/// A batch norm whose statistics a convolution computes.
+pub(in crate::gpu) struct StatisticsOfBatch {
+    /// Weight and bias.
+    pub(in crate::gpu) affine: [CubeTensor; 2],
+    /// Running mean and variance, which are updated in place.
+    pub(in crate::gpu) running: [CubeTensor; 2],
+    pub(in crate::gpu) epsilon: f32,
+    pub(in crate::gpu) momentum: f32,
+}
+
+/// The deferred batch norms before and after a convolution.
+#[derive(Default)]
+pub(in crate::gpu) struct Fused<'a> {
+    /// Is applied to the input.
+    pub(in crate::gpu) input: Option<Deferred>,
+    pub(in crate::gpu) statistics: Option<&'a StatisticsOfBatch>,
+}
+
 /// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`](super::ordered). If a batch norm follows, also
-/// computes the moments of the result and keeps them for this batch norm ([`SideResults`]).
+/// computes the moments of the result. They are kept for this batch norm ([`SideResults`]) or, if the batch norm is fused, become
+/// its statistics, which are returned.
 pub(in crate::gpu) fn forward(
     images: &Rows,
     weight: &CubeTensor,
     bias: Option<CubeTensor>,
     options: &ConvOptions,
     relu: bool,
-) -> CubeTensor {
+    fused: Fused,
+) -> (CubeTensor, Option<CubeTensor>) {
     let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
     let [batch, in_height, in_width, _] = images.dims();
     let (down, across) = (windows(in_height, height, 0, options), windows(in_width, width, 1, options));
@@ -32,7 +53,8 @@ pub(in crate::gpu) fn forward(
     let (rows, columns) = (batch * down * across, outputs / options.groups);
     let tile = Tile::choose(rows, columns, options.groups, narrow(images, channels));
     let [parts, tiles] = [rows.div_ceil(tile.rows), columns.div_ceil(tile.columns) * options.groups];
-    let moments = options.norm_follows && bias.is_none() && !relu;
+    let Fused { input, statistics } = fused;
+    let moments = statistics.is_some() || options.norm_follows && bias.is_none() && !relu;
     let fan = if moments { fan(parts, tiles) } else { parts };
     let sizes = Sizes {
         rows: rows as u32,
@@ -41,6 +63,8 @@ pub(in crate::gpu) fn forward(
         across: Division::by(across),
         down: Division::by(down),
         fan: fan as u32,
+        epsilon: statistics.map_or(0.0, |statistics| statistics.epsilon),
+        momentum: statistics.map_or(0.0, |statistics| statistics.momentum),
         ..Sizes::default()
     };
     let vectors = [
@@ -52,6 +76,8 @@ pub(in crate::gpu) fn forward(
         bias: bias.is_some(),
         relu,
         moments,
+        statistics: statistics.is_some(),
+        input: input.as_ref().map(activation_of),
         ..ConvProduct::new(Pass::Forward, tile, images, channels, options, [[height, width], vectors])
     };
     buffers.extend(bias.map(into_contiguous));
@@ -61,10 +87,17 @@ pub(in crate::gpu) fn forward(
         let [zeros, _] = counters(totals);
         buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
     }
+    let of_batch = statistics.map(|statistics| {
+        let of_batch = result.of_columns(4);
+        buffers.push(of_batch.clone());
+        buffers.extend(statistics.affine.iter().chain(&statistics.running).cloned());
+        of_batch
+    });
+    buffers.extend(input.iter().flat_map(|norm| [norm.vector(Vector::Scale), norm.vector(Vector::Shift)]));
     let sizes = sizes.of(images, channels, options, tile, options.groups);
     launch(Launch { product, sizes, buffers }, None);
-    if let Some(totals) = totals {
+    if let Some(totals) = totals.filter(|_| of_batch.is_none()) {
         SideResults::moments(&result, totals);
     }
-    result.into_tensor()
+    (result.into_tensor(), of_batch)
 }

@@ -8,11 +8,12 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nhwc_to_n
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, NormSums, Pass, Sizes, Tile};
-use super::{Launch, fan, launch, narrow, source, vector};
-use crate::extension::{Activation, ConvOptions};
+use super::{Launch, activation_of, fan, known, launch, narrow, vector};
+use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
+use crate::gpu::deferred::{Deferred, Vector};
 use crate::gpu::rows::{Rows, aligned};
-use crate::gpu::side_results::{NormOutput, SideResults};
+use crate::gpu::side_results::{NormGradient, NormOutput, SideResults};
 
 /// Which gradients are required.
 pub(in crate::gpu) struct Required {
@@ -22,18 +23,42 @@ pub(in crate::gpu) struct Required {
     pub(in crate::gpu) addend: Option<CubeTensor>,
     /// The batch norm whose backward pass comes next.
     pub(in crate::gpu) norm: Option<Arc<NormOutput>>,
+    /// The batch norm that is applied to the input.
+    pub(in crate::gpu) input_norm: Option<Deferred>,
+}
+
+/// The gradient of a convolution's output.
+pub(in crate::gpu) struct OutputGradient {
+    /// The gradient or, with `norm`, the gradient of the normalised values of the batch norm that follows.
+    pub(in crate::gpu) grad: Rows,
+    pub(in crate::gpu) norm: Option<NormFactors>,
+}
+
+/// What the kernel computes the gradient of a batch norm's input from.
+pub(in crate::gpu) struct NormFactors {
+    /// The batch norm's input, with rows like the gradient.
+    pub(in crate::gpu) input: Rows,
+    /// See [`NormGradient`].
+    pub(in crate::gpu) factors: CubeTensor,
+}
+
+impl OutputGradient {
+    /// Returns the buffers that a product needs to compute the gradient.
+    fn buffers(&self) -> impl Iterator<Item = CubeTensor> {
+        self.norm.iter().flat_map(|norm| [norm.input.tensor().clone(), norm.factors.clone()])
+    }
 }
 
 /// Computes the gradients of `images` and of `weight`, [`ordered`](super::ordered). The weight's gradient is f32.
 pub(in crate::gpu) fn gradients(
     images: &Rows,
     weight: &CubeTensor,
-    grad: CubeTensor,
+    grad: OutputGradient,
     options: &ConvOptions,
     required: Required,
 ) -> [Option<CubeTensor>; 2] {
-    let grad = Rows::new(grad);
-    let of_weight = required.weight.then(|| WeightGradient::new(images, weight, &grad, options));
+    let input_norm = required.input_norm.as_ref();
+    let of_weight = required.weight.then(|| WeightGradient::new(images, input_norm, weight, &grad, options));
     let data = required.input.then(|| DataGradient::new(images, weight, &grad, options, &required));
     match (data, of_weight) {
         (None, None) => [None, None],
@@ -63,7 +88,7 @@ struct DataGradient<'a> {
     tile: Tile,
     images: &'a Rows,
     weight: &'a CubeTensor,
-    grad: &'a Rows,
+    grad: &'a OutputGradient,
     options: &'a ConvOptions,
     rows: usize,
     across: usize,
@@ -78,14 +103,18 @@ struct DataGradient<'a> {
 struct DataResult {
     result: Rows,
     totals: Option<CubeTensor>,
+    /// With a masked [`NormOutput`]: its input, and what the kernel has computed.
+    masked: Option<(Rows, NormGradient)>,
     /// A gradient that a separate launch adds.
     later: Option<Rows>,
 }
 
 impl DataResult {
     fn finish(self) -> CubeTensor {
-        if let Some(totals) = self.totals {
-            SideResults::sums(&self.result, totals);
+        match (self.masked, self.totals) {
+            (Some((input, values)), _) => NormGradient::keep(&self.result, &input, values),
+            (None, Some(totals)) => SideResults::sums(&self.result, totals),
+            (None, None) => {}
         }
         match self.later {
             Some(later) => Cube::float_add(later.into_tensor(), self.result.into_tensor()),
@@ -98,17 +127,18 @@ impl<'a> DataGradient<'a> {
     fn new(
         images: &'a Rows,
         weight: &'a CubeTensor,
-        grad: &'a Rows,
+        grad: &'a OutputGradient,
         options: &'a ConvOptions,
         required: &Required,
     ) -> Self {
+        let of_output = &grad.grad;
         let [batch, height, width, channels] = images.dims();
-        let result = grad.images(batch, height, width, channels);
+        let result = of_output.images(batch, height, width, channels);
         let [down, across] = [height.div_ceil(options.stride[0]), width.div_ceil(options.stride[1])];
         let [outputs, columns, ..]: [usize; 4] = weight.shape().dims();
         let rows = batch * down * across;
         let products = options.groups * options.stride[0] * options.stride[1];
-        let tile = Tile::choose(rows, columns, products, narrow(grad, outputs / options.groups));
+        let tile = Tile::choose(rows, columns, products, narrow(of_output, outputs / options.groups));
         let addend = required.addend.clone().map(Rows::new);
         // A gradient from one of burn's operations may have another pitch. A separate launch adds it.
         let (addend, later) = match addend {
@@ -116,15 +146,21 @@ impl<'a> DataGradient<'a> {
             other => (None, other),
         };
         let norm = required.norm.clone().filter(|norm| later.is_none() && norm.fits(&result));
+        assert!(
+            norm.is_some() || required.input_norm.is_none(),
+            "a deferred batch norm gets the gradient that it expects"
+        );
         Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm }
     }
 
     /// Prepares the launch. `other` is the tile of the product that shares the launch.
     fn prepare(self, other: Option<Tile>) -> (Launch, DataResult) {
-        let Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm } = self;
+        let Self { tile, images, weight, grad: gradient, options, rows, across, down, result, addend, later, norm } =
+            self;
+        let grad = &gradient.grad;
         let tile = other.map_or(tile, |other| tile.beside(other));
         let [outputs, columns, height, width]: [usize; 4] = weight.shape().dims();
-        let [_, in_height, in_width, _] = images.dims();
+        let [batch, in_height, in_width, _] = images.dims();
         let channels = outputs / options.groups;
         let classes = options.stride[0] * options.stride[1];
         let parts = rows.div_ceil(tile.rows) * classes;
@@ -135,6 +171,7 @@ impl<'a> DataGradient<'a> {
             other_height: in_height as u32,
             other_width: in_width as u32,
             other_pitch: result.pitch(1) as u32,
+            pixels: (batch * in_height * in_width) as u32,
             across: Division::by(across),
             down: Division::by(down),
             fan: fan as u32,
@@ -152,7 +189,9 @@ impl<'a> DataGradient<'a> {
             norm: norm.as_ref().map(|norm| NormSums {
                 activation: known(norm.activation).expect("`fits` has accepted the activation"),
                 from_output: norm.from_output,
+                masked: norm.masked,
             }),
+            norm_gradient: gradient.norm.is_some(),
             ..ConvProduct::new(Pass::DataGradient, tile, grad, channels, options, [[height, width], vectors])
         };
         let mut buffers = vec![grad.tensor().clone(), weight.clone(), result.tensor().clone()];
@@ -162,47 +201,48 @@ impl<'a> DataGradient<'a> {
             buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
         }
         buffers.extend(addend.map(|addend| addend.tensor().clone()));
+        let masked = norm.as_ref().filter(|norm| norm.masked).map(|norm| {
+            let [weight, bias] = [0; 2].map(|_| result.of_columns(1));
+            (norm.x.clone(), NormGradient { affine: [weight, bias], factors: result.of_columns(3) })
+        });
         if let Some(norm) = norm {
             buffers.push(norm.x.tensor().clone());
             buffers.extend(norm.from_output.then(|| norm.out.tensor().clone()));
             buffers.extend([&norm.mean, &norm.inverse].into_iter().chain(&norm.affine).cloned());
         }
+        if let Some((_, NormGradient { affine, factors })) = &masked {
+            buffers.extend(affine.iter().chain([factors]).cloned());
+        }
+        buffers.extend(gradient.buffers());
         let sizes = sizes.of(grad, channels, options, tile, options.groups * classes);
-        (Launch { product, sizes, buffers }, DataResult { result, totals, later })
-    }
-}
-
-/// Returns true if the kernel can compute an activation's derivative.
-pub(in crate::gpu) fn knows(activation: Activation) -> bool {
-    known(activation).is_some()
-}
-
-fn known(activation: Activation) -> Option<source::Activation> {
-    match activation {
-        Activation::Identity => Some(source::Activation::Identity),
-        Activation::Relu => Some(source::Activation::Relu),
-        Activation::Relu6 => Some(source::Activation::Relu6),
-        Activation::Swish => Some(source::Activation::Swish),
-        Activation::Sigmoid | Activation::Gelu => None,
+        (Launch { product, sizes, buffers }, DataResult { result, totals, masked, later })
     }
 }
 
 struct WeightGradient<'a> {
     tile: Tile,
     images: &'a Rows,
+    /// The batch norm that is applied to the images.
+    input_norm: Option<&'a Deferred>,
     weight: &'a CubeTensor,
-    grad: &'a Rows,
+    grad: &'a OutputGradient,
     options: &'a ConvOptions,
     rows: usize,
     columns: usize,
 }
 
 impl<'a> WeightGradient<'a> {
-    fn new(images: &'a Rows, weight: &'a CubeTensor, grad: &'a Rows, options: &'a ConvOptions) -> Self {
+    fn new(
+        images: &'a Rows,
+        input_norm: Option<&'a Deferred>,
+        weight: &'a CubeTensor,
+        grad: &'a OutputGradient,
+        options: &'a ConvOptions,
+    ) -> Self {
         let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
         let (rows, columns) = (outputs / options.groups, height * width * channels);
         let tile = Tile::of_weight_gradient(rows, columns, narrow(images, channels));
-        Self { tile, images, weight, grad, options, rows, columns }
+        Self { tile, images, input_norm, weight, grad, options, rows, columns }
     }
 
     /// Prepares the launch, and returns it with its result, `[out, height, width, in / groups]`. `other`: as for the data
@@ -212,7 +252,8 @@ impl<'a> WeightGradient<'a> {
         const BLOCKS: usize = 256;
         /// Pixels of the shortest piece.
         const SHORTEST: usize = 256;
-        let Self { tile, images, weight, grad, options, rows, columns } = self;
+        let Self { tile, images, input_norm, weight, grad: gradient, options, rows, columns } = self;
+        let grad = &gradient.grad;
         let tile = other.map_or(tile, |other| tile.beside(other));
         let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
         let [batch, down, across, _] = grad.dims();
@@ -244,6 +285,8 @@ impl<'a> WeightGradient<'a> {
         ];
         let product = ConvProduct {
             split,
+            input: input_norm.map(activation_of),
+            norm_gradient: gradient.norm.is_some(),
             ..ConvProduct::new(Pass::WeightGradient, tile, images, channels, options, [[height, width], vectors])
         };
         let mut buffers = vec![images.tensor().clone(), grad.tensor().clone(), result.clone()];
@@ -252,6 +295,9 @@ impl<'a> WeightGradient<'a> {
             let [zeros, _] = counters(&result);
             buffers.extend([new(Shape::from([slots * outputs * columns])), zeros]);
         }
+        buffers
+            .extend(input_norm.into_iter().flat_map(|norm| [norm.vector(Vector::Scale), norm.vector(Vector::Shift)]));
+        buffers.extend(gradient.buffers());
         let sizes = sizes.of(images, channels, options, tile, options.groups * pieces);
         (Launch { product, sizes, buffers }, result)
     }

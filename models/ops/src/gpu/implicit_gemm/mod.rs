@@ -36,13 +36,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::server::KernelArguments;
 
-pub(super) use self::forward::forward;
-pub(super) use self::gradients::{Required, gradients, knows};
+pub(super) use self::forward::{Fused, StatisticsOfBatch, forward};
+pub(super) use self::gradients::{NormFactors, OutputGradient, Required, gradients};
 use self::kernel::with_sizes;
 use self::source::{ConvKernel, ConvProduct, Pass, Sizes, Tile};
 use super::counters::COUNTERS;
+use super::deferred::Deferred;
 use super::rows::Rows;
-use crate::extension::ConvOptions;
+use crate::extension::{Activation, ConvOptions};
 
 /// Returns true if the kernel supports the GPU and the options: compute capability 8.0 or higher, f32 or bf16, and not both a
 /// stride and a dilation.
@@ -82,6 +83,26 @@ fn fan(parts: usize, tiles: usize) -> usize {
         fan *= 2;
     }
     fan
+}
+
+/// Returns true if the kernel can compute an activation and its derivative.
+pub(in crate::gpu) fn knows(activation: Activation) -> bool {
+    known(activation).is_some()
+}
+
+fn known(activation: Activation) -> Option<source::Activation> {
+    match activation {
+        Activation::Identity => Some(source::Activation::Identity),
+        Activation::Relu => Some(source::Activation::Relu),
+        Activation::Relu6 => Some(source::Activation::Relu6),
+        Activation::Swish => Some(source::Activation::Swish),
+        Activation::Sigmoid | Activation::Gelu => None,
+    }
+}
+
+/// Returns the activation of a deferred batch norm.
+fn activation_of(norm: &Deferred) -> source::Activation {
+    known(norm.activation).expect("only batch norms with such activations are deferred")
 }
 
 /// A product that is ready to be launched.
@@ -135,6 +156,9 @@ impl ConvProduct {
             bias: false,
             relu: false,
             moments: false,
+            statistics: false,
+            input: None,
+            norm_gradient: false,
             split: false,
             add: false,
             norm: None,

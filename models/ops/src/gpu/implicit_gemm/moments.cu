@@ -1,4 +1,4 @@
-// Sums over the rows of a tile, for the batch norm before or after a convolution.
+// Sums over the rows of a tile, and what a batch norm before or after a convolution computes from them.
 
 #if MOMENTS || NORM
 /// Rounds to the type of the result.
@@ -105,6 +105,33 @@ __device__ void merge_moments(const float *slots, int count, int size, int rows,
 }
 #endif
 
+#if STATISTICS
+/// The batch norm after a convolution.
+struct Statistics {
+    /// [4][columns of all groups]: mean, reciprocal of the standard deviation, and the factor and the summand that normalise.
+    float *of_batch;
+    const float *weight, *bias;
+    float *running_mean, *running_variance;
+};
+
+/// Writes the statistics of a batch norm from the moments [2][columns of all groups], and updates the running statistics, as
+/// `write_statistics` in norm_moments.rs. Each thread has written the moments of its column itself.
+__device__ void write_statistics(const float *moments, const Statistics &to, int at, int left, int all, const Sizes &s) {
+    if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
+    int c = at + threadIdx.x;
+    float mean = moments[c], squares = moments[all + c], count = s.rows;
+    float inverse = 1.0f / sqrtf(squares / count + s.epsilon), scale = inverse * to.weight[c];
+    to.of_batch[c] = mean, to.of_batch[all + c] = inverse;
+    to.of_batch[2 * all + c] = scale, to.of_batch[3 * all + c] = to.bias[c] - mean * scale;
+    // A single row has no unbiased variance; its value is not used.
+    float variance = squares / fmaxf(count - 1.0f, 1.0f);
+    to.running_mean[c] = (1.0f - s.momentum) * to.running_mean[c] + s.momentum * mean;
+    to.running_variance[c] = (1.0f - s.momentum) * to.running_variance[c] + s.momentum * variance;
+}
+#else
+struct Statistics {};
+#endif
+
 #if ADD || NORM
 /// Loads the elements of two adjacent columns of images. Only the first `left` of them are inside; the others are zero.
 __device__ __forceinline__ float2 load_pair(const Element *from, int left) {
@@ -176,8 +203,8 @@ __device__ __forceinline__ float activation_gradient(float z, float gradient) {
 
 /// Writes the sums over the tile's rows of `g` and of `g x̂`, where `g` is the gradient of the activation's input and x̂ the
 /// normalised input of the batch norm. The batch norm's backward pass then needs no pass over the result to compute these sums.
-/// `to` is [2][columns of all groups].
-__device__ void gradient_sums(const float (&sums)[DOWN][ACROSS][4], int row, int column, const Norm &norm, const Target &target,
+/// With MASKED, `g` replaces the tile. `to` is [2][columns of all groups].
+__device__ void gradient_sums(float (&sums)[DOWN][ACROSS][4], int row, int column, const Norm &norm, const Target &target,
                               float *to, int first, int left, int all, float *memory) {
     int lane = threadIdx.x % 32, places[DOWN * 2];
 #pragma unroll
@@ -207,7 +234,12 @@ __device__ void gradient_sums(const float (&sums)[DOWN][ACROSS][4], int row, int
 #else
                 float z = normalised * weight[k] + bias[k];
 #endif
-                float g = activation_gradient(z, as_written(sums[i / 2][j][i % 2 * 2 + k]));
+                float &element = sums[i / 2][j][i % 2 * 2 + k];
+#if MASKED
+                float g = element = as_written(activation_gradient(z, element));
+#else
+                float g = activation_gradient(z, as_written(element));
+#endif
                 sum[j][k] += g, product[j][k] += g * normalised;
             }
         }
@@ -236,4 +268,30 @@ __device__ void merge_sums(const float *slots, int count, float *to, int left, i
     }
     to[c] = sum, to[all + c] = product;
 }
+#endif
+
+#if MASKED
+/// What the backward pass of the batch norm before a convolution computes from sums.
+struct NormGradientResult {
+    /// The gradients of weight and bias.
+    float *weight, *bias;
+    /// [3][columns of all groups]: the factors of `NormGradient` for the convolution before the batch norm.
+    float *factors;
+};
+
+/// Writes the results from the sums [2][columns of all groups] over `count` rows. Each thread has written the sums of its column
+/// itself.
+__device__ void write_norm_gradient(const float *sums, const Norm &norm, const NormGradientResult &to, int at, int left, int all,
+                                    int count) {
+    if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
+    int c = at + threadIdx.x;
+    float sum = sums[c], product = sums[all + c], scale = norm.inverse[c] * norm.weight[c];
+    to.bias[c] = sum, to.weight[c] = product;
+    // The gradient of the input is scale (g - sum / count - x̂ product / count).
+    float of_input = -scale * norm.inverse[c] * (product / count);
+    to.factors[c] = scale, to.factors[all + c] = of_input;
+    to.factors[2 * all + c] = -scale * (sum / count) - of_input * norm.mean[c];
+}
+#else
+struct NormGradientResult {};
 #endif

@@ -1,21 +1,5 @@
 // The operands of a convolution as a matrix product: tiles in shared memory and how they are filled. See mod.rs for the terms.
 
-#if BF16
-typedef u16 Element;
-#else
-typedef float Element;
-#endif
-
-/// Elements of a chunk of 16 bytes, the unit of shared memory's layout.
-constexpr int CHUNK = 16 / sizeof(Element);
-/// Depth of a tile: four chunks.
-constexpr int DEPTH = 4 * CHUNK;
-/// Each warp computes WARP_ROWS x 32 elements, as products of 16 x 8 elements.
-constexpr int WARP_COLUMNS = 32;
-constexpr int THREADS = ROWS / WARP_ROWS * (COLUMNS / WARP_COLUMNS) * 32;
-constexpr int DOWN = WARP_ROWS / 16;
-constexpr int ACROSS = WARP_COLUMNS / 8;
-
 /// Address of a 16-byte chunk of a tile whose rows are contiguous along the depth. The chunk's index is XORed with the row
 /// (swizzled), so that eight rows of a column of chunks are in different banks.
 __device__ __forceinline__ int inner(int row, int chunk) { return row * 64 + ((chunk ^ row >> 1 & 3) << 4); }
@@ -53,6 +37,7 @@ struct Taps {
 /// Pixels of windows, a tile [ROWS][DEPTH]: left operand of FORWARD and DATA_GRADIENT.
 struct Windows {
     static constexpr int PER_ROW = DEPTH / VECTOR, STEP = THREADS / PER_ROW, LOADS = ROWS / STEP;
+    using Change = WindowsChange;
     const Element *images;
     const Sizes &s;
     const Taps &taps;
@@ -60,10 +45,15 @@ struct Windows {
     int at[LOADS], y[LOADS], x[LOADS];
     /// This thread's position along the depth: tap and channel. `carry_to_next_tap` carries surplus channels over to the next tap.
     int down = 0, across = 0, channel;
+    Change change_of;
+    /// Channel of the next tile that `change` gets.
+    int changed;
+    Inside<LOADS> insides;
 
-    __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row)
-        : images(images), s(s), taps(taps) {
-        channel = threadIdx.x % PER_ROW * VECTOR;
+    __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row, Change change)
+        : images(images), s(s), taps(taps), change_of(change) {
+        static_assert(!Change::ANY || VECTOR == CHUNK, "batch norm is applied to whole chunks");
+        channel = changed = threadIdx.x % PER_ROW * VECTOR;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             int row = first_row + threadIdx.x / PER_ROW + i * STEP;
@@ -95,9 +85,24 @@ struct Windows {
             bool inside = down < taps.count[0] && (u32)(y[i] + dy) < (u32)s.height && (u32)(x[i] + dx) < (u32)s.width;
             u32 to = tile + inner(row, place / CHUNK) + place % CHUNK * sizeof(Element);
             copy<VECTOR>(to, inside ? images + (at[i] + offset) : images, inside);
+            change_of.copy_other(to, inside ? at[i] + offset : 0, inside);
+            insides.add(i, inside);
         }
         channel += DEPTH;
         carry_to_next_tap();
+    }
+
+    __device__ void skip() { insides.skip(); }
+
+    __device__ void change(u32 tile) {
+        if constexpr (Change::ANY) {
+            while (changed >= s.channels) changed -= s.channels;
+            Change::Factors factors(change_of, changed);
+#pragma unroll
+            for (int i = 0; i < LOADS; i++)
+                if (insides.of_oldest(i)) factors.apply(tile + inner(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
+            changed += DEPTH;
+        }
     }
 };
 
@@ -123,6 +128,9 @@ struct Filters {
         }
         k += DEPTH;
     }
+
+    __device__ void skip() {}
+    __device__ void change(u32) {}
 };
 
 /// Filters, a tile [DEPTH][COLUMNS]: right operand of DATA_GRADIENT. The depth counts taps and output channels.
@@ -165,17 +173,25 @@ struct TransposedFilters {
             carry_to_next_tap(i);
         }
     }
+
+    __device__ void skip() {}
+    __device__ void change(u32) {}
 };
 
 /// Pixels of the output's gradient, a tile [DEPTH][ROWS]: left operand of WEIGHT_GRADIENT.
 struct OutputPixels {
     static constexpr int PER_ROW = ROWS / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
+    using Change = OutputPixelsChange;
     const Element *images;
     const Sizes &s;
     int channel, pixel, end;
+    Change change_of;
+    Inside<LOADS> insides;
 
-    __device__ OutputPixels(const Element *images, const Sizes &s, int first_row, int pixel, int end)
-        : images(images), s(s), channel(first_row + threadIdx.x % PER_ROW * OTHER_VECTOR), pixel(pixel), end(end) {}
+    __device__ OutputPixels(const Element *images, const Sizes &s, int first_row, int pixel, int end, Change change)
+        : images(images), s(s), channel(first_row + threadIdx.x % PER_ROW * OTHER_VECTOR), pixel(pixel), end(end), change_of(change) {
+        static_assert(!Change::ANY || OTHER_VECTOR == CHUNK, "batch norm is applied to whole chunks");
+    }
 
     __device__ void load(u32 tile) {
         int place = threadIdx.x % PER_ROW * OTHER_VECTOR;
@@ -185,22 +201,41 @@ struct OutputPixels {
             if (DEPTH % STEP && row >= DEPTH) break;
             bool inside = pixel + row < end && channel < s.rows;
             u32 to = tile + outer<ROWS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
-            copy<OTHER_VECTOR>(to, inside ? images + ((pixel + row) * s.other_pitch + channel) : images, inside);
+            int at = inside ? (pixel + row) * s.other_pitch + channel : 0;
+            copy<OTHER_VECTOR>(to, images + at, inside);
+            change_of.copy_other(to, at, inside);
+            insides.add(i, inside);
         }
         pixel += DEPTH;
+    }
+
+    __device__ void skip() { insides.skip(); }
+
+    __device__ void change(u32 tile) {
+        if constexpr (Change::ANY) {
+            if (channel >= s.rows) return;
+            Change::Factors factors(change_of, channel);
+#pragma unroll
+            for (int i = 0; i < LOADS; i++)
+                if (insides.of_oldest(i)) factors.apply(tile + outer<ROWS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
+        }
     }
 };
 
 /// Pixels of windows, a tile [DEPTH][COLUMNS]: right operand of WEIGHT_GRADIENT. A column is a tap and a channel.
 struct TransposedWindows {
     static constexpr int PER_ROW = COLUMNS / VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
+    using Change = TransposedWindowsChange;
     const Element *images;
     const Sizes &s;
     int dy, dx, channel, pixel, end;
     bool is_column;
+    Change change_of;
+    Inside<LOADS> insides;
 
-    __device__ TransposedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end)
-        : images(images), s(s), pixel(pixel), end(end) {
+    __device__ TransposedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end, Change change)
+        : images(images), s(s), pixel(pixel), end(end), change_of(change) {
+        static_assert(!Change::ANY || VECTOR == CHUNK, "batch norm is applied to whole chunks");
         int column = first_column + threadIdx.x % PER_ROW * VECTOR, tap = column / s.channels;
         is_column = column < s.columns;
         channel = column - tap * s.channels;
@@ -221,8 +256,21 @@ struct TransposedWindows {
             int at = ((image * s.height + y) * s.width + x) * s.pitch + channel;
             u32 to = tile + outer<COLUMNS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
             copy<VECTOR>(to, inside ? images + at : images, inside);
+            insides.add(i, inside);
         }
         pixel += DEPTH;
+    }
+
+    __device__ void skip() { insides.skip(); }
+
+    __device__ void change(u32 tile) {
+        if constexpr (Change::ANY) {
+            if (!is_column) return;
+            Change::Factors factors(change_of, channel);
+#pragma unroll
+            for (int i = 0; i < LOADS; i++)
+                if (insides.of_oldest(i)) factors.apply(tile + outer<COLUMNS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
+        }
     }
 };
 

@@ -3,7 +3,7 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 
-// Passes, and activations in front of a convolution.
+// Passes, and activations of the batch norm before a convolution.
 #define FORWARD 0
 #define DATA_GRADIENT 1
 #define WEIGHT_GRADIENT 2
@@ -24,7 +24,7 @@ struct Sizes {
     int height, width, pitch;
     /// Images of the other side: the result, or in WEIGHT_GRADIENT the gradient of the output.
     int other_height, other_width, other_pitch;
-    /// Output pixels in WEIGHT_GRADIENT.
+    /// Output pixels in WEIGHT_GRADIENT, input pixels in DATA_GRADIENT.
     int pixels;
     int padding[2];
     /// Width and height of the grid of pixels that the rows (in WEIGHT_GRADIENT: the depth) enumerate.
@@ -37,6 +37,8 @@ struct Sizes {
     int fan;
     /// Blocks of the product.
     u32 blocks;
+    /// With STATISTICS: what is added to the variance, and the weight of this batch in the running statistics.
+    float epsilon, momentum;
 };
 
 /// Sizes of a kernel's products.

@@ -77,9 +77,13 @@ pub(super) struct NormSums {
     pub(super) activation: Activation,
     /// Whether the activation's derivative is computed from the batch norm's output, not from its input.
     pub(super) from_output: bool,
+    /// Whether the result is the gradient of the activation's input, not of its output. The kernel then computes everything of the
+    /// batch norm's backward pass that needs all rows.
+    pub(super) masked: bool,
 }
 
-/// An activation whose derivative the kernel can compute: `ACTIVATION` of `moments.cu`.
+/// An activation that the kernel can compute, with its derivative: `INPUT_ACTIVATION` of `prologue.cu` and `ACTIVATION` of
+/// `moments.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Activation {
     Identity,
@@ -104,6 +108,12 @@ pub(super) struct ConvProduct {
     pub(super) relu: bool,
     /// Whether the moments of the result's columns are computed too.
     pub(super) moments: bool,
+    /// Whether the statistics of the batch norm that follows are computed from the moments.
+    pub(super) statistics: bool,
+    /// The activation of a batch norm that is applied to the images while they are read.
+    pub(super) input: Option<Activation>,
+    /// Whether the output's gradient is computed from the gradient of the batch norm that follows, while it is read.
+    pub(super) norm_gradient: bool,
     /// Whether a weight gradient is a sum of several pieces.
     pub(super) split: bool,
     /// Whether other images are added to a data gradient.
@@ -116,6 +126,7 @@ impl ConvProduct {
     /// Returns the names of the product's buffers: members of `Pointers` in `conv.cu`.
     pub(super) fn buffers(&self) -> Vec<&'static str> {
         let merges = self.moments || self.split || self.norm.is_some();
+        let masked = self.norm.is_some_and(|norm| norm.masked);
         let named = [
             (true, "images"),
             (true, "other"),
@@ -131,20 +142,40 @@ impl ConvProduct {
             (self.norm.is_some(), "norm.inverse"),
             (self.norm.is_some(), "norm.weight"),
             (self.norm.is_some(), "norm.bias"),
+            (masked, "gradient_result.weight"),
+            (masked, "gradient_result.bias"),
+            (masked, "gradient_result.factors"),
+            (self.statistics, "statistics.of_batch"),
+            (self.statistics, "statistics.weight"),
+            (self.statistics, "statistics.bias"),
+            (self.statistics, "statistics.running_mean"),
+            (self.statistics, "statistics.running_variance"),
+            (self.input.is_some(), "scale"),
+            (self.input.is_some(), "shift"),
+            (self.norm_gradient, "norm_input"),
+            (self.norm_gradient, "factors"),
         ];
         named.into_iter().filter(|(present, _)| *present).map(|(_, name)| name).collect()
     }
 
+    /// Returns the number of pairs of tiles in shared memory. With `norm_gradient`, a pair has a third tile.
+    fn stages(&self) -> usize {
+        let Tile { rows, columns, stages, .. } = self.tile;
+        let bytes = 64 * (rows + columns + if self.norm_gradient { rows } else { 0 });
+        stages.min((48 << 10) / bytes)
+    }
+
     /// Returns the product's code, in a namespace.
     fn text(&self, namespace: &str) -> String {
-        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu, moments, split, add, norm } = *self;
+        let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu, moments, split, add, .. } = *self;
+        let Self { statistics, input, norm_gradient, norm, .. } = *self;
         let numbers = [
             ("BF16", usize::from(bf16)),
             ("PASS", pass as usize),
             ("ROWS", tile.rows),
             ("COLUMNS", tile.columns),
             ("WARP_ROWS", tile.warp_rows),
-            ("STAGES", tile.stages),
+            ("STAGES", self.stages()),
             ("KERNEL_DOWN", window[0]),
             ("KERNEL_ACROSS", window[1]),
             ("STRIDE_DOWN", stride[0]),
@@ -157,17 +188,23 @@ impl ConvProduct {
             ("BIAS", usize::from(bias)),
             ("RELU", usize::from(relu)),
             ("MOMENTS", usize::from(moments)),
+            ("STATISTICS", usize::from(statistics)),
+            ("NORMALISE", usize::from(input.is_some())),
+            ("INPUT_ACTIVATION", input.map_or(0, |activation| activation as usize)),
+            ("NORM_GRADIENT", usize::from(norm_gradient)),
             ("SPLIT", usize::from(split)),
             ("ADD", usize::from(add)),
             ("NORM", usize::from(norm.is_some())),
             ("ACTIVATION", norm.map_or(0, |norm| norm.activation as usize)),
             ("FROM_OUTPUT", usize::from(norm.is_some_and(|norm| norm.from_output))),
+            ("MASKED", usize::from(norm.is_some_and(|norm| norm.masked))),
         ];
         let mut text = format!("namespace {namespace} {{\n");
         for (name, value) in numbers {
             text += &format!("#undef {name}\n#define {name} {value}\n");
         }
         text += concat!(
+            include_str!("prologue.cu"),
             include_str!("operands.cu"),
             include_str!("product.cu"),
             include_str!("write.cu"),
@@ -295,4 +332,6 @@ pub(super) struct Sizes {
     pub(super) tiles: [u32; 2],
     pub(super) fan: u32,
     pub(super) blocks: u32,
+    pub(super) epsilon: f32,
+    pub(super) momentum: f32,
 }

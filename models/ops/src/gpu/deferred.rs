@@ -1,0 +1,220 @@
+//! Deferred batch norms: convolutions apply them to what they read (`implicit_gemm/prologue.cu`).
+//!
+//! Launches: none where a convolution reads the output and no other operation does. A pass that computes the output where others
+//! read it ([`apply_forward`]). In the backward pass one more, where no convolution has computed the sums over the gradient.
+
+use std::sync::Arc;
+
+use burn::backend::{BackendTensor, Cube, DispatchTensorKind};
+use burn::tensor::{Shape, Tensor};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::apply_kernels::{launch_apply, launch_norm_gradient};
+use super::conv::{SavedConv, backward_of, on_cores, on_tensor_cores};
+use super::implicit_gemm::{Fused, NormFactors, OutputGradient, StatisticsOfBatch, knows};
+use super::rows::Rows;
+use super::side_results::{NormGradient, NormOutput};
+use super::update::{cube, writable};
+use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredNorm};
+use crate::extension::{Activation, ConvGrads, ConvOptions};
+use crate::gpu_conv::GpuConv;
+
+/// A deferred batch norm on a GPU, see [`DeferredNorm`].
+#[derive(Debug, Clone)]
+pub(super) struct Deferred {
+    /// `[4·C]`, see [`Self::vector`].
+    statistics: CubeTensor,
+    pub(super) affine: [CubeTensor; 2],
+    pub(super) activation: Activation,
+}
+
+/// The vectors of a batch norm's statistics.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Vector {
+    Mean,
+    /// Reciprocal of the standard deviation.
+    Inverse,
+    Scale,
+    Shift,
+}
+
+impl Deferred {
+    fn new(norm: &DeferredNorm) -> Self {
+        let on_gpu =
+            |vector: &Tensor<1>| cube(vector).expect("statistics and parameters are f32 and on the input's GPU");
+        let DeferredNorm { statistics, affine, activation } = norm;
+        Self { statistics: on_gpu(statistics), affine: affine.each_ref().map(on_gpu), activation: *activation }
+    }
+
+    /// Returns a vector over the channels, `[C]`.
+    pub(super) fn vector(&self, which: Vector) -> CubeTensor {
+        let CubeTensor { client, handle, meta, device, dtype, .. } = self.statistics.clone();
+        let channels = meta.num_elements() / 4;
+        let handle = handle.offset_start((which as usize * channels * dtype.size()) as u64);
+        CubeTensor::new_contiguous(client, device, Shape::from([channels]), handle, dtype)
+    }
+
+    pub(super) fn statistics(&self) -> &CubeTensor {
+        &self.statistics
+    }
+
+    /// Returns the batch norm for the operations that read its output and compute the output's gradient. `out` is `x` if the output is
+    /// not in memory.
+    pub(super) fn output(&self, [x, out]: [&Rows; 2], from_output: bool) -> NormOutput {
+        let [mean, inverse] = [Vector::Mean, Vector::Inverse].map(|which| self.vector(which));
+        let mut output = NormOutput::new([x, out], [&mean, &inverse], &self.affine, self.activation, from_output);
+        output.masked = true;
+        output
+    }
+}
+
+/// Saved tensors of a convolution and its batch norm.
+#[derive(Debug, Clone)]
+pub struct SavedConvNorm {
+    conv: SavedConv,
+    /// The convolution's output.
+    x: Rows,
+    norm: Deferred,
+}
+
+/// Saved tensors of a pass that computes the output of a batch norm.
+#[derive(Debug, Clone)]
+pub struct SavedApply {
+    x: Rows,
+    /// The output, if ReLU's derivative is computed from it.
+    out: Option<Rows>,
+    norm: Deferred,
+    /// The batch norm whose output is the residual.
+    source: Option<Arc<NormOutput>>,
+}
+
+/// Returns the storage of images on a GPU, without autodiff.
+fn storage(images: &Tensor<4>) -> Option<CubeTensor> {
+    match images.clone().without_autodiff().into_dispatch().kind {
+        DispatchTensorKind::Cube(BackendTensor::Float(tensor)) => Some(tensor),
+        _ => None,
+    }
+}
+
+/// Returns true if the kernels on tensor cores compute a convolution, and `channels` of each group are a multiple of 16 bytes: the
+/// kernels apply a batch norm to whole chunks.
+fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, channels: usize) -> bool {
+    crate::dispatch::on_gpu(input)
+        && channels.is_multiple_of(16 / input.dtype().size())
+        && storage(input).is_some_and(|input| on_tensor_cores(&input, weight[1], options))
+}
+
+/// Returns true if a convolution can apply a deferred batch norm to its input.
+pub(crate) fn reads_deferred(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions) -> bool {
+    fits(input, weight, options, weight[1])
+}
+
+/// Returns true if a convolution can compute the gradient of its output from that of a deferred batch norm.
+pub(crate) fn defers_norm(
+    input: &Tensor<4>,
+    weight: [usize; 4],
+    options: &ConvOptions,
+    activation: Activation,
+) -> bool {
+    GpuConv::chosen() == GpuConv::Custom
+        && knows(activation)
+        && fits(input, weight, options, weight[0] / options.groups)
+}
+
+/// See [`DeferredKernels`](crate::deferred::DeferredKernels).
+pub(super) fn conv_norm_forward(
+    input: CubeTensor,
+    weight: CubeTensor,
+    affine: [CubeTensor; 2],
+    options: ConvNormOptions,
+) -> ([CubeTensor; 4], SavedConvNorm) {
+    let ConvNormOptions { conv, input: input_norm, epsilon, running } = options;
+    // Update running statistics in place: a recorded graph of the step runs again on the same memory.
+    let running_vectors = [running.mean, running.variance]
+        .map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device"));
+    let statistics = StatisticsOfBatch {
+        affine: affine.map(into_contiguous),
+        running: running_vectors,
+        epsilon: epsilon as f32,
+        momentum: running.momentum as f32,
+    };
+    let fused = Fused { input: input_norm.as_ref().map(Deferred::new), statistics: Some(&statistics) };
+    let (output, saved, of_batch) = on_cores(input, weight, None, &conv, false, fused);
+    let of_batch = of_batch.expect("statistics were requested");
+    let StatisticsOfBatch { affine, running: [mean, variance], .. } = statistics;
+    // The gradient of the normalised values does not depend on the activation, which the reader applies.
+    let norm = Deferred { statistics: of_batch.clone(), affine, activation: Activation::Identity };
+    let x = Rows::new(output.clone());
+    ([output, of_batch, mean, variance], SavedConvNorm { conv: saved, x, norm })
+}
+
+/// Computes the gradients of a convolution and its batch norm.
+pub(super) fn conv_norm_backward(
+    saved: SavedConvNorm,
+    grad: CubeTensor,
+    addend: Option<CubeTensor>,
+    [input, weight]: [bool; 2],
+) -> ConvNormGrads<Cube> {
+    NormOutput::forget();
+    let SavedConvNorm { conv, x, norm } = saved;
+    let grad = Rows::new(grad);
+    let NormGradient { affine, factors } =
+        NormGradient::take(&grad, &x).unwrap_or_else(|| launch_norm_gradient(&x, &grad, None, &norm, None));
+    // The kernel reads both matrices at the same offsets, in whole chunks.
+    let grad = if grad.pitch(1) == x.pitch(1) && grad.is_aligned() { grad } else { grad.dense_copy() };
+    let gradient = OutputGradient { grad, norm: Some(NormFactors { input: x, factors }) };
+    let ConvGrads { input, weight, .. } = backward_of(conv, gradient, addend, [input, weight, false]);
+    ConvNormGrads { input, weight, affine }
+}
+
+/// Convolves the output of a batch norm.
+pub(super) fn conv_deferred_forward(
+    input: CubeTensor,
+    weight: CubeTensor,
+    options: &ConvOptions,
+    norm: &DeferredNorm,
+) -> (CubeTensor, SavedConv) {
+    let fused = Fused { input: Some(Deferred::new(norm)), statistics: None };
+    let (output, saved, _) = on_cores(input, weight, None, options, false, fused);
+    (output, saved)
+}
+
+/// Computes `activation(norm(input) + residual)`.
+pub(super) fn apply_forward(
+    input: CubeTensor,
+    residual: Option<CubeTensor>,
+    options: &ApplyOptions,
+) -> (CubeTensor, SavedApply) {
+    let (x, residual) = (Rows::new(input), residual.map(Rows::new));
+    let norm = Deferred::new(&options.norm);
+    let residual_norm = options.residual.as_ref().map(Deferred::new);
+    let source = residual.as_ref().filter(|_| residual_norm.is_none()).and_then(NormOutput::read);
+    let out = launch_apply(&x, residual.as_ref(), &norm, residual_norm.as_ref());
+    let from_output = residual.is_some() && norm.activation == Activation::Relu;
+    let saved_out = from_output.then(|| out.clone());
+    // Several operations may read the output, and only some of them count. If another operation adds its gradient later, this
+    // operation's step masks the sum once more, which changes nothing for these activations.
+    if matches!(norm.activation, Activation::Identity | Activation::Relu | Activation::Relu6) {
+        norm.output([&x, &out], from_output).keep();
+    }
+    (out.into_tensor(), SavedApply { x, out: saved_out, norm, source })
+}
+
+/// Computes the gradient of the normalised values.
+pub(super) fn apply_backward(saved: SavedApply, grad: CubeTensor) -> CubeTensor {
+    NormOutput::forget();
+    let SavedApply { x, out, norm, source } = saved;
+    // The batch norm in front counts this operation as a reader, but it computes no sums for it.
+    if let Some(source) = source {
+        source.done();
+    }
+    let dy = Rows::new(grad.clone());
+    if norm.activation == Activation::Identity || NormGradient::is_kept(&dy, &x) {
+        return grad;
+    }
+    let masked = x.output();
+    let values = launch_norm_gradient(&x, &dy, out.as_ref(), &norm, Some(&masked));
+    NormGradient::keep(&masked, &x, values);
+    masked.into_tensor()
+}
