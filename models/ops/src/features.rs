@@ -22,7 +22,7 @@ enum Inner {
     Images(Tensor<4>),
     /// The batch norm's input. In the backward pass, the gradient of this tensor is that of the normalised values.
     #[cfg(feature = "cuda")]
-    Deferred(Tensor<4>, DeferredNorm),
+    Deferred(Tensor<4>, Box<DeferredNorm>),
 }
 
 impl From<Tensor<4>> for Features {
@@ -57,7 +57,7 @@ impl Features {
             Inner::Images(images) => images,
             #[cfg(feature = "cuda")]
             Inner::Deferred(input, norm) => {
-                let options = ApplyOptions { norm, residual: None };
+                let options = ApplyOptions { norm: *norm, residual: None };
                 Tensor::from_dispatch(Dispatch::apply_norm(input.into_dispatch(), options))
             }
         }
@@ -73,10 +73,10 @@ impl Features {
                 let fuses = activation == Activation::Relu;
                 norm.activation = if fuses { activation } else { Activation::Identity };
                 let (residual, residual_norm) = match residual.0 {
-                    Inner::Deferred(input, norm) if norm.activation == Activation::Identity => (input, Some(norm)),
+                    Inner::Deferred(input, norm) if norm.activation == Activation::Identity => (input, Some(*norm)),
                     other => (Self(other).into_images(), None),
                 };
-                let options = ApplyOptions { norm, residual: residual_norm };
+                let options = ApplyOptions { norm: *norm, residual: residual_norm };
                 let (input, residual) = (input.into_dispatch(), residual.into_dispatch());
                 let sum = Tensor::from_dispatch(Dispatch::apply_norm_add(input, residual, options));
                 if fuses { sum } else { activate(sum, activation) }
@@ -112,7 +112,7 @@ pub fn conv2d(
         && !relu
         && crate::gpu::reads_deferred(raw, weight.dims(), &options)
     {
-        let (raw, norm) = (raw.clone().into_dispatch(), norm.clone());
+        let (raw, norm) = (raw.clone().into_dispatch(), DeferredNorm::clone(norm));
         return Tensor::from_dispatch(Dispatch::conv_deferred(raw, weight.into_dispatch(), options, norm));
     }
     let input = input.into_images();
@@ -176,7 +176,7 @@ pub fn conv_batch_norm(
         let affine = [&weight_of_norm, &bias].map(|vector| vector.clone().without_autodiff());
         let (input, input_norm) = match input.0 {
             Inner::Deferred(raw, norm) if crate::gpu::reads_deferred(&raw, weight.dims(), &options) => {
-                (raw, Some(norm))
+                (raw, Some(*norm))
             }
             other => (Features(other).into_images(), None),
         };
@@ -190,11 +190,11 @@ pub fn conv_batch_norm(
         );
         let statistics = Tensor::<1>::from_dispatch(statistics).without_autodiff();
         let norm = DeferredNorm { statistics, affine, activation };
-        return ConvNormOutput {
-            output: Features(Inner::Deferred(Tensor::from_dispatch(raw), norm)),
+        ConvNormOutput {
+            output: Features(Inner::Deferred(Tensor::from_dispatch(raw), Box::new(norm))),
             mean: Tensor::from_dispatch(mean),
             variance: Tensor::from_dispatch(variance),
-        };
+        }
     }
     #[cfg(not(feature = "cuda"))]
     unreachable!("only GPUs fuse")

@@ -100,6 +100,7 @@ impl BatchNorm2d {
     }
 
     /// Applies `conv`, this layer and `activation` as one operation, if the operation supports them; otherwise returns the input.
+    #[expect(clippy::result_large_err, reason = "not an error: the input goes back to the caller")]
     fn fused(
         &self,
         conv: &Conv2d,

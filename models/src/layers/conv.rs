@@ -125,6 +125,7 @@ impl Conv2d {
 
     /// Applies [`Self::forward`] and a batch norm in training mode as one operation, where the GPU's kernels support this;
     /// otherwise returns the input. `norm` returns the batch norm for an input.
+    #[expect(clippy::result_large_err, reason = "not an error: the input goes back to the caller")]
     pub(super) fn forward_norm(
         &self,
         input: Features,

@@ -98,7 +98,7 @@ pub(super) enum BucketValues {
     /// One tensor per gradient, on the gradients' device, and an event that was recorded after the work that computes them.
     Device(Vec<Tensor<1>>, StreamEvent),
     /// The sum, which the device computes beside the backward pass.
-    Started(Tensor<1>),
+    Started(Box<Tensor<1>>),
 }
 
 /// The buckets of a rank. The hooks of the backward pass fill the buckets, and each full bucket is sent to the reducing thread.
@@ -288,7 +288,7 @@ impl GradientBuckets {
                 let bytes = bytes / sum.dims()[0] * bucket.elements;
                 let (step, started) = (state.step, queued);
                 let span = BucketSpan { step, bucket: index, bytes, queued, started, finished: Instant::now() };
-                (BucketValues::Started(sum), span)
+                (BucketValues::Started(Box::new(sum)), span)
             });
             state.started.push(result);
             state.next_bucket += 1;

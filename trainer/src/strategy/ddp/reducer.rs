@@ -230,7 +230,7 @@ impl Reducer {
                     done.wait();
                     tensors.remove(0)
                 }
-                BucketValues::Started(sum) => sum,
+                BucketValues::Started(sum) => *sum,
             };
             let mut start = 0;
             for &parameter in &bucket.parameters {

@@ -204,7 +204,7 @@ fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
 fn in_order_a_bucket_is_enqueued_before_the_pass_goes_on() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let gpu = Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0 }));
+        let gpu = Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, forks: false }));
         let collectives: Arc<Mutex<dyn DeviceCollectives>> = gpu.clone();
         let options = ReducerOptions { in_order: true, ..options(true) };
         let status = WorkerStatus::detached().unwrap();
