@@ -1,5 +1,6 @@
 //! What a convolution reads: images, or the output of a batch norm that the convolution computes while it reads.
 
+#[cfg(feature = "cuda")]
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 

@@ -20,6 +20,8 @@
 //!
 //! A forward product also computes the moments of its result, which the next batch norm needs. A data gradient adds the gradients
 //! that the input has from other operations, and computes the sums for the batch norm before the convolution (`moments.cu`).
+//! Deferred batch norms ([`Deferred`]) are applied to operands in shared memory (`prologue.cu`): the images of a forward product and
+//! of a weight gradient are normalised, and the output's gradient is computed from the gradient of the normalised values.
 //!
 //! Sums are f32, in an order that depends on the shapes alone. f32 operands are rounded to TF32. Nothing is tuned at run time, so
 //! all GPUs run the same kernels.

@@ -48,7 +48,7 @@ struct Windows {
     Change change_of;
     /// Channel of the next tile that `change` gets.
     int changed;
-    Inside<LOADS> insides;
+    Inside<LOADS, WindowsChange> insides;
 
     __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row, Change change)
         : images(images), s(s), taps(taps), change_of(change) {
@@ -186,7 +186,7 @@ struct OutputPixels {
     const Sizes &s;
     int channel, pixel, end;
     Change change_of;
-    Inside<LOADS> insides;
+    Inside<LOADS, OutputPixelsChange> insides;
 
     __device__ OutputPixels(const Element *images, const Sizes &s, int first_row, int pixel, int end, Change change)
         : images(images), s(s), channel(first_row + threadIdx.x % PER_ROW * OTHER_VECTOR), pixel(pixel), end(end), change_of(change) {
@@ -231,7 +231,7 @@ struct TransposedWindows {
     int dy, dx, channel, pixel, end;
     bool is_column;
     Change change_of;
-    Inside<LOADS> insides;
+    Inside<LOADS, TransposedWindowsChange> insides;
 
     __device__ TransposedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end, Change change)
         : images(images), s(s), pixel(pixel), end(end), change_of(change) {

@@ -19,9 +19,10 @@ constexpr int ACROSS = WARP_COLUMNS / 8;
 /// input.
 constexpr int LEFT = ROWS * 64, BOTH = LEFT + COLUMNS * 64, STAGE = BOTH + (NORM_GRADIENT ? LEFT : 0);
 
-/// Which of a thread's chunks are inside the images, for the tiles that are in shared memory. The others must stay zero.
-template <int LOADS> struct Inside {
-    static_assert(LOADS * STAGES <= 32 || !(NORMALISE || NORM_GRADIENT), "a bit for each chunk");
+/// Which of a thread's chunks are inside the images, for the tiles that are in shared memory. The others must stay zero. Only an operand
+/// with a change needs this.
+template <int LOADS, class Change> struct Inside {
+    static_assert(!Change::ANY || LOADS * STAGES <= 32, "a bit for each chunk");
     u32 bits = 0;
     /// Makes room for a tile.
     __device__ void skip() { bits = LOADS < 32 ? bits << LOADS % 32 : 0; }
