@@ -145,7 +145,7 @@ impl Timeline {
         })))
     }
 
-    /// Also records the first [`LAUNCHES`] kernels that this process launches on GPUs from now on.
+    /// Also records the first `LAUNCHES` kernels that this process launches on GPUs from now on.
     #[cfg(feature = "cuda")]
     pub fn watch_kernels(&self) {
         if let Some(recorded) = &self.0 {
