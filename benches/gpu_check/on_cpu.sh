@@ -78,7 +78,7 @@ step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --ru
 step resume 1 benches/gpu_check/resume.sh "$programs/trainer" "$out/resume"
 # Blocks in another order in each launch: the last block of a reduction is another one, and the bits are the same.
 CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
-CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls step ddp-graph 3 benches/gpu_check/ddp_graph.sh "$programs/trainer" \
+CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 step ddp-graph 3 benches/gpu_check/ddp_graph.sh "$programs/trainer" \
     "$out/ddp-graph" "$out/ddp-graph.calls"
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
 CUDA_ON_CPU_WAITS=all step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" \
