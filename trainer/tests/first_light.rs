@@ -38,7 +38,10 @@ impl Bench {
             ["DATA", "LIMIT", "ONLY", "AGAIN", "WORK", "CACHE", "NETWORKS", "BATCHES", "STEPS", "NETWORK", "COMPARED"];
         let more =
             ["SIZES", "SETTINGS", "TOP1", "EPOCH_CONFIG", "STEP_LIMIT", "PEER_DEVICE", "TRAIN", "CUDA_VISIBLE_DEVICES"];
-        for variable in unset.into_iter().chain(more) {
+        // What program.sh reads.
+        let programs =
+            ["FAIL", "HANG", "HANG_ONCE", "FEATURES", "GPUS", "KILLED_CODE", "RANDOM_LOSS", "TOP1_REACHED", "NO_TORCH"];
+        for variable in unset.into_iter().chain(more).chain(programs) {
             command.env_remove(variable);
         }
         for (variable, name) in
