@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares a run on a GPU whose steps are CUDA graphs with the same run launched kernel by kernel: graph.sh TRAINER OUT [CALLS]
 #
-# 52 steps with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last step has fewer images.
+# 56 steps (EPOCHS=4) with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last step has fewer images.
 # A second network has batch norms and grouped convolutions, and AdamW. Weights, optimizer state, statistics and weight average must
 # be the same to the bit. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are counted.
 set -euo pipefail
@@ -10,7 +10,7 @@ out=${2:?usage: graph.sh TRAINER OUT [CALLS]}
 calls=${3:-}
 rm -rf "$out"
 mkdir -p "$out"
-cat >"$out/lenet.toml" <<'TOML'
+cat >"$out/lenet.toml" <<TOML
 [model]
 name = "lenet"
 [data]
@@ -19,7 +19,7 @@ augment = ["crop", "flip"]
 limit_train = 212
 limit_test = 32
 [train]
-epochs = 4
+epochs = ${EPOCHS:-4}
 batch_size = 8
 accumulate = 2
 ema = 0.9

@@ -1,14 +1,14 @@
 //! Checks our kernels on GPUs (those of `trainer/comm/src/cuda` and of the crate `ops`) and prints tables:
 //!
 //! ```text
-//! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4]]
+//! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20] [--trainer PATH [--train 1,2,4] [--steps 24]]
 //! ```
 //!
 //! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` (the number of
 //! wrong elements) must be 0 on every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs
 //! and synchronize on the host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on
 //! the first GPU with the CPU, `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary)
-//! trains with the numbers of ranks in `--train` and compares the losses with those of the CPU. `first_light.sh` runs this
+//! trains with the numbers of ranks in `--train` for `--steps` steps and compares the losses with those of the CPU. `first_light.sh` runs this
 //! program, also under compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod batches;
@@ -38,6 +38,8 @@ struct Arguments {
     rounds: usize,
     trainer: Option<String>,
     train: Vec<usize>,
+    /// Number of training steps whose losses are compared; even.
+    steps: usize,
     ops: bool,
     networks: Vec<String>,
     near: f64,
@@ -52,6 +54,7 @@ impl Arguments {
             rounds: 20,
             trainer: None,
             train: vec![1, 2, 4],
+            steps: 24,
             ops: false,
             networks: Vec::new(),
             near: 0.4,
@@ -73,9 +76,13 @@ impl Arguments {
                 "--near" => this.near = value.parse().map_err(|_| format!("{word}: {value:?} is not a number"))?,
                 "--trainer" => this.trainer = Some(value),
                 "--train" => this.train = list(&value)?,
+                "--steps" => {
+                    let steps = value.parse().ok().filter(|steps| steps % 2 == 0 && *steps > 0);
+                    this.steps = steps.ok_or_else(|| format!("--steps {value} is not an even number of at least 2"))?;
+                }
                 _ => {
                     return Err(format!(
-                        "unknown option {word}: the options are --ops, --networks, --near, --ranks, --sizes, --rounds, --trainer and --train"
+                        "unknown option {word}: the options are --ops, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
                     ));
                 }
             }
@@ -143,7 +150,7 @@ fn run() -> Result<bool, String> {
         well &= group(world)?;
     }
     if let Some(trainer) = &arguments.trainer {
-        well &= training::run(trainer, &arguments.train)?;
+        well &= training::run(trainer, &arguments.train, arguments.steps)?;
     }
     println!("{}", if well { "gpu_check: all checks passed" } else { "gpu_check: FAILED" });
     Ok(well)

@@ -38,13 +38,12 @@ if [ -n "$missing" ]; then
 fi
 failed=0
 step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
-    local name=$1 gpus=$2 start=$SECONDS on=(trainer/testing/cuda-on-cpu/run.sh "$python")
+    local name=$1 gpus=$2 on=(trainer/testing/cuda-on-cpu/run.sh "$python") TIMEFORMAT='(%0R s, %0U s of CPU)'
     shift 2
     [ "$gpus" != 0 ] || on=()
     echo "== $name"
-    if CUDA_ON_CPU_GPUS=$gpus timeout 1500 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
+    if time CUDA_ON_CPU_GPUS=$gpus timeout 2400 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
         tail -n 8 "$out/$name.log"
-        echo "($((SECONDS - start)) s)"
     else
         echo "$name: FAILED ($?), $out/$name.log ends with:"
         tail -n 40 "$out/$name.log"
@@ -52,12 +51,25 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
     fi
 }
 step doctor 2 "$programs/trainer" doctor
+# first_light.sh with small runs, whose shapes are those of the other steps: other groups would tune more shapes for minutes. It runs
+# beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`.
+small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
+    EPOCH_CONFIG=configs/quickstart.toml LIMIT=3600 STEP_LIMIT=1200
+    TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
+    SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
+first_light() {
+    step first-light 1 env "${small[@]}" ONLY="checks training" PYTHON="$python" \
+        bash -c 'CACHE=$XDG_CACHE_HOME exec benches/first_light.sh "$1"' - "$out/first-light"
+    cat "$out/first-light/table.txt"
+    return $failed
+}
+first_light >"$out/first-light.txt" 2>&1 &
+first_light=$!
 case $features in *mpi*)
     while read -r manifest test; do
         step "mpi-$(basename "$(dirname "$manifest")")" 0 env -C "$(dirname "$manifest")" "$test" </dev/null
     done <<<"$tests" ;;
 esac
-step ops 1 "$programs/gpu_check" --ops --ranks 1
 # Without TF32's rounding, whole networks are as near to the CPU as f32 is.
 CUDA_ON_CPU_TF32=exact step exact 1 "$programs/gpu_check" --networks lenet --near 1e-5 --ranks 1
 step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
@@ -77,10 +89,10 @@ step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --ru
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 step resume 1 benches/gpu_check/resume.sh "$programs/trainer" "$out/resume"
 # Blocks in another order in each launch: the last block of a reduction is another one, and the bits are the same.
-CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
-CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 step ddp-graph 3 benches/gpu_check/ddp_graph.sh "$programs/trainer" \
-    "$out/ddp-graph" "$out/ddp-graph.calls"
-step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2
+CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
+CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 IMAGES=116 step ddp-graph 3 benches/gpu_check/ddp_graph.sh \
+    "$programs/trainer" "$out/ddp-graph" "$out/ddp-graph.calls"
+step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2 --steps 8
 CUDA_ON_CPU_WAITS=all step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" \
     --epochs 1 --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set parallel.bucket_mb=0.05
 CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
@@ -96,16 +108,11 @@ CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quick
 # A kernel's error, after which the GPU does not answer any more.
 CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
-# first_light.sh with small runs, whose shapes are those above. The other groups would tune more shapes for minutes.
-small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
-    EPOCH_CONFIG=configs/quickstart.toml LIMIT=1200 TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
-    SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
-step first-light 1 env "${small[@]}" ONLY="checks training" PYTHON="$python" \
-    bash -c 'CACHE=$XDG_CACHE_HOME exec benches/first_light.sh "$1"' - "$out/first-light"
-cat "$out/first-light/table.txt"
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
     until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
+wait $first_light || failed=1
+cat "$out/first-light.txt"
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
 }

@@ -3,19 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Number of steps whose losses are compared. The runs diverge slowly: the order of sums differs, and GPUs multiply in TF32.
-const STEPS: usize = 24;
-/// Largest relative difference of a loss from the CPU's.
+/// Largest relative difference of a loss from the CPU's. The runs diverge slowly: the order of sums differs, and GPUs multiply in
+/// TF32.
 const NEAR: f64 = 0.03;
 
 const CONFIG: &str = r#"
 [model]
 name = "lenet"
-[data]
-name = "fashion-mini"
-augment = ["crop", "flip"]
-limit_train = 768
-limit_test = 200
 [train]
 epochs = 2
 batch_size = 64
@@ -30,8 +24,13 @@ bucket_mb = 0.05
 check_sync_every = 5
 # Each rank tunes kernels for its own GPU, and the kept ones are those of the GPU's index: the others may wait long for one of them.
 timeout_s = 1400
+[data]
+name = "fashion-mini"
+augment = ["crop", "flip"]
+limit_test = 200
 "#;
 
+/// Runs the training and returns the loss of each step.
 fn losses(trainer: &str, config: &Path, folder: &Path, name: &str, flags: &[String]) -> Result<Vec<f64>, String> {
     let runs = folder.join(name);
     let output = Command::new(trainer)
@@ -51,7 +50,7 @@ fn losses(trainer: &str, config: &Path, folder: &Path, name: &str, flags: &[Stri
     let metrics = find(&runs).ok_or_else(|| format!("{name}: there is no metrics.jsonl below {}", runs.display()))?;
     let text = std::fs::read_to_string(&metrics).map_err(|e| format!("{}: {e}", metrics.display()))?;
     let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("loss")?.as_f64();
-    Ok(text.lines().filter_map(loss).take(STEPS).collect())
+    Ok(text.lines().filter_map(loss).collect())
 }
 
 fn find(folder: &Path) -> Option<PathBuf> {
@@ -59,13 +58,13 @@ fn find(folder: &Path) -> Option<PathBuf> {
     entries.map(|entry| entry.path().join("metrics.jsonl")).find(|path| path.exists())
 }
 
-/// Returns whether the losses with each number of ranks on GPUs agree with those of the CPU.
-pub fn run(trainer: &str, worlds: &[usize]) -> Result<bool, String> {
+/// Returns whether the losses with each number of ranks on GPUs agree with those of the CPU. A run has two epochs of `steps / 2` steps.
+pub fn run(trainer: &str, worlds: &[usize], steps: usize) -> Result<bool, String> {
     let folder = std::env::temp_dir().join(format!("gpu-check-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
     let config = folder.join("check.toml");
-    std::fs::write(&config, CONFIG).map_err(|e| e.to_string())?;
-    let result = compare(trainer, worlds, &config, &folder);
+    std::fs::write(&config, format!("{CONFIG}limit_train = {}\n", steps / 2 * 64)).map_err(|e| e.to_string())?;
+    let result = compare(trainer, worlds, steps, &config, &folder);
     let _ = std::fs::remove_dir_all(&folder);
     result
 }
@@ -98,12 +97,12 @@ fn runs(worlds: &[usize], gpus: usize) -> Vec<Run> {
     all
 }
 
-fn compare(trainer: &str, worlds: &[usize], config: &Path, folder: &Path) -> Result<bool, String> {
+fn compare(trainer: &str, worlds: &[usize], steps: usize, config: &Path, folder: &Path) -> Result<bool, String> {
     let gpus = trainer::device::find().map_err(|missing| missing.cause)?.all.len();
     let cpu = losses(trainer, config, folder, "cpu", &["--cpus".into(), "1".into()])?;
     println!("{:>28} {:>10} {:>10} {:>14}", "training on", "first loss", "last loss", "off the CPU's");
     println!("{:>28} {:>10.4} {:>10.4} {:>14}", "the CPU", cpu[0], cpu[cpu.len() - 1], "");
-    let mut right = cpu.len() == STEPS;
+    let mut right = cpu.len() == steps;
     for (index, (name, flags)) in runs(worlds, gpus).iter().enumerate() {
         let gpu = losses(trainer, config, folder, &format!("gpu-{index}"), flags)?;
         let off = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);

@@ -27,14 +27,16 @@ for header in cuda_fp16.h crt/mma.h cccl/cuda/barrier; do
     [ -e "$toolkit/include/$header" ] || { echo "run.sh: $toolkit/include has no $header; pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl" >&2; exit 2; }
 done
 kept=$target/cuda-on-cpu
-mkdir -p "$kept/lib" "$kept/modules" "$kept/cache"
-ln -sf "$(realpath "$library")" "$kept/lib/libcuda.so.1"
-ln -sf libcuda.so.1 "$kept/lib/libcuda.so"
-rm -f "$kept/lib/libnccl.so"
-if [ "${CUDA_ON_CPU_NCCL:-}" = dev ]; then ln -sf libnccl.so.2 "$kept/lib/libnccl.so"; fi
-if [ "${CUDA_ON_CPU_NCCL:-}" = no ]; then rm -f "$kept/lib/libnccl.so.2"; else ln -sf "$(realpath "$library")" "$kept/lib/libnccl.so.2"; fi
-ln -sf "$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)" "$kept/lib/libnvrtc.so"
-export LD_LIBRARY_PATH="$kept/lib:$toolkit/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUDA_PATH=$toolkit
+# Programs may run side by side with different NCCLs: none, one without the headers' name (the default), or both names.
+lib=$kept/lib${CUDA_ON_CPU_NCCL:+-$CUDA_ON_CPU_NCCL}
+mkdir -p "$lib" "$kept/modules" "$kept/cache"
+link() { [ "$(readlink "$2")" = "$1" ] || ln -sf "$1" "$2"; }
+link "$(realpath "$library")" "$lib/libcuda.so.1"
+link libcuda.so.1 "$lib/libcuda.so"
+[ "${CUDA_ON_CPU_NCCL:-}" = no ] || link "$(realpath "$library")" "$lib/libnccl.so.2"
+[ "${CUDA_ON_CPU_NCCL:-}" != dev ] || link libnccl.so.2 "$lib/libnccl.so"
+link "$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)" "$lib/libnvrtc.so"
+export LD_LIBRARY_PATH="$lib:$toolkit/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUDA_PATH=$toolkit
 # Tuning results hold for one compute capability, and for no GPU at all if kernels do nothing.
 idle=
 [ "${CUDA_ON_CPU_RUN:-}" != no ] || idle=-idle
