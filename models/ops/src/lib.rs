@@ -61,7 +61,7 @@ pub use functional::{
 };
 pub use gather::{GatherLines, gather_images};
 pub use gpu_conv::{GpuConv, GpuConvError};
-pub use loss::cross_entropy;
+pub use loss::{backward, cross_entropy};
 pub use optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
 pub use statistics::{DeviceGather, StatisticsReduce};
 pub use update::{ema_update, square_sum, update};
