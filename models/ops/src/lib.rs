@@ -45,6 +45,8 @@ pub mod parameter;
 mod statistics;
 mod sync_batch_norm;
 pub mod trace;
+#[cfg(feature = "cuda")]
+pub mod traffic;
 mod update;
 
 pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_train};
