@@ -4,13 +4,15 @@
 #
 # 56 steps (EPOCHS=4, IMAGES=212) on two and on three ranks (RANKS="2 3") with a changing learning rate, two batches a step, a weight
 # average and clipping; an epoch's last step has fewer images, and three ranks have unequal shares. Weights, optimizer state and
-# weight average must be the same to the bit, also after a resume in the middle. Then a run whose second rank is killed: the other
-# rank must report the killed one. With SLOW=1 also synchronised batch norm with gradients in bf16, whose hundreds of collectives per
-# step take long on the stand-in. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are counted.
+# weight average must be the same to the bit, also after a resume in the middle. Then a run whose loss is not finite, and a run whose
+# second rank is killed: the other rank must report the killed one. With SLOW=1 also synchronised batch norm with gradients in bf16,
+# whose hundreds of collectives per step take long on the stand-in. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls
+# of a step are counted.
 set -euo pipefail
 trainer=${1:?usage: ddp_graph.sh TRAINER OUT [CALLS]}
 out=${2:?usage: ddp_graph.sh TRAINER OUT [CALLS]}
 calls=${3:-}
+source "$(dirname "$0")/runs.sh"
 rm -rf "$out"
 mkdir -p "$out"
 cat >"$out/lenet.toml" <<TOML
@@ -37,19 +39,6 @@ backend = "cuda"
 first_bucket_mb = 0.01
 bucket_mb = 0.05
 TOML
-run() { # NAME GPUS ARGUMENT…
-    local name=$1 gpus=$2
-    shift 2
-    [ -z "$calls" ] || : >"$calls"
-    "$trainer" --gpus "$gpus" --run-dir "$out/$name" "$@" >"$out/$name.txt" 2>&1 || { tail -n 20 "$out/$name.txt"; exit 1; }
-    ! grep "not as a CUDA graph" "$out/$name.txt" || exit 1
-    [ -z "$calls" ] || cp "$calls" "$out/$name.calls"
-}
-same() { # RUN RUN
-    local file files=("$1"/checkpoints/last/*.safetensors)
-    [ ${#files[@]} -ge 2 ]
-    for file in "${files[@]}"; do cmp "$file" "$2/checkpoints/last/$(basename "$file")"; done
-}
 for gpus in ${RANKS:-2 3}; do
     for graph in true false; do
         run "lenet-$gpus-$graph" "$gpus" --config "$out/lenet.toml" --set train.graph=$graph --set checkpoint.every=1
@@ -92,6 +81,18 @@ ln -s epoch-1 "$resumed/checkpoints/last"
 "$trainer" --resume "$resumed" --gpus 2 >"$out/resumed.txt" 2>&1 || { tail -n 20 "$out/resumed.txt"; exit 1; }
 same "$whole" "$resumed"
 echo "resumed after the first epoch: the same, to the bit"
+# Weights that grow until the loss is not finite, while graphs run: all ranks stop, and the error names the same step as without
+# graphs. Also where several steps are queued and the epoch's last step, without a graph, follows.
+for graph in true false; do
+    ! "$trainer" --config "$out/lenet.toml" --gpus 2 --run-dir "$out/diverged-$graph" --set train.graph=$graph --set train.grad_clip=0 \
+        --set schedule.kind=constant --set optimizer.lr=3 --set optimizer.weight_decay=1 >"$out/diverged-$graph.txt" 2>&1 ||
+        { echo "the run did not diverge"; exit 1; }
+    # One line per rank.
+    grep -o "epoch 1, step [0-9]*: the training loss is .*" "$out/diverged-$graph.txt" >"$out/diverged-$graph.error" || true
+    [ "$(wc -l <"$out/diverged-$graph.error")" = 2 ] || { cat "$out/diverged-$graph.txt"; exit 1; }
+done
+cmp "$out"/diverged-{true,false}.error
+echo "diverged, with and without graphs: $(head -n 1 "$out/diverged-true.error")"
 # A rank that is killed while graphs run.
 "$trainer" --config "$out/lenet.toml" --gpus 2 --run-dir "$out/killed" --set train.epochs=1000 --set parallel.timeout_s=20 \
     >"$out/killed.txt" 2>&1 &

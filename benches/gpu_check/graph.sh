@@ -8,6 +8,7 @@ set -euo pipefail
 trainer=${1:?usage: graph.sh TRAINER OUT [CALLS]}
 out=${2:?usage: graph.sh TRAINER OUT [CALLS]}
 calls=${3:-}
+source "$(dirname "$0")/runs.sh"
 rm -rf "$out"
 mkdir -p "$out"
 cat >"$out/lenet.toml" <<TOML
@@ -45,15 +46,9 @@ kind = "adamw"
 TOML
 for network in lenet shufflenet; do
     for graph in true false; do
-        [ -z "$calls" ] || : >"$calls"
-        "$trainer" --config "$out/$network.toml" --gpus 1 --run-dir "$out/$network-$graph" --set train.graph=$graph >"$out/$network-$graph.txt"
-        [ -z "$calls" ] || cp "$calls" "$out/$network-$graph.calls"
+        run "$network-$graph" 1 --config "$out/$network.toml" --set train.graph=$graph
     done
-    files=("$out/$network"-true/*/checkpoints/last/*.safetensors)
-    [ ${#files[@]} -ge 2 ]
-    for file in "${files[@]}"; do
-        cmp "$file" "$(echo "$out/$network"-false/*)/checkpoints/last/$(basename "$file")"
-    done
+    same "$out/$network-true"/* "$out/$network-false"/*
     steps=$(wc -l <"$(echo "$out/$network"-true/*/metrics.jsonl)")
     echo "$network: $steps steps with the same weights, optimizer state and weight average, to the bit"
     [ -n "$calls" ] || continue

@@ -36,7 +36,7 @@ pub(crate) fn sequence<B>(init: &Init, blocks: usize, mut make: impl FnMut(usize
 /// `[B, classes]`.
 ///
 /// pytorch-cifar pools with a fixed window (4x4 in most networks). The result is equal for its 32x32 images.
-pub(crate) fn classify(features: Tensor<4>, linear: &Linear, cx: &Context) -> Tensor<2> {
+pub(crate) fn classify(features: impl Into<Features>, linear: &Linear, cx: &Context) -> Tensor<2> {
     linear.forward(global_avg_pool(features), cx)
 }
 
@@ -115,7 +115,8 @@ impl BasicBlock {
     }
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
-    pub(crate) fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+    pub(crate) fn forward(&self, input: impl Into<Features>, cx: &Context) -> Features {
+        let input = input.into().into_images();
         let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
         let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
         self.bn2.after_add(&self.conv2, x, || residual(shortcut, input, cx), Activation::Relu, cx)
@@ -173,7 +174,8 @@ impl Bottleneck {
     }
 
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
-    pub(crate) fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+    pub(crate) fn forward(&self, input: impl Into<Features>, cx: &Context) -> Features {
+        let input = input.into().into_images();
         let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
         let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         let x = match &self.se {

@@ -55,8 +55,8 @@ impl Tree {
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let left = self.left_node.forward(input, cx);
-        let right = self.right_node.forward(left.clone(), cx);
+        let left = self.left_node.forward(input, cx).into_images();
+        let right = self.right_node.forward(left.clone(), cx).into_images();
         self.root.forward(vec![left, right], cx)
     }
 }
@@ -85,10 +85,10 @@ impl DeepTree {
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let previous = self.prev_root.forward(input.clone(), cx);
+        let previous = self.prev_root.forward(input.clone(), cx).into_images();
         let tree = self.level_1.forward(input, cx);
-        let left = self.left_node.forward(tree.clone(), cx);
-        let right = self.right_node.forward(left.clone(), cx);
+        let left = self.left_node.forward(tree.clone(), cx).into_images();
+        let right = self.right_node.forward(left.clone(), cx).into_images();
         self.root.forward(vec![previous, tree, left, right], cx)
     }
 }
@@ -158,8 +158,8 @@ impl SimpleTree {
 
     /// `[B, input, H, W]` → `[B, width, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let left = self.left_tree.forward(input, cx);
-        let right = self.right_tree.forward(left.clone(), cx);
+        let left = self.left_tree.forward(input, cx).into_images();
+        let right = self.right_tree.forward(left.clone(), cx).into_images();
         self.root.forward(vec![left, right], cx)
     }
 }

@@ -88,7 +88,7 @@ impl MbConv {
         let x = self.bn2.after(&self.conv2, x, Activation::Swish, cx).into_images();
         let x = self.se.forward(x, swish, cx);
         if self.has_skip {
-            self.bn3.after_add(&self.conv3, x, || input.into(), Activation::Identity, cx)
+            self.bn3.after_add(&self.conv3, x, || input.into(), Activation::Identity, cx).into_images()
         } else {
             self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images()
         }

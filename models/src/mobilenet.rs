@@ -134,7 +134,7 @@ impl InvertedResidual {
         let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         if self.has_skip {
             let skip = || residual(self.shortcut.as_ref(), input, cx);
-            self.bn3.after_add(&self.conv3, x, skip, Activation::Identity, cx)
+            self.bn3.after_add(&self.conv3, x, skip, Activation::Identity, cx).into_images()
         } else {
             self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images()
         }
@@ -189,7 +189,7 @@ impl MobileNetV2 {
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 4, 4]
-        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx).into_images(); // [B, 1280, 4, 4]
+        let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx); // [B, 1280, 4, 4]
         classify(x, &self.linear, cx) // [B, classes]
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{BasicBlock, Bottleneck, BottleneckShape, ShortcutName, classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::Activation;
+use ops::{Activation, Features};
 
 /// Smallest image side in pixels: the last stage has more than one pixel. With a single pixel, batch norm could not be
 /// trained on a batch of one image.
@@ -70,7 +70,7 @@ pub(crate) enum Block {
 }
 
 impl Block {
-    fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
+    fn forward(&self, input: Features, cx: &Context) -> Features {
         match self {
             Self::Basic(block) => block.forward(input, cx),
             Self::Bottleneck(block) => block.forward(input, cx),
@@ -99,8 +99,8 @@ pub(crate) fn stages(depth: ResNetDepth, name: ShortcutName, init: &Init) -> [Ve
 }
 
 /// Applies the blocks of a stage in order.
-pub(crate) fn run_stage(blocks: &[Block], x: Tensor<4>, cx: &Context) -> Tensor<4> {
-    blocks.iter().fold(x, |x, block| block.forward(x, cx))
+pub(crate) fn run_stage(blocks: &[Block], x: impl Into<Features>, cx: &Context) -> Features {
+    blocks.iter().fold(x.into(), |x, block| block.forward(x, cx))
 }
 
 /// A stem, four stages of residual blocks and a linear layer.
@@ -138,7 +138,7 @@ impl ResNet {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32 and ResNet-18 or 34; the
     /// deeper networks have four times the channels after each stage.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 64, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx); // [B, 64, 32, 32]
         let x = run_stage(&self.layer1, x, cx); // [B, 64, 32, 32]
         let x = run_stage(&self.layer2, x, cx); // [B, 128, 16, 16]
         let x = run_stage(&self.layer3, x, cx); // [B, 256, 8, 8]

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{Bottleneck, BottleneckShape, classify, conv, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::Activation;
+use ops::{Activation, Features};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 5;
@@ -83,8 +83,8 @@ impl ResNeXt {
 
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32, both variants.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let stage = |x, blocks: &[Bottleneck]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
-        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx).into_images(); // [B, 64, 32, 32]
+        let stage = |x: Features, blocks: &[Bottleneck]| blocks.iter().fold(x, |x, block| block.forward(x, cx));
+        let x = self.bn1.after(&self.conv1, images, Activation::Relu, cx); // [B, 64, 32, 32]
         let x = stage(x, &self.layer1); // [B, 256, 32, 32]
         let x = stage(x, &self.layer2); // [B, 512, 16, 16]
         let x = stage(x, &self.layer3); // [B, 1024, 8, 8]

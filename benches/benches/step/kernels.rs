@@ -5,6 +5,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use data::loader::Batch;
+use ops::traffic::{Traffic, count};
 use serde::Serialize;
 use trainer::device::Selected;
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
@@ -27,6 +28,10 @@ pub struct Kernels {
     /// Milliseconds of the step in which no kernel ran: the device waited for the host. Profiling does not change the time
     /// of kernels but slows the host, so this is the difference between step and kernels, not the sum of measured gaps.
     pub gaps: f64,
+    /// Bytes that the custom kernels read and write, see [`Traffic`].
+    pub bytes: usize,
+    /// Number of kernels, and of those whose bytes are not known.
+    pub counted: [usize; 2],
     /// Kernels by class.
     pub classes: BTreeMap<String, Share>,
     /// Kernels by part of the step and name, the longest first.
@@ -51,6 +56,10 @@ pub fn measure(
     }
     let step = crate::shared::median(times);
 
+    let (counted, Traffic { bytes, kernels, others }) =
+        count(|| strategy.train_step(vec![batches[0].clone()], 1e-3, None));
+    counted?;
+
     // Profiles the preparation of a batch alone. The step below prepares its batch first, so these launches are its first ones.
     let profiler = KernelProfiler::start(usize::MAX);
     drop(resident.batch(&batches[0]));
@@ -65,7 +74,7 @@ pub fn measure(
     let forward = start + Duration::from_secs_f64(outcome.seconds.forward);
     let backward = forward + Duration::from_secs_f64(outcome.seconds.backward);
 
-    let (mut classes, mut kernels) = (BTreeMap::<String, Share>::new(), BTreeMap::<_, Share>::new());
+    let (mut classes, mut by_name) = (BTreeMap::<String, Share>::new(), BTreeMap::<_, Share>::new());
     for (index, launch) in launches.iter().enumerate() {
         let part = match launch.issued {
             _ if index < data.len() => Part::Data,
@@ -79,11 +88,18 @@ pub fn measure(
             share.launches += 1;
         };
         add(classes.entry(class(part, launch.kernel).to_owned()).or_default());
-        add(kernels.entry((format!("{part:?}").to_lowercase(), launch.short_name())).or_default());
+        add(by_name.entry((format!("{part:?}").to_lowercase(), launch.short_name())).or_default());
     }
-    let mut kernels: Vec<_> = kernels.into_iter().map(|((part, name), share)| (part, name, share)).collect();
-    kernels.sort_by(|(.., a), (.., b)| b.milliseconds.total_cmp(&a.milliseconds));
-    Ok(Kernels { step, gaps: (step - 1000.0 * busy(&launches)).max(0.0), classes, kernels })
+    let mut by_name: Vec<_> = by_name.into_iter().map(|((part, name), share)| (part, name, share)).collect();
+    by_name.sort_by(|(.., a), (.., b)| b.milliseconds.total_cmp(&a.milliseconds));
+    Ok(Kernels {
+        step,
+        gaps: (step - 1000.0 * busy(&launches)).max(0.0),
+        bytes,
+        counted: [kernels, others],
+        classes,
+        kernels: by_name,
+    })
 }
 
 impl Kernels {
@@ -96,6 +112,9 @@ impl Kernels {
             line(class, share.milliseconds, share.launches.to_string());
         }
         line("gaps between kernels", self.gaps, String::new());
+        let [kernels, others] = self.counted;
+        let megabytes = self.bytes as f64 / 1e6;
+        println!("    {megabytes:.1} MB read and written by {} of {kernels} kernels", kernels - others);
         println!("  longest kernels:");
         for (part, name, share) in self.kernels.iter().take(12) {
             line(&format!("{part}: {name}"), share.milliseconds, share.launches.to_string());

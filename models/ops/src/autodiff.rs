@@ -1,6 +1,6 @@
 //! Autodiff steps of the operations, for every backend that implements [`Kernels`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
 use burn::backend::TensorMetadata;
@@ -22,6 +22,8 @@ type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 thread_local! {
     /// Nodes whose gradient this thread's steps have recently registered, the newest last.
     static REGISTERED: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
+    /// The node at which this thread's backward pass starts, see [`HeadOps::starts_backward`].
+    static ROOT: Cell<Option<NodeId>> = const { Cell::new(None) };
 }
 
 /// Returns true if a step of this thread has registered a gradient for the node, which is then in the table; otherwise one of this
@@ -164,8 +166,14 @@ impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
     type State = FloatTensor<B>;
 
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = B::float_reshape(grads.consume::<B>(&ops.node), Shape::from([1, 1]));
-        accumulate_all!(B, grads, ops.parents, [B::float_mul(ops.state, grad)]);
+        let of_loss = grads.consume::<B>(&ops.node);
+        // The gradient of the root is one.
+        let grad = if ROOT.take() == Some(ops.node.id) {
+            ops.state
+        } else {
+            B::float_mul(ops.state, B::float_reshape(of_loss, Shape::from([1, 1])))
+        };
+        accumulate_all!(B, grads, ops.parents, [grad]);
     }
 }
 
@@ -313,6 +321,12 @@ impl<B: HeadKernels + HeadOps, C: CheckpointStrategy> HeadOps for Autodiff<B, C>
         let ((logits, node), (targets, _)) = (logits.into_parts(), targets.into_parts());
         let [loss, gradient] = B::cross_entropy_forward(logits, targets, scale);
         record!(CrossEntropyStep, C, [node], gradient, loss)
+    }
+
+    fn starts_backward(loss: Tracked<B, C>) -> Tracked<B, C> {
+        let (_, node) = loss.clone().into_parts();
+        ROOT.set(Some(node.id()));
+        loss
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) struct ApplyOptions {
     pub(crate) norm: DeferredNorm,
     /// The batch norm, without activation, that is applied to the residual.
     pub(crate) residual: Option<DeferredNorm>,
+    /// Whether the result is the mean of the output over all pixels, `[B, C]` in f32, instead of the output.
+    pub(crate) pooled: bool,
 }
 
 /// Gradients of a convolution and its batch norm; those of the convolution are `None` where not required.
@@ -89,13 +91,13 @@ pub(crate) trait DeferredKernels: ConvKernels {
         norm: DeferredNorm,
     ) -> (FloatTensor<Self>, Self::SavedConv);
 
-    /// Computes the output of a batch norm, plus a residual.
+    /// Computes the output of a batch norm, plus a residual, or the mean over all pixels.
     fn apply_norm_forward(
         input: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,
         options: ApplyOptions,
     ) -> (FloatTensor<Self>, Self::SavedApply);
-    /// Computes the gradient of the normalised values and of the residual, which are equal.
+    /// Computes the gradient of the normalised values and of the residual, which are equal, from that of the result.
     fn apply_norm_backward(saved: Self::SavedApply, grad: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 

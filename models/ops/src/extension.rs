@@ -264,6 +264,8 @@ pub trait HeadOps: Backend {
     fn global_avg_pool(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`cross_entropy`](crate::cross_entropy).
     fn soft_cross_entropy(logits: FloatTensor<Self>, targets: FloatTensor<Self>, scale: f32) -> FloatTensor<Self>;
+    /// Notes that the calling thread's next backward pass starts at this tensor, and returns the tensor.
+    fn starts_backward(loss: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// All other differentiable operations.
@@ -349,6 +351,10 @@ macro_rules! impl_without_autodiff {
 
             fn soft_cross_entropy(logits: $tensor, targets: $tensor, scale: f32) -> $tensor {
                 let [loss, _] = Self::cross_entropy_forward(logits, targets, scale);
+                loss
+            }
+
+            fn starts_backward(loss: $tensor) -> $tensor {
                 loss
             }
         }

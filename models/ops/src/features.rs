@@ -11,7 +11,8 @@ use crate::functional::{activate, convolve, start_affine};
 use crate::trace::Operation;
 
 /// Images `[B, C, H, W]` that one operation reads. They may be the output of a batch norm and an activation that is not in memory: on
-/// a GPU, the next convolution normalises the batch norm's input while it reads this input.
+/// a GPU, the next convolution normalises the batch norm's input while it reads this input, and global pooling computes the mean in the
+/// same pass as the output of the batch norm, or as the sum with a residual.
 ///
 /// The type has no `Clone`: the output would be computed for each reader. If several operations read the images, compute them once
 /// with [`Self::into_images`].
@@ -24,6 +25,9 @@ enum Inner {
     /// The batch norm's input. In the backward pass, the gradient of this tensor is that of the normalised values.
     #[cfg(feature = "cuda")]
     Deferred(Tensor<4>, Box<DeferredNorm>),
+    /// The sum of a batch norm's output and a residual: the batch norm's input, and the residual or the input of its batch norm.
+    #[cfg(feature = "cuda")]
+    Sum(Box<([Tensor<4>; 2], ApplyOptions)>),
 }
 
 impl From<Tensor<4>> for Features {
@@ -39,6 +43,8 @@ impl Features {
             Inner::Images(images) => images,
             #[cfg(feature = "cuda")]
             Inner::Deferred(input, _) => input,
+            #[cfg(feature = "cuda")]
+            Inner::Sum(sum) => &sum.0[0],
         }
     }
 
@@ -48,7 +54,7 @@ impl Features {
         match self.0 {
             Inner::Images(images) => change(images).into(),
             #[cfg(feature = "cuda")]
-            deferred @ Inner::Deferred(..) => Self(deferred),
+            deferred @ (Inner::Deferred(..) | Inner::Sum(..)) => Self(deferred),
         }
     }
 
@@ -57,16 +63,24 @@ impl Features {
         match self.0 {
             Inner::Images(images) => images,
             #[cfg(feature = "cuda")]
-            Inner::Deferred(input, norm) => {
-                let options = ApplyOptions { norm: *norm, residual: None };
-                Tensor::from_dispatch(Dispatch::apply_norm(input.into_dispatch(), options))
-            }
+            deferred => deferred.compute(false),
+        }
+    }
+
+    /// Returns the mean over all pixels, `[B, C]` in f32, of images that are not in memory. Returns images that are in memory.
+    #[expect(clippy::result_large_err, reason = "not an error: the images go back to the caller")]
+    pub(crate) fn into_means(self) -> Result<Tensor<2>, Tensor<4>> {
+        match self.0 {
+            Inner::Images(images) => Err(images),
+            #[cfg(feature = "cuda")]
+            deferred => Ok(deferred.compute(true)),
         }
     }
 
     /// Adds a residual and applies an activation. A batch norm without activation, the sum and ReLU are one pass, also if the
-    /// residual is the output of a batch norm.
-    pub fn add(self, residual: Self, activation: Activation) -> Tensor<4> {
+    /// residual is the output of a batch norm. The reader of the result computes it.
+    #[must_use]
+    pub fn add(self, residual: Self, activation: Activation) -> Self {
         match self.0 {
             #[cfg(feature = "cuda")]
             Inner::Deferred(input, mut norm) if norm.activation == Activation::Identity => {
@@ -77,13 +91,34 @@ impl Features {
                     Inner::Deferred(input, norm) if norm.activation == Activation::Identity => (input, Some(*norm)),
                     other => (Self(other).into_images(), None),
                 };
-                let options = ApplyOptions { norm: *norm, residual: residual_norm };
-                let (input, residual) = (input.into_dispatch(), residual.into_dispatch());
-                let sum = Tensor::from_dispatch(Dispatch::apply_norm_add(input, residual, options));
-                if fuses { sum } else { activate(sum, activation) }
+                let options = ApplyOptions { norm: *norm, residual: residual_norm, pooled: false };
+                let sum = Self(Inner::Sum(Box::new(([input, residual], options))));
+                if fuses || activation == Activation::Identity {
+                    return sum;
+                }
+                activate(sum.into_images(), activation).into()
             }
-            other => activate(crate::add(Self(other).into_images(), residual.into_images()), activation),
+            other => activate(crate::add(Self(other).into_images(), residual.into_images()), activation).into(),
         }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Inner {
+    /// Computes images that are not in memory or, if `pooled`, their mean over all pixels, in one pass.
+    fn compute<const D: usize>(self, pooled: bool) -> Tensor<D> {
+        Tensor::from_dispatch(match self {
+            Self::Images(_) => unreachable!("the images are in memory"),
+            Self::Deferred(input, norm) => {
+                let options = ApplyOptions { norm: *norm, residual: None, pooled };
+                Dispatch::apply_norm(input.into_dispatch(), options)
+            }
+            Self::Sum(sum) => {
+                let ([input, residual], options) = *sum;
+                let options = ApplyOptions { pooled, ..options };
+                Dispatch::apply_norm_add(input.into_dispatch(), residual.into_dispatch(), options)
+            }
+        })
     }
 }
 

@@ -11,7 +11,7 @@ use burn::tensor::{Tensor, activation, module};
 
 use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast};
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
-use crate::features::conv2d;
+use crate::features::{Features, conv2d};
 use crate::trace::{Operand, Operation, Started, start, start_fused};
 
 /// Starts the recording of a convolution or linear layer.
@@ -123,7 +123,11 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
 }
 
 /// Mean over all pixels, computed and returned in f32: `[B, C, H, W]` → `[B, C]`.
-pub fn global_avg_pool(input: Tensor<4>) -> Tensor<2> {
+pub fn global_avg_pool(input: impl Into<Features>) -> Tensor<2> {
+    let input = match input.into().into_means() {
+        Ok(means) => return means,
+        Err(images) => images,
+    };
     let call = start(Operation::GlobalAvgPool, &[&input]);
     if has_image_kernels(&input) {
         return call.end(Tensor::from_dispatch(Dispatch::global_avg_pool(input.into_dispatch())));

@@ -45,6 +45,8 @@ pub mod parameter;
 mod statistics;
 mod sync_batch_norm;
 pub mod trace;
+#[cfg(feature = "cuda")]
+pub mod traffic;
 mod update;
 
 pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_train};
@@ -61,7 +63,7 @@ pub use functional::{
 };
 pub use gather::{GatherLines, gather_images};
 pub use gpu_conv::{GpuConv, GpuConvError};
-pub use loss::cross_entropy;
+pub use loss::{backward, cross_entropy};
 pub use optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
 pub use statistics::{DeviceGather, StatisticsReduce};
 pub use update::{ema_update, square_sum, update};

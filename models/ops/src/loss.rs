@@ -1,7 +1,7 @@
 //! The training loss: softmax, cross-entropy and its gradient in one pass over the logits.
 
 use burn::backend::Dispatch;
-use burn::tensor::{Tensor, activation::log_softmax};
+use burn::tensor::{Gradients, Tensor, activation::log_softmax};
 
 use crate::dispatch::{has_parameter_kernels, on_gpu};
 use crate::extension::HeadOps;
@@ -10,7 +10,7 @@ use crate::extension::HeadOps;
 /// `torch.nn.functional.cross_entropy(logits, targets, reduction="sum")` for targets that are probabilities.
 ///
 /// The kernels compute the gradient together with the loss, so the backward pass only multiplies the gradient by that of the
-/// result.
+/// result. [`backward`] leaves out this multiplication.
 ///
 /// # Shapes
 ///
@@ -28,4 +28,11 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2>, scale: f64) -> Tenso
         return Tensor::from_dispatch(Dispatch::soft_cross_entropy(logits, targets, scale as f32));
     }
     (log_softmax(logits, 1) * targets).sum().mul_scalar(-scale)
+}
+
+/// Computes the gradients of a loss `[1]` of [`cross_entropy`], as burn's `loss.backward()`. The gradient of the loss itself is one, so
+/// the backward pass does not multiply by it. Other losses are supported too.
+pub fn backward(loss: Tensor<1>) -> Gradients {
+    let loss = Tensor::<1>::from_dispatch(Dispatch::starts_backward(loss.into_dispatch()));
+    loss.backward()
 }

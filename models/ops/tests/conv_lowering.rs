@@ -47,6 +47,7 @@ fn products() -> Vec<ConvProduct> {
                     activation: Activation::Relu,
                     from_output: stride == 2,
                     masked: false,
+                    residual: false,
                 }),
             };
             let longest = if bf16 { 8 } else { 4 };
@@ -69,7 +70,7 @@ fn fused(product: ConvProduct) -> ConvProduct {
         statistics: product.moments,
         input: (product.pass != Pass::DataGradient).then_some(Activation::Swish),
         norm_gradient: product.pass != Pass::Forward,
-        norm: product.norm.map(|norm| NormSums { masked: true, ..norm }),
+        norm: product.norm.map(|norm| NormSums { masked: true, residual: true, ..norm }),
         ..product
     }
 }
@@ -80,11 +81,16 @@ fn kernels() -> Vec<ConvKernel> {
     let of_pass = |pass: Pass| products.iter().copied().filter(move |product| product.pass == pass);
     let pairs = of_pass(Pass::WeightGradient).zip(of_pass(Pass::DataGradient)).map(|(weight, data)| {
         let masked = data.norm.is_some_and(|norm| norm.masked);
-        let norm = NormSums { activation: Activation::Swish, from_output: false, masked };
+        let norm = NormSums { activation: Activation::Swish, from_output: false, masked, residual: false };
         let data = ConvProduct { norm: Some(norm), ..data };
         ConvKernel { first: weight, second: Some(data) }
     });
-    products.iter().map(|&first| ConvKernel { first, second: None }).chain(pairs).collect()
+    // The convolution after a residual block whose shortcut has a batch norm.
+    let after_blocks = of_pass(Pass::WeightGradient)
+        .zip(of_pass(Pass::DataGradient))
+        .filter(|(_, data)| data.norm.is_some_and(|norm| norm.residual))
+        .map(|(weight, data)| ConvKernel { first: weight, second: Some(data) });
+    products.iter().map(|&first| ConvKernel { first, second: None }).chain(pairs).chain(after_blocks).collect()
 }
 
 /// Compiles all kernels for a compute capability and calls `each` with their PTX.
@@ -122,8 +128,9 @@ fn every_convolution_compiles_for_hopper_without_spilled_registers() {
     compile_all("sm_90a", |kernel, ptx| {
         let Some(ptxas) = &ptxas else { return };
         let resources = ptxas.resources(ptx, "sm_90a");
-        for ConvProduct { pass, tile, bf16, vectors, statistics, norm_gradient, .. } in kernel.products() {
+        for ConvProduct { pass, tile, bf16, vectors, statistics, norm_gradient, norm, .. } in kernel.products() {
             let fused = if statistics || norm_gradient { " with batch norm" } else { "" };
+            let fused = if norm.is_some_and(|norm| norm.residual) { " with two batch norms" } else { fused };
             print!("{pass:?} {}x{} bf16 {bf16} vectors {vectors:?}{fused}; ", tile.rows, tile.columns);
         }
         println!("{resources:?}");

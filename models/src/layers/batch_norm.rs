@@ -89,12 +89,12 @@ impl BatchNorm2d {
         residual: impl FnOnce() -> Features,
         activation: Activation,
         cx: &Context,
-    ) -> Tensor<4> {
+    ) -> Features {
         match self.fused(conv, input.into(), Activation::Identity, cx) {
             Ok(output) => output.add(residual(), activation),
             Err(input) => {
                 let output = conv.forward(input, cx);
-                self.run(output, Epilogue { residual: Some(residual().into_images()), activation }, cx)
+                self.run(output, Epilogue { residual: Some(residual().into_images()), activation }, cx).into()
             }
         }
     }

@@ -167,12 +167,11 @@ pub(super) fn queue_step(
     // inputs.
     let empty = batches.iter().any(|batch| batch.global_len < ranks.world());
     if learner.replica.timeline.is_on() || empty {
-        learner.graph.launch()?;
-        return Ok(Some(batches));
+        return learner.before_kernels(ranks, batches, lr, outcome);
     }
     let (start, weight) = (Instant::now(), outcome.weight);
     match std::mem::take(&mut learner.graph.phase) {
-        Phase::Off => return Ok(Some(batches)),
+        Phase::Off => return learner.before_kernels(ranks, batches, lr, outcome),
         Phase::Waits(Some(before)) if before == kind => {
             learner.prepare(ranks, kind, &batches, lr, weight)?;
         }
@@ -197,14 +196,13 @@ pub(super) fn queue_step(
         Phase::Recorded(of_graph, mut recorded) => {
             recorded.check = true;
             learner.graph.phase = Phase::Recorded(of_graph, recorded);
-            learner.graph.launch()?;
-            return Ok(Some(batches));
+            return learner.before_kernels(ranks, batches, lr, outcome);
         }
         other => {
             learner.graph.phase = other;
             learner.graph.forget(&learner.replica.inner_device());
             learner.graph.phase = Phase::Waits(Some(kind));
-            return Ok(Some(batches));
+            return learner.before_kernels(ranks, batches, lr, outcome);
         }
     }
     let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
@@ -235,6 +233,29 @@ pub(super) fn finish_step(learner: &mut Learner, ranks: &mut dyn GraphRanks) -> 
 }
 
 impl Learner {
+    /// Waits for all queued steps before a step that is launched kernel by kernel, and returns the batches of this step. If the loss
+    /// of a queued step is not finite, queues the step without running it: it must not change the weights, and the error must name
+    /// the earlier step. All ranks decide the same, because losses are summed over ranks.
+    fn before_kernels(
+        &mut self,
+        ranks: &mut dyn GraphRanks,
+        batches: Vec<Batch>,
+        lr: f64,
+        mut outcome: StepOutcome,
+    ) -> Result<Option<Vec<Batch>>, Failure> {
+        self.graph.launch()?;
+        while self.graph.queued.iter().any(|queued| !queued.counted) {
+            self.read_oldest(ranks)?;
+        }
+        if self.graph.queued.iter().all(|queued| queued.outcome.loss_sum.is_finite()) {
+            return Ok(Some(batches));
+        }
+        outcome.loss_sum = f64::NAN;
+        let start = Instant::now();
+        self.graph.queued.push_back(Queued { counted: true, expected: Vec::new(), outcome, lr, start });
+        Ok(None)
+    }
+
     /// Waits for the results of the oldest queued step, and of the steps that were launched with it. Counts them over all ranks.
     fn read_oldest(&mut self, ranks: &mut dyn GraphRanks) -> Result<(), Failure> {
         let graph = &mut self.graph;
@@ -247,11 +268,12 @@ impl Learner {
         ranks.check()?;
         let results = results.map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?;
         // The steps have run one after the other, so each step's time is the mean.
-        let (end, first) = (Instant::now(), graph.queued[0].start);
+        let mut group: Vec<_> = graph.queued.iter_mut().filter(|queued| !queued.counted).take(count).collect();
+        let (end, first) = (Instant::now(), group[0].start);
         let seconds = (end - graph.read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
         graph.read = Some(end);
-        let steps = || results.chunks_exact(results.len() / count);
-        for (Queued { counted, expected, outcome, .. }, results) in graph.queued.iter_mut().zip(steps()) {
+        for (queued, results) in group.iter_mut().zip(results.chunks_exact(results.len() / count)) {
+            let Queued { counted, expected, outcome, .. } = &mut **queued;
             let mut left = results;
             for (targets, labels) in expected {
                 let logits;
@@ -262,7 +284,7 @@ impl Learner {
             outcome.on_device = Some(seconds);
             *counted = true;
         }
-        let mut outcomes: Vec<_> = graph.queued.iter_mut().take(count).map(|queued| &mut queued.outcome).collect();
+        let mut outcomes: Vec<_> = group.into_iter().map(|queued| &mut queued.outcome).collect();
         ranks.sum(&mut outcomes)
     }
 }

@@ -7,7 +7,7 @@ use ops::graph::{self, Graph};
 
 use super::graph::{HINT, Kind, Phase};
 use super::graph_inputs::{Inputs, Outputs};
-use super::{Learner, StepOutcome, device_batch::DeviceBatch};
+use super::{Learner, Replica, StepOutcome, device_batch::DeviceBatch};
 use crate::{
     failure::Failure,
     optim::{FlatGradients, clip_on_device},
@@ -22,6 +22,17 @@ pub(super) struct Recorded {
     pub(super) addresses: Vec<[u64; 2]>,
     /// Whether a step without the graph has run since, so the addresses must be checked again.
     pub(super) check: bool,
+}
+
+/// The results of the forward passes of a step, on the device.
+#[derive(Default)]
+pub(super) struct Forwards {
+    /// The logits of each batch, row-major `[B * classes]`.
+    pub(super) logits: Vec<Tensor<1>>,
+    /// The loss of all batches of this rank, `[1]`.
+    pub(super) loss: Option<Tensor<1>>,
+    /// Whether dropout was drawn on the CPU.
+    pub(super) dropped: bool,
 }
 
 /// The results of a step's forward and backward passes, on the device.
@@ -45,8 +56,44 @@ pub(super) trait GraphRanks {
     ///
     /// # Errors
     /// A rank is gone.
-    fn passes(&mut self, learner: &Learner, inputs: &Inputs, batches: &[Batch], weight: f64)
-    -> Result<Passes, Failure>;
+    fn passes(
+        &mut self,
+        learner: &Learner,
+        inputs: &Inputs,
+        batches: &[Batch],
+        weight: f64,
+    ) -> Result<Passes, Failure> {
+        let replica = &learner.replica;
+        let mut forwards = Forwards::default();
+        for (index, (on_device, batch)) in inputs.batches.iter().zip(batches).enumerate() {
+            let last = index + 1 == batches.len();
+            let cx = self.context(last);
+            let cx = replica.configured(cx).with_dropout(replica.dropout_keys(batch));
+            let (loss, logits) = on_device.forward(replica, &cx, weight);
+            forwards.dropped |= cx.has_dropped();
+            forwards.logits.push(flat(logits));
+            let of_batch = loss.clone().inner();
+            let sum = forwards.loss.take().map_or(of_batch.clone(), |sum| sum + of_batch);
+            forwards.loss = Some(sum.clone());
+            self.backward(replica, loss, last.then_some(sum))?;
+        }
+        self.finish(replica, forwards)
+    }
+
+    /// Returns the context of the next forward pass. `last`: whether it is the last one of the step.
+    fn context(&mut self, last: bool) -> Context;
+
+    /// Queues the backward pass of a batch's loss. `sum` is the loss of all batches of this rank, after the last one.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn backward(&mut self, replica: &Replica, loss: Tensor<1>, sum: Option<Tensor<1>>) -> Result<(), Failure>;
+
+    /// Adds the gradients of all batches and ranks.
+    ///
+    /// # Errors
+    /// A rank is gone.
+    fn finish(&mut self, replica: &Replica, forwards: Forwards) -> Result<Passes, Failure>;
 
     /// Returns whether `own` is true on any rank.
     ///
@@ -74,32 +121,30 @@ pub(super) trait GraphRanks {
 }
 
 /// The only process.
-pub(super) struct OneProcess;
+#[derive(Default)]
+pub(super) struct OneProcess {
+    /// The sum of the gradients of the step's batches so far.
+    gradients: FlatGradients,
+}
 
 impl GraphRanks for OneProcess {
     fn world(&self) -> usize {
         1
     }
 
-    fn passes(
-        &mut self,
-        learner: &Learner,
-        inputs: &Inputs,
-        batches: &[Batch],
-        weight: f64,
-    ) -> Result<Passes, Failure> {
-        let replica = &learner.replica;
-        let (mut gradients, mut logits) = (FlatGradients::default(), Vec::new());
-        let (mut loss, mut dropped) = (None, false);
-        for (on_device, batch) in inputs.batches.iter().zip(batches) {
-            let cx = replica.configured(Context::train()).with_dropout(replica.dropout_keys(batch));
-            let (of_batch, of_logits) = on_device.forward(replica, &cx, weight);
-            dropped |= cx.has_dropped();
-            logits.push(flat(of_logits));
-            loss = Some(plus(loss, of_batch.clone().inner()));
-            gradients.accumulate(FlatGradients::from_backward(of_batch.backward(), replica.network()));
-        }
-        Ok(Passes { logits, loss: loss.expect("a step has at least one batch"), gradients, dropped })
+    fn context(&mut self, _last: bool) -> Context {
+        Context::train()
+    }
+
+    fn backward(&mut self, replica: &Replica, loss: Tensor<1>, _sum: Option<Tensor<1>>) -> Result<(), Failure> {
+        self.gradients.accumulate(FlatGradients::from_backward(ops::backward(loss), replica.network()));
+        Ok(())
+    }
+
+    fn finish(&mut self, _replica: &Replica, forwards: Forwards) -> Result<Passes, Failure> {
+        let Forwards { logits, loss, dropped } = forwards;
+        let loss = loss.expect("a step has at least one batch");
+        Ok(Passes { logits, loss, gradients: std::mem::take(&mut self.gradients), dropped })
     }
 
     fn any(&self, own: bool) -> Result<bool, Failure> {
@@ -120,14 +165,9 @@ impl GraphRanks for OneProcess {
 }
 
 /// Flattens logits `[B, classes]`.
-pub(super) fn flat(logits: Tensor<2>) -> Tensor<1> {
+fn flat(logits: Tensor<2>) -> Tensor<1> {
     let [images, classes] = logits.dims();
     logits.reshape([images * classes])
-}
-
-/// Adds the loss of a batch `[1]` to the sum of the batches before.
-pub(super) fn plus(sum: Option<Tensor<1>>, loss: Tensor<1>) -> Tensor<1> {
-    sum.map_or(loss.clone(), |sum| sum + loss)
 }
 
 impl Learner {

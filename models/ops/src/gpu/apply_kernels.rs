@@ -1,18 +1,20 @@
 //! The passes of deferred batch norms. The terms are those of `norm_kernels.rs`.
 
 use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
 use cubecl::prelude::*;
 
 use super::activation::{activation_grad, activation_value};
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
-use super::norm_kernels::{sum_over_block, thread_position};
+use super::norm_kernels::{sum_of_pieces, sum_over_block, thread_position};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::NormGradient;
 use crate::extension::Activation;
 
 /// Computes `activation(x · scale + shift + residual)`. With `norm_of_residual`, normalises the residual too. Statistics are
-/// `[4][columns]`, see [`DeferredNorm`](crate::deferred::DeferredNorm).
+/// `[4][columns]`, see [`DeferredNorm`](crate::deferred::DeferredNorm). If `pooled`, also computes the means over the `pixels` of
+/// each image, `means[images][columns]`; the grid's second axis is then the image. `share` is `1 / pixels`.
 #[cube(launch_unchecked)]
 fn apply<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -20,101 +22,186 @@ fn apply<F: Float, N: Size>(
     statistics: &[Vector<f32, N>],
     residual_statistics: &[Vector<f32, N>],
     out: &mut [Vector<F, N>],
+    means: &mut [Vector<f32, N>],
     rows: usize,
     columns: usize,
     pitch: usize,
     residual_pitch: usize,
     out_pitch: usize,
+    means_pitch: usize,
+    pixels: usize,
+    share: f32,
     #[comptime] has_residual: bool,
     #[comptime] norm_of_residual: bool,
+    #[comptime] pooled: bool,
+    #[comptime] writes: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
     let (column, y, _, depth) = thread_position();
-    if column >= columns {
-        terminate!();
-    }
-    let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
-    let mut residual_scale = Vector::<f32, N>::new(1.0);
-    let mut residual_shift = Vector::<f32, N>::new(0.0);
-    if comptime!(norm_of_residual) {
-        residual_scale = residual_statistics[2 * columns + column];
-        residual_shift = residual_statistics[3 * columns + column];
-    }
-    let mut row = CUBE_POS_Y as usize * depth + y;
-    while row < rows {
-        let mut z = Vector::<f32, N>::cast_from(x[row * pitch + column]) * scale + shift;
-        if comptime!(has_residual) {
-            let other = Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
-            if comptime!(norm_of_residual) {
-                z += other * residual_scale + residual_shift;
-            } else {
-                z += other;
-            }
+    let block = CUBE_POS_Y as usize;
+    let mut row = if comptime!(pooled) { block * pixels + y } else { block * depth + y };
+    let end = if comptime!(pooled) { (block + 1) * pixels } else { rows };
+    let step = if comptime!(pooled) { depth } else { depth * CUBE_COUNT_Y as usize };
+    let mut sum = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
+        let mut residual_scale = Vector::<f32, N>::new(1.0);
+        let mut residual_shift = Vector::<f32, N>::new(0.0);
+        if comptime!(norm_of_residual) {
+            residual_scale = residual_statistics[2 * columns + column];
+            residual_shift = residual_statistics[3 * columns + column];
         }
-        out[row * out_pitch + column] = Vector::cast_from(activation_value::<N>(z, activation));
-        row += depth * CUBE_COUNT_Y as usize;
+        while row < end {
+            let mut z = Vector::<f32, N>::cast_from(x[row * pitch + column]) * scale + shift;
+            if comptime!(has_residual) {
+                let other = Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
+                if comptime!(norm_of_residual) {
+                    z += other * residual_scale + residual_shift;
+                } else {
+                    z += other;
+                }
+            }
+            let value = Vector::<F, N>::cast_from(activation_value::<N>(z, activation));
+            if comptime!(writes) {
+                out[row * out_pitch + column] = value;
+            }
+            if comptime!(pooled) {
+                sum += Vector::<f32, N>::cast_from(value);
+            }
+            row += step;
+        }
+    }
+    if comptime!(pooled) {
+        let (sum, _) = sum_over_block::<N>(sum, Vector::new(0.0));
+        if y == 0 && column < columns {
+            means[block * means_pitch + column] = sum * Vector::new(share);
+        }
     }
 }
 
-pub(super) fn launch_apply(x: &Rows, residual: Option<&Rows>, norm: &Deferred, of_residual: Option<&Deferred>) -> Rows {
-    let (out, second) = (x.output(), residual.unwrap_or(x));
+/// What a pass that computes the output of a batch norm writes.
+pub(super) struct Applied {
+    /// The output; `None` if only the means are required.
+    pub(super) out: Option<Rows>,
+    /// The means over the pixels of each image, f32.
+    pub(super) means: Option<Rows>,
+}
+
+/// Computes the output of a batch norm and, if `pooled`, its mean over all pixels. Then it writes the output only if the backward pass
+/// reads it (`keeps`).
+pub(super) fn launch_apply(
+    x: &Rows,
+    residual: Option<&Rows>,
+    norm: &Deferred,
+    of_residual: Option<&Deferred>,
+    [pooled, keeps]: [bool; 2],
+) -> Applied {
+    let [batch, height, width, channels] = x.dims();
+    let out = (!pooled || keeps).then(|| x.output());
+    let means = pooled.then(|| x.features(batch, channels, DType::F32));
+    // Nothing is written to `x`.
+    let (second, third, fourth) = (residual.unwrap_or(x), out.as_ref().unwrap_or(x), means.as_ref().unwrap_or(x));
     let statistics = norm.statistics();
     let residual_statistics = of_residual.map_or(statistics, Deferred::statistics);
-    let vector = x.vector(&[second, &out], &[statistics, residual_statistics]);
+    let vector = x.vector(&[second, third, fourth], &[statistics, residual_statistics]);
     let blocks = Blocks::over(x, vector);
-    // SAFETY: matrices have the rows and columns that the kernel gets, and statistics four vectors over the columns.
+    // SAFETY: matrices have the rows and columns that the kernel gets, statistics four vectors over the columns, and `x` the pixels of
+    // as many images as there are means.
     unsafe {
         apply::launch_unchecked(
             x.client(),
-            blocks.elementwise(),
+            if pooled { blocks.each(batch) } else { blocks.elementwise() },
             blocks.dim(),
             vector,
             x.arg(),
             second.arg(),
             all(statistics),
             all(residual_statistics),
-            out.arg(),
+            third.arg(),
+            fourth.arg(),
             x.rows(),
             blocks.columns,
             x.pitch(vector),
             second.pitch(vector),
-            out.pitch(vector),
+            third.pitch(vector),
+            fourth.pitch(vector),
+            height * width,
+            1.0 / (height * width) as f32,
             residual.is_some(),
             of_residual.is_some(),
+            pooled,
+            out.is_some(),
             norm.activation,
             dtype_to_storage_type(x.dtype()),
         );
     }
-    out
+    Applied { out, means }
 }
 
-/// Computes the sums over all rows of `g` and of `g · x̂`, the gradients of bias and weight, where `g` is the gradient of the
-/// activation's input, and the factors of the input's gradient, `factors[3][columns]` (`NormGradient` in
-/// `implicit_gemm/prologue.cu`). With `writes`, also writes `g`.
+/// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradient` in
+/// `implicit_gemm/prologue.cu`), from the sums over all rows. `part` is the reciprocal of the number of rows.
+#[cube]
+fn write_gradient<N: Size>(
+    sum: Vector<f32, N>,
+    product: Vector<f32, N>,
+    statistics: &[Vector<f32, N>],
+    weight: &mut [Vector<f32, N>],
+    bias: &mut [Vector<f32, N>],
+    factors: &mut [Vector<f32, N>],
+    column: usize,
+    columns: usize,
+    part: f32,
+) {
+    bias[column] = sum;
+    weight[column] = product;
+    let part = Vector::<f32, N>::new(part);
+    // The factor that normalises is that of the gradient too.
+    let scale = statistics[2 * columns + column];
+    let of_input = -(scale * statistics[columns + column] * (product * part));
+    factors[column] = scale;
+    factors[columns + column] = of_input;
+    factors[2 * columns + column] = -(scale * (sum * part)) - of_input * statistics[column];
+}
+
+/// Computes the sums over all rows of `g` and of `g · x̂`, where `g` is the gradient of the activation's input, and everything that
+/// [`write_gradient`] writes. With `writes`, also writes `g`. If `of_residual`, does the same for the batch norm of the residual, whose
+/// gradient is `g` too. If `pooled`, the gradient is that of the means over the `pixels` of each image, `dy_means[images][columns]`;
+/// `share` is `1 / pixels`.
 #[cube(launch_unchecked)]
 fn norm_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
     dy: &[Vector<F, N>],
+    dy_means: &[Vector<f32, N>],
     out: &[Vector<F, N>],
     statistics: &[Vector<f32, N>],
+    residual_statistics: &[Vector<f32, N>],
     g_out: &mut [Vector<F, N>],
     pieces: &mut [Vector<f32, N>],
     weight_out: &mut [Vector<f32, N>],
     bias_out: &mut [Vector<f32, N>],
     factors: &mut [Vector<f32, N>],
+    residual_weight_out: &mut [Vector<f32, N>],
+    residual_bias_out: &mut [Vector<f32, N>],
+    residual_factors: &mut [Vector<f32, N>],
     counters: &mut [Atomic<u32>],
     rows: usize,
     columns: usize,
     pitch: usize,
+    residual_pitch: usize,
     dy_pitch: usize,
     out_pitch: usize,
     g_pitch: usize,
+    pixels: usize,
+    share: f32,
     piece: usize,
     count_of_pieces: usize,
     part: f32,
     #[comptime] from_output: bool,
     #[comptime] writes: bool,
+    #[comptime] of_residual: bool,
+    #[comptime] pooled: bool,
     #[comptime] activation: Activation,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -123,9 +210,16 @@ fn norm_gradient<F: Float, N: Size>(
     let end = min(start + piece, rows);
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut product = Vector::<f32, N>::new(0.0);
+    let mut residual_product = Vector::<f32, N>::new(0.0);
     if column < columns {
         let (mean, inverse) = (statistics[column], statistics[columns + column]);
         let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
+        let mut residual_mean = Vector::<f32, N>::new(0.0);
+        let mut residual_inverse = Vector::<f32, N>::new(0.0);
+        if comptime!(of_residual) {
+            residual_mean = residual_statistics[column];
+            residual_inverse = residual_statistics[columns + column];
+        }
         let mut row = start + y;
         while row < end {
             let x = Vector::<f32, N>::cast_from(x[row * pitch + column]);
@@ -134,7 +228,11 @@ fn norm_gradient<F: Float, N: Size>(
             } else {
                 x * scale + shift
             };
-            let dy = Vector::<f32, N>::cast_from(dy[row * dy_pitch + column]);
+            let dy = if comptime!(pooled) {
+                dy_means[row / pixels * dy_pitch + column] * Vector::new(share)
+            } else {
+                Vector::<f32, N>::cast_from(dy[row * dy_pitch + column])
+            };
             // The sums are those of the rounded gradient.
             let rounded = Vector::<F, N>::cast_from(activation_grad::<N>(at, dy, activation));
             let g = Vector::<f32, N>::cast_from(rounded);
@@ -143,93 +241,130 @@ fn norm_gradient<F: Float, N: Size>(
             }
             sum += g;
             product += g * ((x - mean) * inverse);
+            if comptime!(of_residual) {
+                let other = Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
+                residual_product += g * ((other - residual_mean) * residual_inverse);
+            }
             row += depth;
         }
     }
+    // Vectors of a piece.
+    let step = if comptime!(of_residual) { 3 * columns } else { 2 * columns };
+    let at = CUBE_POS_Y as usize * step + column;
     let (sum, product) = sum_over_block::<N>(sum, product);
     if y == 0 && column < columns {
-        let at = CUBE_POS_Y as usize * 2 * columns + column;
         pieces[at] = sum;
         pieces[at + columns] = product;
     }
-    if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
-        let mut sum = Vector::<f32, N>::new(0.0);
-        let mut product = Vector::<f32, N>::new(0.0);
-        if column < columns {
-            let mut index = y;
-            while index < count_of_pieces {
-                let at = index * 2 * columns + column;
-                sum += pieces[at];
-                product += pieces[at + columns];
-                index += depth;
-            }
-        }
-        let (sum, product) = sum_over_block::<N>(sum, product);
+    if comptime!(of_residual) {
+        let (residual_product, _) = sum_over_block::<N>(residual_product, Vector::new(0.0));
         if y == 0 && column < columns {
-            bias_out[column] = sum;
-            weight_out[column] = product;
-            let part = Vector::<f32, N>::new(part);
-            // The factor that normalises is that of the gradient too.
-            let scale = statistics[2 * columns + column];
-            let of_input = -(scale * statistics[columns + column] * (product * part));
-            factors[column] = scale;
-            factors[columns + column] = of_input;
-            factors[2 * columns + column] = -(scale * (sum * part)) - of_input * statistics[column];
+            pieces[at + 2 * columns] = residual_product;
+        }
+    }
+    if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
+        let (sum, product) = sum_of_pieces::<N>(pieces, 0usize, step, count_of_pieces, columns);
+        if y == 0 && column < columns {
+            write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors, column, columns, part);
+        }
+        if comptime!(of_residual) {
+            let (_, residual_product) = sum_of_pieces::<N>(pieces, columns, step, count_of_pieces, columns);
+            if y == 0 && column < columns {
+                write_gradient::<N>(
+                    sum,
+                    residual_product,
+                    residual_statistics,
+                    residual_weight_out,
+                    residual_bias_out,
+                    residual_factors,
+                    column,
+                    columns,
+                    part,
+                );
+            }
         }
     }
 }
 
-/// Launches [`norm_gradient`]. `out`: the output, if the activation's derivative is computed from it. `masked` gets the gradient of
-/// the activation's input.
-pub(super) fn launch_norm_gradient(
-    x: &Rows,
-    dy: &Rows,
-    out: Option<&Rows>,
-    norm: &Deferred,
-    masked: Option<&Rows>,
-) -> NormGradient {
-    let statistics = norm.statistics();
-    let [weight, bias] = [0; 2].map(|_| x.of_columns(1));
-    let factors = x.of_columns(3);
-    // Nothing is written to `x` without `masked`.
-    let (second, third) = (out.unwrap_or(x), masked.unwrap_or(x));
-    let vector = x.vector(&[dy, second, third], &[statistics, &weight, &bias, &factors]);
-    let blocks = Blocks::over(x, vector);
-    let [piece, pieces] = blocks.pieces();
-    let workspace = x.of_columns(2 * pieces);
-    let [zeros, _] = counters(&workspace);
-    // SAFETY: matrices have the rows and columns that the kernel gets; statistics have four vectors over the columns, factors three,
-    // the workspace two per piece, and a tile of columns has a counter.
-    unsafe {
-        norm_gradient::launch_unchecked(
-            x.client(),
-            blocks.reduction(),
-            blocks.dim(),
-            vector,
-            x.arg(),
-            dy.arg(),
-            second.arg(),
-            all(statistics),
-            third.arg(),
-            all(&workspace),
-            all(&weight),
-            all(&bias),
-            all(&factors),
-            all(&zeros),
-            x.rows(),
-            blocks.columns,
-            x.pitch(vector),
-            dy.pitch(vector),
-            second.pitch(vector),
-            third.pitch(vector),
-            piece,
-            pieces,
-            1.0 / x.rows() as f32,
-            out.is_some(),
-            masked.is_some(),
-            norm.activation,
-            dtype_to_storage_type(x.dtype()),
-        );
+/// A pass over a gradient that computes [`NormGradient`].
+pub(super) struct GradientPass<'a> {
+    /// The batch norm's input.
+    pub(super) x: &'a Rows,
+    pub(super) norm: &'a Deferred,
+    /// The input of the residual's batch norm.
+    pub(super) residual: Option<(&'a Rows, &'a Deferred)>,
+    /// The gradient of the output or, if `pooled`, of its means over all pixels.
+    pub(super) dy: &'a Rows,
+    pub(super) pooled: bool,
+    /// The output, if the activation's derivative is computed from it.
+    pub(super) out: Option<&'a Rows>,
+    /// Gets the gradient of the activation's input.
+    pub(super) masked: Option<&'a Rows>,
+}
+
+impl GradientPass<'_> {
+    /// Launches [`norm_gradient`]. Returns the values of the batch norm and of the residual's batch norm.
+    pub(super) fn launch(self) -> (NormGradient, Option<NormGradient>) {
+        let Self { x, norm, residual, dy, pooled, out, masked } = self;
+        let (gradient, of_residual) = (NormGradient::of(x), residual.map(|_| NormGradient::of(x)));
+        // Nothing is written to `x` without `masked`, and the kernel does not use the values of the batch norm twice.
+        let (second, third) = (out.unwrap_or(x), masked.unwrap_or(x));
+        let (residual, residual_norm) = residual.unwrap_or((x, norm));
+        let (statistics, residual_statistics) = (norm.statistics(), residual_norm.statistics());
+        let NormGradient { affine: [weight, bias], factors } = &gradient;
+        let NormGradient { affine: [second_weight, second_bias], factors: second_factors } =
+            of_residual.as_ref().unwrap_or(&gradient);
+        let vector =
+            x.vector(&[dy, residual, second, third], &[statistics, residual_statistics, weight, bias, factors]);
+        let blocks = Blocks::over(x, vector);
+        let [piece, pieces] = blocks.pieces();
+        let workspace = x.of_columns(if of_residual.is_some() { 3 } else { 2 } * pieces);
+        let [zeros, _] = counters(&workspace);
+        let pixels = if pooled { x.rows() / dy.rows() } else { 1 };
+        // SAFETY: matrices have the rows and columns that the kernel gets, the means a row for each image; statistics have four vectors
+        // over the columns, factors three, the workspace one per piece and sum, and a tile of columns has a counter.
+        unsafe {
+            norm_gradient::launch_unchecked(
+                x.client(),
+                blocks.reduction(),
+                blocks.dim(),
+                vector,
+                x.arg(),
+                residual.arg(),
+                dy.arg(),
+                dy.arg(),
+                second.arg(),
+                all(statistics),
+                all(residual_statistics),
+                third.arg(),
+                all(&workspace),
+                all(weight),
+                all(bias),
+                all(factors),
+                all(second_weight),
+                all(second_bias),
+                all(second_factors),
+                all(&zeros),
+                x.rows(),
+                blocks.columns,
+                x.pitch(vector),
+                residual.pitch(vector),
+                dy.pitch(vector),
+                second.pitch(vector),
+                third.pitch(vector),
+                pixels,
+                1.0 / pixels as f32,
+                piece,
+                pieces,
+                1.0 / x.rows() as f32,
+                out.is_some(),
+                masked.is_some(),
+                of_residual.is_some(),
+                pooled,
+                norm.activation,
+                dtype_to_storage_type(x.dtype()),
+            );
+        }
+        (gradient, of_residual)
     }
-    NormGradient { affine: [weight, bias], factors }
 }

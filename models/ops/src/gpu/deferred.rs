@@ -1,7 +1,8 @@
 //! Deferred batch norms: convolutions apply them to what they read (`implicit_gemm/prologue.cu`).
 //!
 //! Launches: none where a convolution reads the output and no other operation does. A pass that computes the output where others
-//! read it ([`apply_forward`]). In the backward pass one more, where no convolution has computed the sums over the gradient.
+//! read it ([`apply_forward`]); this pass also computes the mean over all pixels where nothing else reads the output. In the backward
+//! pass one more, where no convolution has computed the sums over the gradient.
 
 use std::sync::Arc;
 
@@ -10,11 +11,11 @@ use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::apply_kernels::{launch_apply, launch_norm_gradient};
+use super::apply_kernels::{Applied, GradientPass, launch_apply};
 use super::conv::{SavedConv, backward_of, on_cores, on_tensor_cores};
 use super::implicit_gemm::{Fused, NormFactors, OutputGradient, StatisticsOfBatch, knows};
 use super::rows::Rows;
-use super::side_results::{NormGradient, NormOutput};
+use super::side_results::{NormGradient, NormOutput, ResidualNorm};
 use super::update::{cube, writable};
 use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredNorm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
@@ -85,8 +86,12 @@ pub struct SavedApply {
     /// The output, if ReLU's derivative is computed from it.
     out: Option<Rows>,
     norm: Deferred,
+    /// The input of the residual's batch norm, if the pass has applied this batch norm.
+    residual: Option<(Rows, Deferred)>,
     /// The batch norm whose output is the residual.
     source: Option<Arc<NormOutput>>,
+    /// Whether the result is the mean over all pixels.
+    pooled: bool,
 }
 
 /// Returns the storage of images on a GPU, without autodiff.
@@ -159,8 +164,11 @@ pub(super) fn conv_norm_backward(
     NormOutput::forget();
     let SavedConvNorm { conv, x, norm } = saved;
     let grad = Rows::new(grad);
-    let NormGradient { affine, factors } =
-        NormGradient::take(&grad, &x).unwrap_or_else(|| launch_norm_gradient(&x, &grad, None, &norm, None));
+    let NormGradient { affine, factors } = NormGradient::take(&grad, &x).unwrap_or_else(|| {
+        let pass =
+            GradientPass { x: &x, norm: &norm, residual: None, dy: &grad, pooled: false, out: None, masked: None };
+        pass.launch().0
+    });
     // The kernel reads both matrices at the same offsets, in whole chunks.
     let grad = if grad.pitch(1) == x.pitch(1) && grad.is_aligned() { grad } else { grad.dense_copy() };
     let gradient = OutputGradient { grad, norm: Some(NormFactors { input: x, factors }) };
@@ -180,7 +188,7 @@ pub(super) fn conv_deferred_forward(
     (output, saved)
 }
 
-/// Computes `activation(norm(input) + residual)`.
+/// Computes `activation(norm(input) + residual)` or, if pooled, its mean over all pixels.
 pub(super) fn apply_forward(
     input: CubeTensor,
     residual: Option<CubeTensor>,
@@ -190,31 +198,46 @@ pub(super) fn apply_forward(
     let norm = Deferred::new(&options.norm);
     let residual_norm = options.residual.as_ref().map(Deferred::new);
     let source = residual.as_ref().filter(|_| residual_norm.is_none()).and_then(NormOutput::read);
-    let out = launch_apply(&x, residual.as_ref(), &norm, residual_norm.as_ref());
-    let from_output = residual.is_some() && norm.activation == Activation::Relu;
-    let saved_out = from_output.then(|| out.clone());
+    let (from_output, pooled) = (residual.is_some() && norm.activation == Activation::Relu, options.pooled);
+    let Applied { out, means } =
+        launch_apply(&x, residual.as_ref(), &norm, residual_norm.as_ref(), [pooled, from_output]);
+    let saved_out = out.clone().filter(|_| from_output);
+    let residual = residual.zip(residual_norm);
     // Several operations may read the output, and only some of them count. If another operation adds its gradient later, this
     // operation's step masks the sum once more, which changes nothing for these activations.
-    if matches!(norm.activation, Activation::Identity | Activation::Relu | Activation::Relu6) {
-        norm.output([&x, &out], from_output).keep();
+    let known = matches!(norm.activation, Activation::Identity | Activation::Relu | Activation::Relu6);
+    if let Some(out) = out.as_ref().filter(|_| known && !pooled) {
+        let mut output = norm.output([&x, out], from_output);
+        output.residual = residual.as_ref().map(|(x, norm)| ResidualNorm {
+            x: x.clone(),
+            mean: norm.vector(Vector::Mean),
+            inverse: norm.vector(Vector::Inverse),
+            weight: norm.affine[0].clone(),
+        });
+        output.keep();
     }
-    (out.into_tensor(), SavedApply { x, out: saved_out, norm, source })
+    let result = means.or(out).expect("a pass without means computes the output").into_tensor();
+    (result, SavedApply { x, out: saved_out, norm, residual, source, pooled })
 }
 
 /// Computes the gradient of the normalised values.
 pub(super) fn apply_backward(saved: SavedApply, grad: CubeTensor) -> CubeTensor {
     NormOutput::forget();
-    let SavedApply { x, out, norm, source } = saved;
+    let SavedApply { x, out, norm, residual, source, pooled } = saved;
     // The batch norm in front counts this operation as a reader, but it computes no sums for it.
     if let Some(source) = source {
         source.done();
     }
     let dy = Rows::new(grad.clone());
-    if norm.activation == Activation::Identity || NormGradient::is_kept(&dy, &x) {
+    if !pooled && (norm.activation == Activation::Identity || NormGradient::is_kept(&dy, &x)) {
         return grad;
     }
-    let masked = x.output();
-    let values = launch_norm_gradient(&x, &dy, out.as_ref(), &norm, Some(&masked));
+    let (masked, residual) = (x.output(), residual.as_ref().map(|(x, norm)| (x, norm)));
+    let pass = GradientPass { x: &x, norm: &norm, residual, dy: &dy, pooled, out: out.as_ref(), masked: Some(&masked) };
+    let (values, of_residual) = pass.launch();
     NormGradient::keep(&masked, &x, values);
+    if let Some(((input, _), values)) = residual.zip(of_residual) {
+        NormGradient::keep(&masked, input, values);
+    }
     masked.into_tensor()
 }

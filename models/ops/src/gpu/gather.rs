@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::Device;
 use cubecl::prelude::*;
 
-use super::rows::{UNITS, all};
+use super::rows::{UNITS, all, unnoted};
 use super::update::{cube, tensor_of};
 
 /// Looks up the pixel's channels. `lines` are those of `GatherLines`, `count` is the number of pixels of the batch.
@@ -82,7 +82,8 @@ pub(crate) fn gather_images(
                 &source.client,
                 CubeCount::Static(count.div_ceil(UNITS) as u32, 1, 1),
                 CubeDim::new_1d(UNITS as u32),
-                all(&source),
+                // Only the batch's pixels are read.
+                unnoted(&source, source.meta.num_elements()),
                 all(&table),
                 all(&lines),
                 all(&out),

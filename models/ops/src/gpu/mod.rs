@@ -27,6 +27,7 @@ mod parameter_batch;
 mod rows;
 mod side_results;
 mod squares;
+pub(crate) mod traffic;
 mod update;
 mod weight_kernels;
 

@@ -46,6 +46,31 @@ pub(super) fn sum_over_block<N: Size>(
     (firsts[unit], seconds[unit])
 }
 
+/// Adds up the pieces of two sums, which `pieces` has at `first + index · step` and `columns` after it. All threads of a block must
+/// call the function. The column's first thread gets the result.
+#[cube]
+pub(super) fn sum_of_pieces<N: Size>(
+    pieces: &mut [Vector<f32, N>],
+    first: usize,
+    step: usize,
+    count: usize,
+    columns: usize,
+) -> (Vector<f32, N>, Vector<f32, N>) {
+    let (column, y, _, depth) = thread_position();
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let mut index = y;
+        while index < count {
+            let at = first + index * step + column;
+            sum += pieces[at];
+            product += pieces[at + columns];
+            index += depth;
+        }
+    }
+    sum_over_block::<N>(sum, product)
+}
+
 /// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
 /// rank order: `out[2][columns]`. `part` is the reciprocal of the number of rows.
 #[cube(launch_unchecked)]
@@ -297,18 +322,7 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
         pieces[at + columns] = product;
     }
     if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
-        let mut sum = Vector::<f32, N>::new(0.0);
-        let mut product = Vector::<f32, N>::new(0.0);
-        if column < columns {
-            let mut index = y;
-            while index < count_of_pieces {
-                let at = index * 2 * columns + column;
-                sum += pieces[at];
-                product += pieces[at + columns];
-                index += depth;
-            }
-        }
-        let (sum, product) = sum_over_block::<N>(sum, product);
+        let (sum, product) = sum_of_pieces::<N>(pieces, 0usize, 2 * columns, count_of_pieces, columns);
         if y == 0 && column < columns {
             total[column] = sum;
             total[columns + column] = product;

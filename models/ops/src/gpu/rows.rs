@@ -8,6 +8,8 @@ use burn_cubecl::ops::{permute_nchw_to_nhwc, permute_nhwc_to_nchw};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::traffic;
+
 /// Threads per block.
 pub(super) const UNITS: usize = 256;
 /// Rows per thread of an elementwise pass. Per-channel values that a thread reads are used for all its rows.
@@ -195,6 +197,12 @@ pub(super) fn aligned(tensor: &CubeTensor) -> bool {
 
 /// Makes a kernel argument of the first `length` elements of a tensor's memory.
 pub(super) fn arg(tensor: &CubeTensor, length: usize) -> BufferArg {
+    traffic::note(tensor, length * tensor.dtype.size());
+    unnoted(tensor, length)
+}
+
+/// [`arg`] of which a kernel uses a small part, which does not count as traffic.
+pub(super) fn unnoted(tensor: &CubeTensor, length: usize) -> BufferArg {
     // SAFETY: the kernels do not use the length, only the rows and columns of their arguments.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), length) }
 }

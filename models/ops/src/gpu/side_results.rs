@@ -103,6 +103,16 @@ impl KeptGradient {
 }
 
 impl NormGradient {
+    /// Allocates the values of a batch norm whose gradient has these rows.
+    pub(super) fn of(gradient: &Rows) -> Self {
+        Self { affine: [0; 2].map(|_| gradient.of_columns(1)), factors: gradient.of_columns(3) }
+    }
+
+    /// Returns the tensors in the order of the kernels' arguments.
+    pub(super) fn tensors(&self) -> impl Iterator<Item = CubeTensor> {
+        self.affine.iter().chain([&self.factors]).cloned()
+    }
+
     /// Keeps the values for a gradient of the normalised values. `input` is the batch norm's input.
     pub(super) fn keep(gradient: &Rows, input: &Rows, values: Self) {
         let new = KeptGradient { of: gradient.tensor().clone(), input: place(input.tensor()), values };
@@ -138,8 +148,19 @@ pub(super) struct NormOutput {
     pub(super) from_output: bool,
     /// Whether the last reader computes the gradient of the activation's input, with everything in [`NormGradient`].
     pub(super) masked: bool,
+    /// The batch norm whose output was added, if the last reader computes its [`NormGradient`] too. The gradient is the same.
+    pub(super) residual: Option<ResidualNorm>,
     /// Number of operations that have read the output and have not computed its gradient yet.
     readers: AtomicUsize,
+}
+
+/// A batch norm whose output is the residual of another one.
+#[derive(Debug)]
+pub(super) struct ResidualNorm {
+    pub(super) x: Rows,
+    pub(super) mean: CubeTensor,
+    pub(super) inverse: CubeTensor,
+    pub(super) weight: CubeTensor,
 }
 
 impl NormOutput {
@@ -160,6 +181,7 @@ impl NormOutput {
             activation,
             from_output,
             masked: false,
+            residual: None,
             readers: AtomicUsize::new(0),
         }
     }
@@ -194,11 +216,13 @@ impl NormOutput {
     /// Returns true if a gradient has rows like the input and the output.
     pub(super) fn fits(&self, gradient: &Rows) -> bool {
         let alike = |rows: &Rows| rows.dims() == gradient.dims() && rows.pitch(1) == gradient.pitch(1);
-        self.x.dtype() == gradient.dtype() && alike(&self.x) && alike(&self.out)
+        let of_residual = self.residual.as_ref().is_none_or(|norm| alike(&norm.x));
+        self.x.dtype() == gradient.dtype() && alike(&self.x) && alike(&self.out) && of_residual
     }
 
     /// Returns true if all images can be read by vectors.
     pub(super) fn is_aligned(&self) -> bool {
-        aligned(self.x.tensor()) && aligned(self.out.tensor())
+        let residual = self.residual.iter().map(|norm| &norm.x);
+        [&self.x, &self.out].into_iter().chain(residual).all(|rows| aligned(rows.tensor()))
     }
 }

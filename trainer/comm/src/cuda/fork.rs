@@ -21,8 +21,8 @@ use cubecl_server::runtime::Runtime;
 use cubecl_server::stream::WriteScoped;
 use parking_lot::Mutex;
 
-use super::driver::{Context, DriverError, DriverResult, Event, Stream};
-use crate::error::Result;
+use super::driver::{Context, DriverResult, Event, Stream};
+use crate::error::{CommError, Result};
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
@@ -39,9 +39,9 @@ struct Fork {
     stream: Stream,
     event: Event,
     /// The handle of cubecl's stream while cubecl launches on this stream.
-    hidden: Mutex<usize>,
-    /// The first error of the driver.
-    failed: Mutex<Option<DriverError>>,
+    hidden: Mutex<Option<usize>>,
+    /// The first error.
+    failed: Mutex<Option<CommError>>,
 }
 
 impl ForkedStream {
@@ -52,7 +52,7 @@ impl ForkedStream {
     pub(super) fn new(client: &Client, gpu: &Arc<Context>) -> Result<Self> {
         let made = gpu.stream().and_then(|stream| Ok((stream, gpu.event()?)));
         let (stream, event) = made.map_err(|error| gpu.failed(&error))?;
-        let fork = Fork { gpu: gpu.clone(), stream, event, hidden: Mutex::new(0), failed: Mutex::new(None) };
+        let fork = Fork { gpu: gpu.clone(), stream, event, hidden: Mutex::default(), failed: Mutex::default() };
         let server = DeviceHandle::new(client.service_id().device);
         Ok(Self { server, fork: Arc::new(fork), memory: RefCell::default() })
     }
@@ -83,39 +83,49 @@ impl ForkedStream {
         });
     }
 
-    /// Returns the first error of the driver, if there was one.
+    /// Returns the first error of the launches, if there was one.
     ///
     /// # Errors
-    /// The driver's error.
+    /// The driver's error, or that cubecl has no stream for the calling thread.
     pub(super) fn check(&self) -> Result<()> {
-        let failed = self.fork.failed.lock().clone();
-        failed.map_or(Ok(()), |error| Err(self.fork.gpu.failed(&error)))
+        self.fork.failed.lock().clone().map_or(Ok(()), Err)
     }
 }
 
 /// These methods run on cubecl's device thread, where the work of each stream is submitted in order.
 impl Fork {
     fn enter(&self, server: &mut CudaServer, id: StreamId) {
-        let stream = server.write_streams().try_stream_mut(&id).expect("the thread has allocated memory on its stream");
+        // Without its stream, cubecl launches on a new one. The results are then not used, since `check` returns an error.
+        let Some(stream) = server.write_streams().try_stream_mut(&id) else { return self.keep(no_stream()) };
         // SAFETY: both are streams of the GPU's primary context, which cubecl uses too.
-        self.keep(unsafe { self.event.record(stream.sys.cast()).and_then(|()| self.event.order(self.stream.raw())) });
-        *self.hidden.lock() = std::mem::replace(&mut stream.sys, self.stream.raw().cast()) as usize;
+        self.check(unsafe { self.event.record(stream.sys.cast()).and_then(|()| self.event.order(self.stream.raw())) });
+        *self.hidden.lock() = Some(std::mem::replace(&mut stream.sys, self.stream.raw().cast()) as usize);
     }
 
     fn leave(&self, server: &mut CudaServer, id: StreamId) {
-        let stream = server.write_streams().try_stream_mut(&id).expect("the stream of `enter`");
-        stream.sys = *self.hidden.lock() as *mut _;
+        let Some(handle) = self.hidden.lock().take() else { return };
+        let Some(stream) = server.write_streams().try_stream_mut(&id) else { return self.keep(no_stream()) };
+        stream.sys = handle as *mut _;
     }
 
     fn join(&self, server: &mut CudaServer, id: StreamId) {
-        let stream = server.write_streams().try_stream_mut(&id).expect("the stream of `enter`");
+        let Some(stream) = server.write_streams().try_stream_mut(&id) else { return self.keep(no_stream()) };
         // SAFETY: as in `enter`.
-        self.keep(unsafe { self.event.record(self.stream.raw()).and_then(|()| self.event.order(stream.sys.cast())) });
+        self.check(unsafe { self.event.record(self.stream.raw()).and_then(|()| self.event.order(stream.sys.cast())) });
     }
 
-    fn keep(&self, result: DriverResult) {
+    fn check(&self, result: DriverResult) {
         if let Err(error) = result {
-            self.failed.lock().get_or_insert(error);
+            self.keep(self.gpu.failed(&error));
         }
     }
+
+    fn keep(&self, error: CommError) {
+        self.failed.lock().get_or_insert(error);
+    }
+}
+
+fn no_stream() -> CommError {
+    CommError::system("cubecl has no stream for the thread that sums gradients")
+        .hint("please report this; parallel.backend = \"nccl\" does not use the thread's stream")
 }

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use burn::tensor::Device;
-use data::loader::Batch;
+use burn::tensor::{Device, Tensor};
 use models::Context;
 use ops::StatisticsReduce;
 
@@ -18,9 +17,8 @@ use crate::{
     config::{BatchNormPolicy, RunPlan},
     failure::Failure,
     strategy::{
-        Learner, StepGraph, StepOutcome,
-        graph_inputs::Inputs,
-        graph_record::{GraphRanks, Passes, flat, plus},
+        Replica, StepGraph, StepOutcome,
+        graph_record::{Forwards, GraphRanks, Passes},
     },
 };
 use comm::{Communicator, ReduceOp};
@@ -58,33 +56,24 @@ impl GraphRanks for Ranks<'_> {
         self.comm.world()
     }
 
-    fn passes(
-        &mut self,
-        learner: &Learner,
-        inputs: &Inputs,
-        batches: &[Batch],
-        weight: f64,
-    ) -> Result<Passes, Failure> {
-        let replica = &learner.replica;
-        let (mut logits, mut loss, mut dropped) = (Vec::new(), None, false);
-        for (index, (on_device, batch)) in inputs.batches.iter().zip(batches).enumerate() {
-            let last = index + 1 == batches.len();
-            self.reducer.prepare_for_backward(self.step, last);
-            let statistics = self.statistics.cloned().map(|shared| shared as Arc<dyn StatisticsReduce>);
-            let cx = Context::train_with(statistics, Some(self.reducer.sink()));
-            let cx = replica.configured(cx).with_dropout(replica.dropout_keys(batch));
-            let (of_batch, of_logits) = on_device.forward(replica, &cx, weight);
-            dropped |= cx.has_dropped();
-            logits.push(flat(of_logits));
-            let sum = plus(loss, of_batch.clone().inner());
-            if last {
-                // If the loss of one rank is not finite, the optimizers of all ranks leave the weights as they are.
-                self.reducer.sum_loss(sum.clone());
-            }
-            loss = Some(sum);
-            drop(of_batch.backward());
-            self.statistics.map_or(Ok(()), |statistics| statistics.check())?;
+    fn context(&mut self, last: bool) -> Context {
+        self.reducer.prepare_for_backward(self.step, last);
+        let statistics = self.statistics.cloned().map(|shared| shared as Arc<dyn StatisticsReduce>);
+        Context::train_with(statistics, Some(self.reducer.sink()))
+    }
+
+    fn backward(&mut self, _replica: &Replica, loss: Tensor<1>, sum: Option<Tensor<1>>) -> Result<(), Failure> {
+        if let Some(sum) = sum {
+            // If the loss of one rank is not finite, the optimizers of all ranks leave the weights as they are.
+            self.reducer.sum_loss(sum);
         }
+        drop(ops::backward(loss));
+        self.statistics.map_or(Ok(()), |statistics| statistics.check())?;
+        Ok(())
+    }
+
+    fn finish(&mut self, replica: &Replica, forwards: Forwards) -> Result<Passes, Failure> {
+        let Forwards { logits, dropped, .. } = forwards;
         let ReducedGradients { mut gradients, loss, used, .. } =
             self.reducer.finalize_backward(&replica.inner_device())?;
         if self.any(used.contains(&false))? {

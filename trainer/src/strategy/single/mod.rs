@@ -49,7 +49,7 @@ impl Strategy for Single {
     }
 
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
-        graph::finish_step(&mut self.learner, &mut OneProcess)
+        graph::finish_step(&mut self.learner, &mut OneProcess::default())
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {

@@ -21,7 +21,7 @@ pub(super) fn queue_step(
     stop: Option<i32>,
 ) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
-    let queued = graph::queue_step(&mut single.learner, &mut OneProcess, batches, lr, outcome)?;
+    let queued = graph::queue_step(&mut single.learner, &mut OneProcess::default(), batches, lr, outcome)?;
     let Some(batches) = queued else { return Ok(None) };
 
     let replica = &single.learner.replica;

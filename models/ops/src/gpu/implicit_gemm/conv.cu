@@ -31,6 +31,9 @@ struct Pointers {
     Statistics statistics;
     /// With MASKED, see `write_norm_gradient`.
     NormGradientResult gradient_result;
+    /// With RESIDUAL_NORM, see `residual_products`.
+    ResidualNorm residual_norm;
+    NormGradientResult residual_result;
 
     /// Returns the changes of operands whose first channel is `first` of `all`.
     template <class Change> __device__ Change change(int first, int all) const {
@@ -150,16 +153,23 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
 #endif
 #if NORM
     int tile = part * s.tiles[0] + row_tile, tiles = s.tiles[0] * STRIDE_DOWN * STRIDE_ACROSS, runs = (tiles + s.fan - 1) / s.fan;
-    gradient_sums(sums, row, column, p.norm, target, p.parts + (size_t)tile * 2 * all, at, left, all, (float *)memory);
+    float *slot = p.parts + (size_t)tile * SUMS * all;
+    gradient_sums(sums, row, column, p.norm, target, slot, at, left, all, (float *)memory);
+#if RESIDUAL_NORM
+    residual_products(sums, row, column, p.residual_norm, target, slot + 2 * all, at, left, (float *)memory);
+#endif
 #endif
     write(sums, row, column, p.result + group * s.columns, target, (Element *)memory, first_column);
 #if NORM
     u32 *counters = p.counters + (group * s.tiles[1] + column_tile) * (runs + 1);
     merge_parts(tile, tiles, s.fan, counters, (u32 *)memory, [&](int slot, int count, int, int result) {
-        float *to = result == tiles + runs ? p.totals : p.parts + (size_t)result * 2 * all;
-        merge_sums(p.parts + (size_t)slot * 2 * all + at, count, to + at, left, all);
+        float *to = result == tiles + runs ? p.totals : p.parts + (size_t)result * SUMS * all;
+        merge_sums(p.parts + (size_t)slot * SUMS * all + at, count, to + at, left, all);
 #if MASKED
-        if (to == p.totals) write_norm_gradient(p.totals, p.norm, p.gradient_result, at, left, all, s.pixels);
+        if (to == p.totals) write_norm_gradient(to, to + all, p.norm, p.gradient_result, at, left, all, s.pixels);
+#endif
+#if RESIDUAL_NORM
+        if (to == p.totals) write_norm_gradient(to, to + 2 * all, p.residual_norm, p.residual_result, at, left, all, s.pixels);
 #endif
     });
 #endif

@@ -13,7 +13,7 @@ use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
 use crate::gpu::deferred::{Deferred, Vector};
 use crate::gpu::rows::{Rows, aligned};
-use crate::gpu::side_results::{NormGradient, NormOutput, SideResults};
+use crate::gpu::side_results::{NormGradient, NormOutput, ResidualNorm, SideResults};
 
 /// Which gradients are required.
 pub(in crate::gpu) struct Required {
@@ -103,18 +103,19 @@ struct DataGradient<'a> {
 struct DataResult {
     result: Rows,
     totals: Option<CubeTensor>,
-    /// With a masked [`NormOutput`]: its input, and what the kernel has computed.
-    masked: Option<(Rows, NormGradient)>,
+    /// With a masked [`NormOutput`]: the inputs of the batch norms, and what the kernel has computed for each.
+    masked: Vec<(Rows, NormGradient)>,
     /// A gradient that a separate launch adds.
     later: Option<Rows>,
 }
 
 impl DataResult {
     fn finish(self) -> CubeTensor {
-        match (self.masked, self.totals) {
-            (Some((input, values)), _) => NormGradient::keep(&self.result, &input, values),
-            (None, Some(totals)) => SideResults::sums(&self.result, totals),
-            (None, None) => {}
+        if let (true, Some(totals)) = (self.masked.is_empty(), self.totals) {
+            SideResults::sums(&self.result, totals);
+        }
+        for (input, values) in self.masked {
+            NormGradient::keep(&self.result, &input, values);
         }
         match self.later {
             Some(later) => Cube::float_add(later.into_tensor(), self.result.into_tensor()),
@@ -190,28 +191,35 @@ impl<'a> DataGradient<'a> {
                 activation: known(norm.activation).expect("`fits` has accepted the activation"),
                 from_output: norm.from_output,
                 masked: norm.masked,
+                residual: norm.residual.is_some(),
             }),
             norm_gradient: gradient.norm.is_some(),
             ..ConvProduct::new(Pass::DataGradient, tile, grad, channels, options, [[height, width], vectors])
         };
         let mut buffers = vec![grad.tensor().clone(), weight.clone(), result.tensor().clone()];
-        let totals = norm.is_some().then(|| result.of_columns(2));
+        let sums = if norm.as_ref().is_some_and(|norm| norm.residual.is_some()) { 3 } else { 2 };
+        let totals = norm.is_some().then(|| result.of_columns(sums));
         if let Some(totals) = &totals {
             let [_, zeros] = counters(totals);
-            buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
+            buffers.extend([result.of_columns(sums * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
         }
         buffers.extend(addend.map(|addend| addend.tensor().clone()));
-        let masked = norm.as_ref().filter(|norm| norm.masked).map(|norm| {
-            let [weight, bias] = [0; 2].map(|_| result.of_columns(1));
-            (norm.x.clone(), NormGradient { affine: [weight, bias], factors: result.of_columns(3) })
-        });
+        let mut masked = Vec::new();
         if let Some(norm) = norm {
             buffers.push(norm.x.tensor().clone());
             buffers.extend(norm.from_output.then(|| norm.out.tensor().clone()));
             buffers.extend([&norm.mean, &norm.inverse].into_iter().chain(&norm.affine).cloned());
-        }
-        if let Some((_, NormGradient { affine, factors })) = &masked {
-            buffers.extend(affine.iter().chain([factors]).cloned());
+            if norm.masked {
+                let gradient = NormGradient::of(&result);
+                buffers.extend(gradient.tensors());
+                masked.push((norm.x.clone(), gradient));
+            }
+            if let Some(ResidualNorm { x, mean, inverse, weight }) = &norm.residual {
+                let gradient = NormGradient::of(&result);
+                buffers.extend([x.tensor(), mean, inverse, weight].map(CubeTensor::clone));
+                buffers.extend(gradient.tensors());
+                masked.push((x.clone(), gradient));
+            }
         }
         buffers.extend(gradient.buffers());
         let sizes = sizes.of(grad, channels, options, tile, options.groups * classes);

@@ -45,6 +45,7 @@ use self::source::{ConvKernel, ConvProduct, Pass, Sizes, Tile};
 use super::counters::COUNTERS;
 use super::deferred::Deferred;
 use super::rows::Rows;
+use super::traffic;
 use crate::extension::{Activation, ConvOptions};
 
 /// Returns true if the kernel supports the GPU and the options: compute capability 8.0 or higher, f32 or bf16, and not both a
@@ -176,7 +177,10 @@ fn launch(first: Launch, second: Option<Launch>) {
     let (mut arguments, mut sizes) = (KernelArguments::new(), Vec::new());
     for Launch { product, sizes: of_product, buffers } in all {
         assert_eq!(buffers.len(), product.buffers().len(), "the buffers that {product:?} names");
-        arguments = buffers.into_iter().fold(arguments, |all, tensor| all.with_buffer(tensor.handle.binding()));
+        for tensor in buffers {
+            traffic::note(&tensor, tensor.meta.num_elements() * tensor.dtype.size());
+            arguments = arguments.with_buffer(tensor.handle.binding());
+        }
         sizes.push(of_product);
     }
     let blocks = sizes.iter().map(|sizes| sizes.blocks).sum();

@@ -256,22 +256,69 @@ __device__ void gradient_sums(float (&sums)[DOWN][ACROSS][4], int row, int colum
         }
 }
 
-/// Adds up `count` slots [2][columns of all groups].
+/// Number of sums for each column.
+constexpr int SUMS = RESIDUAL_NORM ? 3 : 2;
+
+/// Adds up `count` slots [SUMS][columns of all groups].
 __device__ void merge_sums(const float *slots, int count, float *to, int left, int all) {
     int c = threadIdx.x;
     if (c >= COLUMNS || c >= left) return;
-    float sum = 0.0f, product = 0.0f;
+    float sums[SUMS] = {};
 #pragma unroll 4
-    for (int i = 0; i < count; i++) {
-        sum += __ldcg(slots + (size_t)i * 2 * all + c);
-        product += __ldcg(slots + (size_t)i * 2 * all + all + c);
-    }
-    to[c] = sum, to[all + c] = product;
+    for (int i = 0; i < count; i++)
+#pragma unroll
+        for (int k = 0; k < SUMS; k++) sums[k] += __ldcg(slots + ((size_t)i * SUMS + k) * all + c);
+#pragma unroll
+    for (int k = 0; k < SUMS; k++) to[k * all + c] = sums[k];
 }
 #endif
 
+#if RESIDUAL_NORM
+/// The batch norm whose output was added to that of the batch norm before the convolution: the shortcut of a residual block.
+struct ResidualNorm {
+    /// The batch norm's input, in the layout of the result.
+    const Element *input;
+    /// One value per column.
+    const float *mean, *inverse, *weight;
+};
+
+/// Writes the sums of `g x̂` over the tile's rows, where x̂ is the normalised input of the residual's batch norm. The tile is `g`,
+/// which is the gradient of both terms. A separate loop after `gradient_sums` takes fewer registers than one loop.
+__device__ void residual_products(const float (&sums)[DOWN][ACROSS][4], int row, int column, const ResidualNorm &norm,
+                                  const Target &target, float *to, int first, int left, float *memory) {
+    int lane = threadIdx.x % 32;
+    float product[ACROSS][2] = {};
+#pragma unroll
+    for (int i = 0; i < DOWN * 2; i++) {
+        int at = target(row + i / 2 * 16 + (lane >> 2) + i % 2 * 8);
+        if (at < 0) continue;
+#pragma unroll
+        for (int j = 0; j < ACROSS; j++) {
+            int c = column + j * 8 + (lane & 3) * 2;
+            float2 input = load_pair(norm.input + at + first + c, left - c);
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+                if (c + k < left)
+                    product[j][k] += sums[i / 2][j][i % 2 * 2 + k] *
+                                     (((k ? input.y : input.x) - norm.mean[first + c + k]) * norm.inverse[first + c + k]);
+        }
+    }
+    column_sums(product, row, column, memory);
+    if (row > 0 || lane > 3) return;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = column + j * 8 + lane * 2 + k;
+            if (c < left) to[first + c] = product[j][k];
+        }
+}
+#else
+struct ResidualNorm {};
+#endif
+
 #if MASKED
-/// What the backward pass of the batch norm before a convolution computes from sums.
+/// What the backward pass of a batch norm before a convolution computes from sums.
 struct NormGradientResult {
     /// The gradients of weight and bias.
     float *weight, *bias;
@@ -279,13 +326,14 @@ struct NormGradientResult {
     float *factors;
 };
 
-/// Writes the results from the sums [2][columns of all groups] over `count` rows. Each thread has written the sums of its column
-/// itself.
-__device__ void write_norm_gradient(const float *sums, const Norm &norm, const NormGradientResult &to, int at, int left, int all,
-                                    int count) {
+/// Writes the results of a `Norm` or `ResidualNorm` from sums over `count` rows, [columns of all groups]. Each thread has written the
+/// sums of its column itself.
+template <class OneNorm>
+__device__ void write_norm_gradient(const float *sums, const float *products, const OneNorm &norm, const NormGradientResult &to, int at,
+                                    int left, int all, int count) {
     if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
     int c = at + threadIdx.x;
-    float sum = sums[c], product = sums[all + c], scale = norm.inverse[c] * norm.weight[c];
+    float sum = sums[c], product = products[c], scale = norm.inverse[c] * norm.weight[c];
     to.bias[c] = sum, to.weight[c] = product;
     // The gradient of the input is scale (g - sum / count - x̂ product / count).
     float of_input = -scale * norm.inverse[c] * (product / count);

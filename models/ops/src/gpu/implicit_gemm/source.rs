@@ -80,6 +80,8 @@ pub(super) struct NormSums {
     /// Whether the result is the gradient of the activation's input, not of its output. The kernel then computes everything of the
     /// batch norm's backward pass that needs all rows.
     pub(super) masked: bool,
+    /// Whether the kernel does the same for a second batch norm, whose output was added to that of the first.
+    pub(super) residual: bool,
 }
 
 /// An activation that the kernel can compute, with its derivative: `INPUT_ACTIVATION` of `prologue.cu` and `ACTIVATION` of
@@ -127,6 +129,7 @@ impl ConvProduct {
     pub(super) fn buffers(&self) -> Vec<&'static str> {
         let merges = self.moments || self.split || self.norm.is_some();
         let masked = self.norm.is_some_and(|norm| norm.masked);
+        let residual = self.norm.is_some_and(|norm| norm.residual);
         let named = [
             (true, "images"),
             (true, "other"),
@@ -145,6 +148,13 @@ impl ConvProduct {
             (masked, "gradient_result.weight"),
             (masked, "gradient_result.bias"),
             (masked, "gradient_result.factors"),
+            (residual, "residual_norm.input"),
+            (residual, "residual_norm.mean"),
+            (residual, "residual_norm.inverse"),
+            (residual, "residual_norm.weight"),
+            (residual, "residual_result.weight"),
+            (residual, "residual_result.bias"),
+            (residual, "residual_result.factors"),
             (self.statistics, "statistics.of_batch"),
             (self.statistics, "statistics.weight"),
             (self.statistics, "statistics.bias"),
@@ -198,6 +208,7 @@ impl ConvProduct {
             ("ACTIVATION", norm.map_or(0, |norm| norm.activation as usize)),
             ("FROM_OUTPUT", usize::from(norm.is_some_and(|norm| norm.from_output))),
             ("MASKED", usize::from(norm.is_some_and(|norm| norm.masked))),
+            ("RESIDUAL_NORM", usize::from(norm.is_some_and(|norm| norm.residual))),
         ];
         let mut text = format!("namespace {namespace} {{\n");
         for (name, value) in numbers {
