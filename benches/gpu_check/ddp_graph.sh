@@ -2,12 +2,11 @@
 # Compares runs on several GPUs whose steps are CUDA graphs, with the sums of gradients in them, with the same runs launched kernel
 # by kernel: ddp_graph.sh TRAINER OUT [CALLS]
 #
-# 56 steps (EPOCHS=4) on two and on three ranks (RANKS="2 3") with a changing learning rate, two batches a step, a weight average and clipping; an epoch's
-# last step has fewer images, and three ranks have unequal shares. Weights, optimizer state and weight average must be the same to
-# the bit, also after a resume in the middle. Then a run whose loss is not finite, and a run whose second rank is killed: the other rank
-# must report the killed one. With
-# SLOW=1 also synchronised batch norm with gradients in bf16, whose hundreds of collectives per step take long on the stand-in. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a
-# step are counted.
+# 56 steps (EPOCHS=4) on two and on three ranks (RANKS="2 3") with a changing learning rate, two batches a step, a weight average and
+# clipping; an epoch's last step has fewer images, and three ranks have unequal shares. Weights, optimizer state and weight average must
+# be the same to the bit, also after a resume in the middle. Then a run whose loss is not finite, and a run whose second rank is killed:
+# the other rank must report the killed one. With SLOW=1 also synchronised batch norm with gradients in bf16, whose hundreds of
+# collectives per step take long on the stand-in. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are counted.
 set -euo pipefail
 trainer=${1:?usage: ddp_graph.sh TRAINER OUT [CALLS]}
 out=${2:?usage: ddp_graph.sh TRAINER OUT [CALLS]}
