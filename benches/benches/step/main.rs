@@ -5,7 +5,8 @@
 //! With `--device cuda` (feature `cuda`) the images are on the GPU and augmented there, as in training. The N steps of a round
 //! are queued and waited for once, as in `peers/step.py`'s `best`; forward and backward are times of the host. The step is a CUDA
 //! graph, as in training; `--launches` measures it launched kernel by kernel too, in the same rounds. The first step, which
-//! compiles kernels, is reported separately. `--kernels` shows the GPU's time by kernel.
+//! compiles kernels, is reported separately. `--kernels` shows the GPU's time by kernel, and the bytes
+//! that kernels read and write.
 //! `benches/first_light.sh` runs this and PyTorch and prints one table.
 //!
 //! Random images of the size that each model expects. A round of a model is N steps of ours (forward, backward, SGD with
