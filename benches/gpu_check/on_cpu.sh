@@ -42,7 +42,7 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
     shift 2
     [ "$gpus" != 0 ] || on=()
     echo "== $name"
-    if time CUDA_ON_CPU_GPUS=$gpus timeout 2400 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
+    if time CUDA_ON_CPU_GPUS=$gpus timeout 3600 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
         tail -n 8 "$out/$name.log"
     else
         echo "$name: FAILED ($?), $out/$name.log ends with:"
@@ -54,7 +54,7 @@ step doctor 2 "$programs/trainer" doctor
 # first_light.sh with small runs, whose shapes are those of the other steps: other groups would tune more shapes for minutes. It runs
 # beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`.
 small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
-    EPOCH_CONFIG=configs/quickstart.toml LIMIT=3600 STEP_LIMIT=1200
+    EPOCH_CONFIG=configs/quickstart.toml LIMIT=5400 STEP_LIMIT=1800
     TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
 first_light() {
