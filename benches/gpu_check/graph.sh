@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compares a run on a GPU whose steps are CUDA graphs with the same run launched kernel by kernel: graph.sh TRAINER OUT [CALLS]
 #
-# 56 steps (EPOCHS=4) with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last step has fewer images.
+# 56 steps (EPOCHS=4) with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last step has fewer
+# images.
 # A second network has batch norms and grouped convolutions, and AdamW. Weights, optimizer state, statistics and weight average must
 # be the same to the bit. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are counted.
 set -euo pipefail
