@@ -36,21 +36,29 @@ impl Nvrtc {
         Some(Self { library, folder: tempfile::tempdir().unwrap() })
     }
 
-    /// Compiles a source to PTX for a compute capability, e.g. `sm_80`. `name` is for messages.
+    /// Compiles sources to PTX for an architecture: `compute_80`, or `sm_80` to assemble the PTX too, which takes as long again.
+    /// Each source has a name for messages.
     ///
     /// # Panics
     ///
-    /// With NVRTC's messages, when the source has errors.
-    pub fn compile(&self, name: &str, source: &str, arch: &str) -> String {
-        let file = self.folder.path().join(format!("{arch}-{name}.cu").replace(['/', ' '], "-"));
-        std::fs::write(&file, source).unwrap();
+    /// With NVRTC's messages, when a source has errors.
+    pub fn compile(&self, sources: &[(String, String)], arch: &str) -> Vec<String> {
+        let files: Vec<_> = sources
+            .iter()
+            .map(|(name, source)| {
+                let file = self.folder.path().join(format!("{arch}-{name}.cu").replace(['/', ' '], "-"));
+                std::fs::write(&file, source).unwrap();
+                file
+            })
+            .collect();
         let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).ancestors().find_map(|folder| {
             let script = folder.join("trainer/testing/nvrtc.py");
             script.exists().then_some(script)
         });
         let mut command = Command::new(python());
-        command.arg(script.expect("the repository has nvrtc.py")).args([&self.library, arch]).arg(&file);
-        text(&succeeds(&format!("{name}, {arch}"), &mut command).stdout)
+        command.arg(script.expect("the repository has nvrtc.py")).args([&self.library, arch]).args(&files);
+        succeeds(arch, &mut command);
+        files.iter().map(|file| std::fs::read_to_string(file.with_extension("cu.ptx")).unwrap()).collect()
     }
 }
 

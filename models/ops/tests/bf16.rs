@@ -134,6 +134,14 @@ fn norm(
     batch_norm_train(x[0].clone(), p[0].clone(), p[1].clone(), 1e-5, epilogue, shared, None).output
 }
 
+/// The smallest magnitude of what ReLU gets after a batch norm. ReLU passes the gradient of a value or not, by its sign, and a sum
+/// in f32 may have another sign than in f64 when it is almost zero.
+fn nearest_to_zero(images: &[[usize; 4]], seed: u64) -> f64 {
+    let c = vec![images[0][1]];
+    let (_, all) = results(DType::F64, images, &[c.clone(), c], seed, |x, p| norm(x, p, x.len() == 2, Identity, None));
+    all[0].iter().fold(f64::MAX, |least, value| least.min(value.abs()))
+}
+
 prop_compose! {
     fn dims()(batch in 1..5_usize, channels in prop_oneof![1..9_usize, 14..70_usize], height in 1..9_usize, width in 1..9_usize) -> [usize; 4] {
         [batch, channels, height, width]
@@ -179,6 +187,9 @@ proptest! {
         let (residual, activation) =
             [(false, Identity), (false, Relu), (false, Swish), (true, Identity), (true, Relu), (false, Gelu)][which];
         let images = if residual { vec![dims, dims] } else { vec![dims] };
+        if activation == Relu {
+            prop_assume!(nearest_to_zero(&images, u64::from(seed)) > 1e-5);
+        }
         for shared in [None, Some(Arc::new(Twice) as Arc<dyn StatisticsReduce>)] {
             check("batch norm", &images, &[c.clone(), c.clone()], u64::from(seed), |x, p| {
                 norm(x, p, residual, activation, shared.clone())

@@ -93,11 +93,13 @@ fn kernels() -> Vec<ConvKernel> {
     products.iter().map(|&first| ConvKernel { first, second: None }).chain(pairs).chain(after_blocks).collect()
 }
 
-/// Compiles all kernels for a compute capability and calls `each` with their PTX.
+/// Compiles all kernels for an architecture and calls `each` with their PTX.
 fn compile_all(arch: &str, each: impl Fn(&ConvKernel, &str)) {
     let Some(nvrtc) = Nvrtc::find() else { return };
-    for (index, kernel) in kernels().into_iter().enumerate() {
-        let ptx = nvrtc.compile(&format!("{index}"), &kernel.source(), arch);
+    let kernels = kernels();
+    let sources: Vec<_> =
+        kernels.iter().enumerate().map(|(index, kernel)| (index.to_string(), kernel.source())).collect();
+    for (kernel, ptx) in kernels.iter().zip(nvrtc.compile(&sources, arch)) {
         assert!(ptx.contains(&format!(".entry {}(", kernel.entry_point())), "{kernel:?}");
         // A tile's depth takes two steps.
         let products = kernel
@@ -108,13 +110,13 @@ fn compile_all(arch: &str, each: impl Fn(&ConvKernel, &str)) {
         // 16 bytes past the first cache, or less through it.
         let copies = count(&ptx, "cp.async.cg.shared.global") + count(&ptx, "cp.async.ca.shared.global");
         assert!(copies > 0, "{kernel:?}, {arch}");
-        each(&kernel, &ptx);
+        each(kernel, &ptx);
     }
 }
 
 #[test]
 fn every_convolution_compiles_for_ampere() {
-    compile_all("sm_80", |_, _| {});
+    compile_all("compute_80", |_, _| {});
 }
 
 #[test]
@@ -125,7 +127,7 @@ fn every_convolution_compiles_for_blackwell() {
 #[test]
 fn every_convolution_compiles_for_hopper_without_spilled_registers() {
     let (ptxas, spills) = (Ptxas::find(), RefCell::new(Vec::new()));
-    compile_all("sm_90a", |kernel, ptx| {
+    compile_all("compute_90a", |kernel, ptx| {
         let Some(ptxas) = &ptxas else { return };
         let resources = ptxas.resources(ptx, "sm_90a");
         for ConvProduct { pass, tile, bf16, vectors, statistics, norm_gradient, norm, .. } in kernel.products() {

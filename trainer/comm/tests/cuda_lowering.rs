@@ -13,34 +13,35 @@ use comm::cuda::source::{KernelVariant, PARTS};
 
 use self::nvrtc::{Nvrtc, count};
 
-fn compile(nvrtc: &Nvrtc, variant: &KernelVariant, arch: &str) -> String {
-    nvrtc.compile(&format!("{variant:?}"), &variant.source(), arch)
+fn compile(nvrtc: &Nvrtc, variants: &[KernelVariant], arch: &str) -> Vec<String> {
+    let sources: Vec<_> = variants.iter().map(|variant| (format!("{variant:?}"), variant.source())).collect();
+    nvrtc.compile(&sources, arch)
 }
 
 #[test]
 fn every_kernel_compiles_and_has_its_accesses() {
     let Some(nvrtc) = Nvrtc::find() else { return };
+    let variants: Vec<_> = Kernel::ALL
+        .into_iter()
+        .flat_map(|kernel| WireType::ALL.map(|wire| KernelVariant { kernel, wire, world: 8, parts: 8 }))
+        .collect();
     for arch in ["sm_80", "sm_90"] {
-        for kernel in Kernel::ALL {
-            for wire in WireType::ALL {
-                let variant = KernelVariant { kernel, wire, world: 8, parts: 8 };
-                let ptx = compile(&nvrtc, &variant, arch);
-                let at_least = |instruction: &str, times: usize| {
-                    let found = count(&ptx, instruction);
-                    assert!(found >= times, "{variant:?}, {arch}: {found} {instruction}, not {times}");
-                };
-                assert!(ptx.contains(&format!(".entry {}(", kernel.name())), "{variant:?}");
-                let meetings = if kernel == Kernel::TwoShot { 2 } else { 1 };
-                at_least("st.release.sys.global.u64", meetings);
-                at_least("ld.acquire.sys.global.u64", meetings);
-                // Two for each meeting, one at the beginning.
-                at_least("bar.sync", 2 * meetings + 1);
-                at_least("ld.relaxed.sys.global.u64", meetings + 1);
-                // Packs are read and written in one access.
-                at_least("ld.global.v4", 2);
-                at_least("st.global.v4", 2);
-                assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: past the caches that keep in step");
-            }
+        for (variant, ptx) in variants.iter().zip(compile(&nvrtc, &variants, arch)) {
+            let at_least = |instruction: &str, times: usize| {
+                let found = count(&ptx, instruction);
+                assert!(found >= times, "{variant:?}, {arch}: {found} {instruction}, not {times}");
+            };
+            assert!(ptx.contains(&format!(".entry {}(", variant.kernel.name())), "{variant:?}");
+            let meetings = if variant.kernel == Kernel::TwoShot { 2 } else { 1 };
+            at_least("st.release.sys.global.u64", meetings);
+            at_least("ld.acquire.sys.global.u64", meetings);
+            // Two for each meeting, one at the beginning.
+            at_least("bar.sync", 2 * meetings + 1);
+            at_least("ld.relaxed.sys.global.u64", meetings + 1);
+            // Packs are read and written in one access.
+            at_least("ld.global.v4", 2);
+            at_least("st.global.v4", 2);
+            assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: past the caches that keep in step");
         }
     }
 }
@@ -48,15 +49,14 @@ fn every_kernel_compiles_and_has_its_accesses() {
 #[test]
 fn every_world_and_number_of_tensors_compiles() {
     let Some(nvrtc) = Nvrtc::find() else { return };
-    for world in 2..=8 {
-        compile(&nvrtc, &KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world, parts: 2 }, "sm_90");
-    }
-    for parts in PARTS {
-        compile(&nvrtc, &KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts }, "sm_80");
-    }
-    for kernel in [Kernel::Probe, Kernel::Order] {
-        // cubecl's name for Hopper.
-        let ptx = compile(&nvrtc, &KernelVariant { kernel, wire: WireType::F32, world: 8, parts: 2 }, "sm_90a");
-        assert!(count(&ptx, "st.release.sys") >= 1 && count(&ptx, "ld.acquire.sys") >= 1, "{}", kernel.name());
+    let of_world = |world| KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world, parts: 2 };
+    compile(&nvrtc, &(2..=8).map(of_world).collect::<Vec<_>>(), "sm_90");
+    let of_parts = |parts| KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world: 2, parts };
+    compile(&nvrtc, &PARTS.into_iter().map(of_parts).collect::<Vec<_>>(), "sm_80");
+    let probes =
+        [Kernel::Probe, Kernel::Order].map(|kernel| KernelVariant { kernel, wire: WireType::F32, world: 8, parts: 2 });
+    // cubecl's name for Hopper.
+    for (variant, ptx) in probes.iter().zip(compile(&nvrtc, &probes, "sm_90a")) {
+        assert!(count(&ptx, "st.release.sys") >= 1 && count(&ptx, "ld.acquire.sys") >= 1, "{variant:?}");
     }
 }

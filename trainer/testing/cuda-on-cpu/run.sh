@@ -29,13 +29,20 @@ done
 kept=$target/cuda-on-cpu
 # Programs may run side by side with different NCCLs: none, one without the headers' name (the default), or both names.
 lib=$kept/lib${CUDA_ON_CPU_NCCL:+-$CUDA_ON_CPU_NCCL}
+[ "${CUDA_ON_CPU_NVRTC:-}" != direct ] || lib=$lib-direct
 mkdir -p "$lib" "$kept/modules" "$kept/cache"
 link() { [ "$(readlink "$2")" = "$1" ] || ln -sf "$1" "$2"; }
 link "$(realpath "$library")" "$lib/libcuda.so.1"
 link libcuda.so.1 "$lib/libcuda.so"
 [ "${CUDA_ON_CPU_NCCL:-}" = no ] || link "$(realpath "$library")" "$lib/libnccl.so.2"
 [ "${CUDA_ON_CPU_NCCL:-}" != dev ] || link libnccl.so.2 "$lib/libnccl.so"
-link "$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)" "$lib/libnvrtc.so"
+nvrtc=$(ls "$toolkit"/lib/libnvrtc.so.* | head -1)
+if [ "${CUDA_ON_CPU_NVRTC:-}" = direct ]; then
+    link "$nvrtc" "$lib/libnvrtc.so"
+else
+    link "$(realpath "$library")" "$lib/libnvrtc.so"
+    export CUDA_ON_CPU_NVRTC=${CUDA_ON_CPU_NVRTC:-$nvrtc}
+fi
 export LD_LIBRARY_PATH="$lib:$toolkit/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUDA_PATH=$toolkit
 # Tuning results hold for one compute capability, and for no GPU at all if kernels do nothing.
 idle=

@@ -2,7 +2,7 @@
 //!
 //! [`exports`] has the functions of `libcuda`; the other modules implement them. The stand-in returns what the real driver
 //! returns, errors included, so that a call which a GPU machine would refuse fails here too. [`nccl`] has the functions of
-//! `libnccl`.
+//! `libnccl`, and [`nvrtc`] passes calls of `libnvrtc` on.
 //!
 //! | variable | meaning |
 //! |---|---|
@@ -18,6 +18,7 @@
 //! | `CUDA_ON_CPU_MEMORY` | bytes of memory per GPU; default 4 GiB |
 //! | `CUDA_ON_CPU_CAPABILITY` | compute capability; default 8.0 |
 //! | `CUDA_ON_CPU_NCCL` | `works` (default); `stuck`: `ncclCommInitRank` does not return. For `run.sh`: `no`: the library is missing; `dev`: there is `libnccl.so` beside `libnccl.so.2`, as in NVIDIA's development package |
+//! | `CUDA_ON_CPU_NVRTC` | path of NVIDIA's `libnvrtc`. For `run.sh`: default that of the Python package; `direct`: programs load the package's library, not this one's functions, so that compilation takes its real time |
 //! | `CUDA_ON_CPU_RUN` | `no`: kernels are loaded and launched but not executed, for counting the launches of large networks |
 //! | `CUDA_ON_CPU_FAULT` | `NAME:CODE`: a kernel whose name contains NAME leaves the sticky error CODE, e.g. `conv:700` |
 //! | `CUDA_ON_CPU_SHUFFLE` | a seed: the blocks of a launch start in another order each time, and in other orders in other processes |
@@ -39,6 +40,7 @@ mod machine;
 mod memory;
 pub mod module;
 pub mod nccl;
+pub mod nvrtc;
 mod op;
 pub mod ptx;
 mod stream;
