@@ -1,4 +1,4 @@
-//! `trainer sweep`: combinations, places, failures, interruption and continuation, mistakes.
+//! `trainer sweep`: combinations, slots, failures, interruption and continuation, mistakes.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ fn each_combination_is_a_run_like_any_other() {
     assert_eq!(states(&bench), ["done"; 4]);
     let alone =
         ["--set", "train.epochs=1", "--set", "data.limit_train=64", "--set", "optimizer.lr=0.01", "--seed", "0"];
-    // A run of the sweep has one of two places
+    // A run of the sweep has one of two slots
     let alone = bench.train("alone", &[&alone[..], &["--cpus", "1"]].concat());
     assert_eq!(common::losses(&run_folder(&bench, 3)).len(), 4);
     common::assert_same_curve(
@@ -72,7 +72,7 @@ fn a_run_that_fails_ends_no_other() {
     assert!(printed["runs"][1]["best_top1"].as_f64().unwrap() > 0.0);
 }
 
-/// Two runs of two workers on four places: each has its own cores or threads, its own launcher and its own log.
+/// Two runs of two workers on four slots: each has its own cores or threads, its own launcher and its own log.
 #[test]
 fn an_interrupted_sweep_continues() {
     let bench = Bench::new(CONFIG);
@@ -86,7 +86,7 @@ fn an_interrupted_sweep_continues() {
     };
     wait_until("two runs", || steps(1) > 3 && steps(2) > 3);
     let launchers = children(child.id());
-    assert_eq!(launchers.len(), 2, "the third run waits for places");
+    assert_eq!(launchers.len(), 2, "the third run waits for slots");
     let workers: Vec<u32> = launchers.iter().flat_map(|&launcher| children(launcher)).collect();
     assert_eq!(workers.len(), 4);
     signal(&child, 15);

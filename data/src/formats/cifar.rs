@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::file::{damaged, open, read_error, read_records};
-use super::fit::{Fit, keep};
+use super::padding::{ImagePadding, keep};
 use super::registry::CifarLayout;
 use super::{DatasetInfo, LoadRequest, dataset, locate};
 use crate::{DataError, Dataset, ImageShape, Splits};
@@ -24,13 +24,13 @@ pub(super) fn load(
     dir: &Path,
     request: &LoadRequest,
 ) -> Result<Splits, DataError> {
-    let fit = Fit::padded(info, SHAPE, request.image_size)?;
+    let padding = ImagePadding::padded(info, SHAPE, request.image_size)?;
     let dir = locate(info, dir)?;
     let classes = class_names(info, layout, &dir)?;
     let train: Vec<PathBuf> = layout.train.iter().map(|file| dir.join(file)).collect();
     let read = |files: &[PathBuf], records, limit, option| {
         let count = keep(limit, files.len() * records, option)?;
-        read_split(info, layout, &fit, files, records, count, &dir, &classes)
+        read_split(info, layout, &padding, files, records, count, &dir, &classes)
     };
     Ok(Splits {
         train: read(&train, layout.train_records, request.limit_train, "limit_train")?,
@@ -46,7 +46,7 @@ pub(super) fn load(
 fn read_split(
     info: &DatasetInfo,
     layout: &CifarLayout,
-    fit: &Fit,
+    padding: &ImagePadding,
     files: &[PathBuf],
     records: usize,
     count: usize,
@@ -54,17 +54,17 @@ fn read_split(
     classes: &[String],
 ) -> Result<Dataset, DataError> {
     let record_len = layout.label_bytes.len() + PIXELS;
-    let mut images = fit.allocate(dir, count)?;
+    let mut images = padding.allocate(dir, count)?;
     let mut labels = Vec::with_capacity(count);
     for file in files.iter().take(count.div_ceil(records)) {
         let bytes = read_records(file, records, record_len, &damaged(info.name))?;
         for (index, record) in bytes.chunks_exact(record_len).take(count - labels.len()).enumerate() {
             let (record_labels, pixels) = record.split_at(layout.label_bytes.len());
             labels.push(label(info, layout, file, index, record_labels)?);
-            fit.append(pixels, &mut images);
+            padding.append(pixels, &mut images);
         }
     }
-    Ok(dataset(info, fit, images, labels, classes.to_vec()))
+    Ok(dataset(info, padding, images, labels, classes.to_vec()))
 }
 
 /// Checks the label bytes of a record and returns the last one, which is the label used.
@@ -127,8 +127,8 @@ mod tests {
         let file = dir.path().join("x.bin");
         std::fs::write(&file, bytes).unwrap();
         let classes = class_names(info, layout, dir.path()).unwrap();
-        let fit = Fit::padded(info, SHAPE, None).unwrap();
-        let result = read_split(info, layout, &fit, &[file.clone(), file], records, count, dir.path(), &classes);
+        let padding = ImagePadding::padded(info, SHAPE, None).unwrap();
+        let result = read_split(info, layout, &padding, &[file.clone(), file], records, count, dir.path(), &classes);
         result.map_err(|e| DataError { file: e.file.file_name().unwrap().into(), ..e })
     }
 

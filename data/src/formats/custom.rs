@@ -4,7 +4,7 @@ use std::path::Path;
 
 use parking_lot::RwLock;
 
-use super::fit::{Fit, keep};
+use super::padding::{ImagePadding, keep};
 use super::registry::{DATASETS, DatasetInfo, Format};
 use super::{LoadRequest, dataset};
 use crate::{DataError, Dataset, ImageShape, Splits};
@@ -144,16 +144,16 @@ fn checked(
         let cause = format!("image {image} has label {}, the classes are 0 to {}", labels[image], classes - 1);
         return Err(wrong(cause));
     }
-    let fit = Fit::padded(info, natural, image_size)?;
+    let padding = ImagePadding::padded(info, natural, image_size)?;
     labels.truncate(keep(limit, labels.len(), option)?);
     images.truncate(labels.len() * natural.len());
-    if !fit.is_identity() {
-        let mut padded = fit.allocate(Path::new(""), labels.len())?;
-        images.chunks_exact(natural.len()).for_each(|image| fit.append(image, &mut padded));
+    if !padding.is_identity() {
+        let mut padded = padding.allocate(Path::new(""), labels.len())?;
+        images.chunks_exact(natural.len()).for_each(|image| padding.append(image, &mut padded));
         images = padded;
     }
     let names = info.class_names.iter().map(|&name| name.to_owned()).collect();
-    Ok(dataset(info, &fit, images, labels, names))
+    Ok(dataset(info, &padding, images, labels, names))
 }
 
 #[cfg(test)]

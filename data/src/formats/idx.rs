@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 
 use super::file::{check_length, damaged, open, read_error};
-use super::fit::{Fit, keep};
+use super::padding::{ImagePadding, keep};
 use super::{DatasetInfo, LoadRequest, dataset, locate};
 use crate::{DataError, Dataset, ImageShape, Splits};
 
@@ -225,7 +225,7 @@ pub(super) fn assemble(
     option: &str,
 ) -> Result<Dataset, DataError> {
     let natural = natural_shape(info);
-    let fit = Fit::padded(info, natural, image_size)?;
+    let padding = ImagePadding::padded(info, natural, image_size)?;
     let available = pixels.len() / natural.len();
     if available != labels.len() {
         let cause = format!("holds {} labels, but {} holds {available} images", labels.len(), image_file.display());
@@ -238,16 +238,16 @@ pub(super) fn assemble(
     }
     let count = keep(limit, available, option)?;
     pixels.truncate(count * natural.len());
-    let images = if fit.is_identity() {
+    let images = if padding.is_identity() {
         pixels
     } else {
-        let mut images = fit.allocate(image_file, count)?;
-        pixels.chunks_exact(natural.len()).for_each(|image| fit.append(image, &mut images));
+        let mut images = padding.allocate(image_file, count)?;
+        pixels.chunks_exact(natural.len()).for_each(|image| padding.append(image, &mut images));
         images
     };
     let labels = labels[..count].iter().map(|&label| u16::from(label)).collect();
     let names = info.class_names.iter().map(|&name| name.to_owned()).collect();
-    Ok(dataset(info, &fit, images, labels, names))
+    Ok(dataset(info, &padding, images, labels, names))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use super::fit::Fit;
+use super::padding::ImagePadding;
 use super::{image_folder, metadata};
 use crate::encoded::{ImageFile, Resize, ten_crop_side};
 use crate::{DataError, ImageShape, TEN_CROP};
@@ -47,7 +47,7 @@ pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>)
         pixels = grey(&pixels);
     }
     let mut out = Vec::with_capacity(shape.len());
-    Fit::between(ImageShape { channels: shape.channels, ..colour }, shape).append(&pixels, &mut out);
+    ImagePadding::between(ImageShape { channels: shape.channels, ..colour }, shape).append(&pixels, &mut out);
     Ok(out)
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::fit::{Fit, check_side, keep};
+use super::padding::{ImagePadding, check_side, keep};
 use super::{DatasetInfo, DecodeTime, LoadRequest, dataset};
 use crate::encoded::{ImageFile, Resize};
 use crate::{DataError, Dataset, EncodedImages, ImageShape, LabelSets, Splits};
@@ -43,28 +43,28 @@ pub(super) fn load_splits(
         }
         None => files.train[0].file.size()?,
     };
-    let fit = Fit::exact(ImageShape { channels: 3, height, width });
+    let padding = ImagePadding::exact(ImageShape { channels: 3, height, width });
     let all = [&files.train, &files.val, &files.test];
     let count = all.iter().map(|samples| samples.len()).sum();
     let in_each_epoch = match request.decode {
         DecodeTime::Memory => false,
         DecodeTime::Epoch => true,
-        DecodeTime::BySize(most) => count as u128 * fit.shape().len() as u128 > u128::from(most),
+        DecodeTime::BySize(most) => count as u128 * padding.shape().len() as u128 > u128::from(most),
     };
     // A loader that decodes in each epoch compares each image's size there: reading all headers may take minutes.
     if !in_each_epoch && resize == Resize::None {
-        all.iter().try_for_each(|samples| check_sizes(samples, fit.shape()))?;
-        fit.check_memory(source, count).map_err(or_in_each_epoch)?;
+        all.iter().try_for_each(|samples| check_sizes(samples, padding.shape()))?;
+        padding.check_memory(source, count).map_err(or_in_each_epoch)?;
     }
     let decoded = |samples: Vec<Sample>| match in_each_epoch || request.share {
         true => {
             let labels = samples.iter().map(|sample| sample.label).collect();
             let files = samples.into_iter().map(|sample| sample.file).collect();
-            let encoded = EncodedImages::new(files, resize, fit.shape(), source);
+            let encoded = EncodedImages::new(files, resize, padding.shape(), source);
             let encoded = if in_each_epoch { encoded } else { encoded.for_the_caller() };
-            Ok(Dataset { encoded: Some(encoded), ..dataset(info, &fit, Vec::new(), labels, classes.to_vec()) })
+            Ok(Dataset { encoded: Some(encoded), ..dataset(info, &padding, Vec::new(), labels, classes.to_vec()) })
         }
-        false => decode_all(info, &fit, resize, source, &samples, classes),
+        false => decode_all(info, &padding, resize, source, &samples, classes),
     };
     let split = |samples: Vec<Sample>| -> Result<Dataset, DataError> {
         let multi_label = request.label_delim.is_some();
@@ -146,22 +146,22 @@ fn check_sizes(samples: &[Sample], shape: ImageShape) -> Result<(), DataError> {
 /// Decodes all images of a split.
 fn decode_all(
     info: &DatasetInfo,
-    fit: &Fit,
+    padding: &ImagePadding,
     resize: Resize,
     dir: &Path,
     samples: &[Sample],
     names: &[String],
 ) -> Result<Dataset, DataError> {
-    let mut images = fit.allocate(dir, samples.len()).map_err(or_in_each_epoch)?;
-    images.resize(samples.len() * fit.shape().len(), 0);
+    let mut images = padding.allocate(dir, samples.len()).map_err(or_in_each_epoch)?;
+    images.resize(samples.len() * padding.shape().len(), 0);
     let failed = images
-        .par_chunks_exact_mut(fit.shape().len())
+        .par_chunks_exact_mut(padding.shape().len())
         .zip(samples)
         // Report the first failure in order, so that every run has the same message.
-        .find_map_first(|(out, sample)| sample.file.decode(fit.shape(), resize, |_, _| None, out).err());
+        .find_map_first(|(out, sample)| sample.file.decode(padding.shape(), resize, |_, _| None, out).err());
     if let Some(error) = failed {
         return Err(error);
     }
     let labels = samples.iter().map(|sample| sample.label).collect();
-    Ok(dataset(info, fit, images, labels, names.to_vec()))
+    Ok(dataset(info, padding, images, labels, names.to_vec()))
 }

@@ -7,13 +7,13 @@ mod cifar;
 mod custom;
 mod fashion_mini;
 mod file;
-mod fit;
 mod idx;
 pub mod image_files;
 mod image_folder;
 mod images;
 mod locate;
 mod manifest;
+mod padding;
 mod registry;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -148,7 +148,13 @@ fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, 
 }
 
 /// Makes a split. The readers have checked that the lengths agree.
-fn dataset(info: &DatasetInfo, fit: &fit::Fit, images: Vec<u8>, labels: Vec<u16>, classes: Vec<String>) -> Dataset {
-    let (name, shape) = (info.name.to_owned(), fit.shape());
+fn dataset(
+    info: &DatasetInfo,
+    padding: &padding::ImagePadding,
+    images: Vec<u8>,
+    labels: Vec<u16>,
+    classes: Vec<String>,
+) -> Dataset {
+    let (name, shape) = (info.name.to_owned(), padding.shape());
     Dataset { name, images, shared: None, encoded: None, labels, label_sets: None, shape, classes }
 }

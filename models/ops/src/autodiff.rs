@@ -1,7 +1,6 @@
 //! Autodiff steps of the operations, for every backend that implements [`Kernels`].
 
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::cell::Cell;
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
@@ -12,6 +11,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 
+use crate::accumulate::{accumulate, accumulate_all, is_registered};
 use crate::extension::{
     Activation, ConvKernels, ConvOps, ConvOptions, HeadKernels, HeadOps, Kernels, NormKernels, NormOps, NormOptions,
     PoolOptions, TrainingOps,
@@ -20,66 +20,9 @@ use crate::extension::{
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 thread_local! {
-    /// Nodes whose gradient this thread's steps have recently registered, the newest last.
-    static REGISTERED: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
     /// The node at which this thread's backward pass starts, see [`HeadOps::starts_backward`].
     static ROOT: Cell<Option<NodeId>> = const { Cell::new(None) };
 }
-
-/// Returns true if a step of this thread has registered a gradient for the node, which is then in the table; otherwise one of this
-/// step is expected to follow.
-pub(crate) fn is_registered(node: NodeId) -> bool {
-    /// Exceeds the number of images that are used between two uses of the same image.
-    const RECORDED: usize = 256;
-    REGISTERED.with_borrow_mut(|nodes| {
-        let exists = nodes.contains(&node);
-        if !exists {
-            if nodes.len() == RECORDED {
-                nodes.pop_front();
-            }
-            nodes.push_back(node);
-        }
-        exists
-    })
-}
-
-/// Adds `grad` to the gradient of a parent node, as PyTorch's `AccumulateGrad`.
-///
-/// burn's own sum processes channels-last images pixel by pixel on one thread and returns another memory order, so this
-/// function sums images with the backend's kernel. burn's table of gradients cannot be queried. The function therefore records
-/// the nodes that it has registered a gradient for. burn adds up the gradients of all other nodes: those that are no longer
-/// recorded, and those that got their gradient from a step of burn's.
-///
-/// `consume` removes the node's existing gradient from the table.
-pub(crate) fn accumulate<B: NormKernels>(
-    grads: &mut Gradients,
-    node: NodeId,
-    is_leaf: bool,
-    consume: impl FnOnce(&mut Gradients) -> FloatTensor<B>,
-    grad: FloatTensor<B>,
-) {
-    // A leaf's gradient may be removed during the pass. An inner node's exists until the node's own step.
-    if grad.rank() != 4 || is_leaf {
-        return grads.register::<B>(node, grad);
-    }
-    let grad = if is_registered(node) { B::elementwise_add(consume(grads), grad) } else { grad };
-    grads.register::<B>(node, grad);
-}
-
-/// Calls [`accumulate`] for each parent that needs a gradient, with its gradient in `$found`, if there is one.
-/// burn does not export the parents' type.
-macro_rules! accumulate_all {
-    ($backend:ty, $grads:expr, $parents:expr, $found:expr) => {
-        for (node, grad) in $parents.iter().zip($found) {
-            if let (Some(node), Some(grad)) = (node, Option::<FloatTensor<$backend>>::from(grad)) {
-                let is_leaf = node.parents.is_empty();
-                accumulate::<$backend>($grads, node.id, is_leaf, |grads| grads.consume::<$backend>(node), grad);
-            }
-        }
-    };
-}
-#[cfg(feature = "cuda")]
-pub(crate) use accumulate_all;
 
 /// Parents: input, weight and, if there is a bias, the bias.
 #[derive(Debug)]

@@ -16,7 +16,8 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::autodiff::{ConvStep, accumulate, accumulate_all, is_registered, record};
+use crate::accumulate::{accumulate, accumulate_all, is_registered};
+use crate::autodiff::{ConvStep, record};
 use crate::extension::{Activation, ConvKernels, ConvOptions, RunningStats};
 
 /// A batch norm with the statistics of a batch, whose reader applies it.

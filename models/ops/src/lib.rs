@@ -24,6 +24,7 @@
 
 #![allow(unsafe_code, reason = "kernels: vector instructions, pointer tables, buffers that tasks share")]
 
+mod accumulate;
 mod autodiff;
 mod batch_norm;
 mod cpu;

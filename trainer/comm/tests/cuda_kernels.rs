@@ -165,7 +165,7 @@ fn ranks_that_call_different_things_are_named() {
     }
     ranks.start();
     assert_eq!(ranks.wait(), [true]);
-    let differs = |peer| Fault { peer, kind: fault::DIFFERS, epoch: 1 };
+    let differs = |peer| Fault { peer, kind: fault::DIFFERS, launch_number: 1 };
     assert_eq!(ranks.faults(0), [differs(1)]);
     assert_eq!(ranks.faults(1), [differs(0), differs(2)]);
     assert_eq!(ranks.faults(2), [differs(1)]);
@@ -187,7 +187,7 @@ fn a_rank_that_never_comes_is_named_once() {
     ranks.start();
     assert_eq!(ranks.wait(), [true]);
     for rank in [0, 2] {
-        assert_eq!(ranks.faults(rank), [Fault { peer: 1, kind: fault::MISSING, epoch: 1 }]);
+        assert_eq!(ranks.faults(rank), [Fault { peer: 1, kind: fault::MISSING, launch_number: 1 }]);
     }
     let untouched = f32::from_bits(0xEEEE_EEEE).to_bits();
     assert!(outputs.into_iter().all(|output| ranks.read(output).iter().all(|value| value.to_bits() == untouched)));
@@ -226,7 +226,7 @@ fn an_abort_ends_a_wait() {
     ranks.start();
     ranks.abort(0);
     assert_eq!(ranks.wait(), [true]);
-    assert_eq!(ranks.faults(0), [Fault { peer: 1, kind: fault::ABORTED, epoch: 1 }]);
+    assert_eq!(ranks.faults(0), [Fault { peer: 1, kind: fault::ABORTED, launch_number: 1 }]);
 }
 
 /// A driver may report access that it does not give: the test of access writes to and reads from every peer.

@@ -69,9 +69,10 @@ pub struct Sweep {
     pub fixed: Vec<String>,
     /// The keys with several values.
     pub keys: Vec<String>,
-    /// `cpus:6` or `gpus:4`: kind and number of the places (one place is one worker's cores or GPU) that the runs share.
-    pub places: String,
-    /// Number of places that each run needs: one per worker.
+    /// `cpus:6` or `gpus:4`: kind and number of the slots (one slot is one worker's cores or GPU) that the runs share.
+    #[serde(rename = "places")]
+    pub slots: String,
+    /// Number of slots that each run needs: one per worker.
     pub workers_per_run: usize,
     /// The folder of the data sets, if `--data-dir` names it.
     pub data_dir: Option<String>,
@@ -170,7 +171,7 @@ mod tests {
             config: "c.toml".into(),
             fixed: Vec::new(),
             keys: vec!["optimizer.lr".into(), "data.augment".into()],
-            places: "cpus:2".into(),
+            slots: "cpus:2".into(),
             workers_per_run: 1,
             data_dir: None,
             runs: vec![

@@ -1,4 +1,4 @@
-//! Counters for kernels in which the last block merges the results of all blocks (`finish.cu`, [`is_last_block`]).
+//! Counters for kernels in which the last block merges the results of all blocks (`merge_parts.cu`, [`is_last_block`]).
 
 use std::cell::RefCell;
 

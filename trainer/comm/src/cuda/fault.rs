@@ -13,7 +13,7 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
         faults.iter().filter(|fault| fault.kind == kind).map(name).collect()
     };
     let (missing, differing) = (of(fault::MISSING), of(fault::DIFFERS));
-    let launch = faults.first().map_or(0, |fault| fault.epoch);
+    let launch = faults.first().map_or(0, |fault| fault.launch_number);
     if let Some(first) = differing.first() {
         let text =
             format!("{} and rank {me} make different calls as launch #{launch} on their GPUs", ranks(&differing));
@@ -22,8 +22,10 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
         return Some(error.blame(*first));
     }
     if let Some(fault) = faults.iter().find(|fault| fault.kind == fault::STALLED) {
-        let text =
-            format!("launch #{}: NCCL did not finish a sum within {limit:.1?} (rank {me}'s GPU waits)", fault.epoch);
+        let text = format!(
+            "launch #{}: NCCL did not finish a sum within {limit:.1?} (rank {me}'s GPU waits)",
+            fault.launch_number
+        );
         let error = CommError::new(ErrorKind::Timeout, text);
         return Some(error.hint("another rank is late or gone; NCCL_DEBUG=INFO makes NCCL report more"));
     }

@@ -22,11 +22,11 @@ pub const REDUCED: usize = FILLED + FLAGS;
 pub const BROKEN: usize = REDUCED + FLAGS;
 /// Position of the number of this rank's launches so far. Kernels read and count it, so that launches of a recorded CUDA graph have
 /// numbers too.
-pub const EPOCH: usize = BROKEN + 128;
+pub const LAUNCH_NUMBER: usize = BROKEN + 128;
 /// Position of the number of blocks of the running launch that have ended.
-pub const ENDED: usize = EPOCH + 8;
+pub const ENDED: usize = LAUNCH_NUMBER + 8;
 /// Position of a word per writer, for the test of peer access.
-pub const PROBE: usize = EPOCH + 128;
+pub const PROBE: usize = LAUNCH_NUMBER + 128;
 /// Position of the first slot.
 pub const SLOTS_AT: usize = 64 << 10;
 
@@ -181,14 +181,14 @@ pub struct Fault {
     /// One of the constants in [`fault`].
     pub kind: u64,
     /// Number of the launch.
-    pub epoch: u64,
+    pub launch_number: u64,
 }
 
 impl Fault {
     /// Decodes the words that a rank's kernels have written, one per peer.
     pub fn read(words: &[u64]) -> Vec<Fault> {
         let some = words.iter().enumerate().filter(|(_, word)| **word != 0);
-        some.map(|(peer, word)| Fault { peer, kind: word & 0xff, epoch: word >> 8 }).collect()
+        some.map(|(peer, word)| Fault { peer, kind: word & 0xff, launch_number: word >> 8 }).collect()
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn faults_name_peers() {
         let missing = fault::MISSING | 77 << 8;
-        assert_eq!(Fault::read(&[0, missing, 0]), [Fault { peer: 1, kind: fault::MISSING, epoch: 77 }]);
+        assert_eq!(Fault::read(&[0, missing, 0]), [Fault { peer: 1, kind: fault::MISSING, launch_number: 77 }]);
         assert_eq!(Fault::read(&[0; 8]), []);
     }
 }

@@ -26,15 +26,15 @@
 //! # Windows
 //!
 //! Each rank has a window: a separate allocation (never in cubecl's pool) that the other ranks open over CUDA IPC. A window
-//! holds flags and two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number (the
-//! *epoch*, from 1, the same on all ranks, not related to epochs of training) and uses slot `epoch % 2`. The rank's window has the
-//! number of launches so far: each launch reads it at its start and counts at its end. So a launch in a CUDA graph, whose parameters
-//! are the same in each run, has its own number too, and runs of the graph and other launches can follow each other in any order. In
-//! a launch, a block
+//! holds flags and two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number
+//! (`launch_number`, from 1, the same on all ranks) and uses slot `launch_number % 2`. The rank's window has the number of launches
+//! so far: each launch reads it at its start and counts at its end. So a launch in a CUDA graph, whose parameters are the same in
+//! each run, has its own number too, and runs of the graph and other launches can follow each other in any order. In a launch, a
+//! block
 //!
 //! 1. *packs* its share of the rank's tensors into the rank's own slot: gathered, scaled, cast;
-//! 2. *meets* the same block of all other ranks: it stores `epoch` into its word of each peer's flags `FILLED` (release, system
-//!    scope), and waits until all of its own words are at least `epoch` (acquire, system scope);
+//! 2. *meets* the same block of all other ranks: it stores `launch_number` into its word of each peer's flags `FILLED` (release,
+//!    system scope), and waits until all of its own words are at least `launch_number` (acquire, system scope);
 //! 3. reads the same share of all ranks' slots, sums it in rank order in f32, rounds the sum once to the wire's type, and either
 //!    writes it to the output (one-shot), or
 //! 4. (two-shot) writes the sum of its part into its own slot, meets again at the flags `REDUCED`, and copies all parts from

@@ -137,7 +137,7 @@ impl Nccl {
         super::window::agree(connected, comm)
     }
 
-    /// Enqueues the sum over ranks of `count` elements at `address`, in place. The stream first waits for launch `epoch`'s
+    /// Enqueues the sum over ranks of `count` elements at `address`, in place. The stream first waits for the launch's
     /// signal that the slot is packed, and at the end signals that the slot is summed. `words` is the address of the [`word`]s.
     ///
     /// # Errors
@@ -148,7 +148,7 @@ impl Nccl {
         count: usize,
         wire: WireType,
         words: Address,
-        epoch: u64,
+        launch_number: u64,
     ) -> Result<()> {
         type AllReduce =
             unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
@@ -161,13 +161,13 @@ impl Nccl {
         };
         let word = |index: usize| words + (index * size_of::<u64>()) as Address;
         let call = self.library.get::<AllReduce>("ncclAllReduce")?;
-        self.stream.wait_value(word(word::PACKED), epoch).map_err(|error| self.gpu.failed(&error))?;
+        self.stream.wait_value(word(word::PACKED), launch_number).map_err(|error| self.gpu.failed(&error))?;
         let at = address as *mut c_void;
         // SAFETY: `count` elements of the caller's window, which lives until the group is closed. NCCL accesses them between the
         // two signals, when no kernel does. `wait_value` has made the context current.
         let code = unsafe { call(at, at, count, dtype, SUM, self.comm, self.stream.raw()) };
         self.library.check("ncclAllReduce", code)?;
-        self.stream.write_value(word(word::SUMMED), epoch).map_err(|error| self.gpu.failed(&error))
+        self.stream.write_value(word(word::SUMMED), launch_number).map_err(|error| self.gpu.failed(&error))
     }
 
     /// Returns an error if NCCL has noticed one asynchronously, such as a dead rank. Does not wait.

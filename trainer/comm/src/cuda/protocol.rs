@@ -81,11 +81,11 @@ impl Kernel {
 }
 
 /// Returns the word that a rank writes into the other ranks' flags.
-pub fn flag(epoch: u64, fingerprint: u32) -> u64 {
-    epoch << FINGERPRINT_BITS | u64::from(fingerprint)
+pub fn flag(launch_number: u64, fingerprint: u32) -> u64 {
+    launch_number << FINGERPRINT_BITS | u64::from(fingerprint)
 }
 
-/// The meaning of a flag word for a rank that waits for `epoch`.
+/// The meaning of a flag word for a rank that waits for `launch_number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagState {
     /// The sender has not arrived.
@@ -97,18 +97,18 @@ pub enum FlagState {
 }
 
 /// Decodes a flag word.
-pub fn flag_state(word: u64, epoch: u64, fingerprint: u32) -> FlagState {
+pub fn flag_state(word: u64, launch_number: u64, fingerprint: u32) -> FlagState {
     let there = word >> FINGERPRINT_BITS;
-    match there.cmp(&epoch) {
+    match there.cmp(&launch_number) {
         std::cmp::Ordering::Less => FlagState::NotYet,
-        std::cmp::Ordering::Equal if word != flag(epoch, fingerprint) => FlagState::Differs,
+        std::cmp::Ordering::Equal if word != flag(launch_number, fingerprint) => FlagState::Differs,
         _ => FlagState::Arrived,
     }
 }
 
-/// Returns the slot of launch number `epoch`.
-pub fn slot(epoch: u64) -> u64 {
-    epoch % SLOTS
+/// Returns the slot of launch number `launch_number`.
+pub fn slot(launch_number: u64) -> u64 {
+    launch_number % SLOTS
 }
 
 #[cfg(all(test, not(loom)))]
@@ -117,17 +117,17 @@ mod tests {
 
     #[test]
     fn a_flag_says_where_the_sender_is() {
-        for epoch in [1, 2, 1 << 30, (1 << 43) - 1] {
-            assert_eq!(flag_state(flag(epoch, 7), epoch, 7), FlagState::Arrived);
-            assert_eq!(flag_state(flag(epoch, 7), epoch + 1, 7), FlagState::NotYet);
-            assert_eq!(flag_state(flag(epoch, 7), epoch, 8), FlagState::Differs);
-            assert_eq!(flag_state(flag(epoch + 1, 8), epoch, 7), FlagState::Arrived);
+        for launch_number in [1, 2, 1 << 30, (1 << 43) - 1] {
+            assert_eq!(flag_state(flag(launch_number, 7), launch_number, 7), FlagState::Arrived);
+            assert_eq!(flag_state(flag(launch_number, 7), launch_number + 1, 7), FlagState::NotYet);
+            assert_eq!(flag_state(flag(launch_number, 7), launch_number, 8), FlagState::Differs);
+            assert_eq!(flag_state(flag(launch_number + 1, 8), launch_number, 7), FlagState::Arrived);
         }
         assert_eq!(flag_state(0, 1, 0), FlagState::NotYet, "flags start as zero, launches as one");
     }
 
     #[test]
     fn slots_alternate() {
-        assert!((1..20).all(|epoch| slot(epoch) != slot(epoch + 1) && slot(epoch) == slot(epoch + 2)));
+        assert!((1..20).all(|number| slot(number) != slot(number + 1) && slot(number) == slot(number + 2)));
     }
 }

@@ -41,7 +41,7 @@ pub struct Launch {
     /// The part of the call that this launch handles.
     pub chunk: Chunk,
     /// The launch's number, from 1, if no launch was in a CUDA graph. Kernels count for themselves.
-    pub epoch: u64,
+    pub launch_number: u64,
 }
 
 impl Launch {
@@ -54,7 +54,7 @@ impl Launch {
             }
             _ => (0, params.packs),
         };
-        let slot = SLOTS_AT + (protocol::slot(self.epoch) * params.slot) as usize;
+        let slot = SLOTS_AT + (protocol::slot(self.launch_number) * params.slot) as usize;
         let at = |pack: u32| slot + pack as usize * PACK;
         at(first)..at(last)
     }
@@ -94,13 +94,13 @@ pub fn host_steps(kernel: Kernel, on_host: bool) -> Vec<HostStep> {
 /// Numbers the launches. All ranks have the same numbers, since all ranks make the same calls.
 #[derive(Clone, Debug, Default)]
 pub struct Sequence {
-    epoch: u64,
+    launch_count: u64,
 }
 
 impl Sequence {
     /// Returns the number of launches so far.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
+    pub fn launch_count(&self) -> u64 {
+        self.launch_count
     }
 
     /// Returns the launches of `call`. This rank has source tensors of these `lengths`, and each value is multiplied by `scale`.
@@ -126,7 +126,7 @@ impl Sequence {
             })
             .collect();
         let launch = |chunk: Chunk| {
-            self.epoch += 1;
+            self.launch_count += 1;
             let params = LaunchParams {
                 windows,
                 faults: constants.faults,
@@ -145,7 +145,7 @@ impl Sequence {
                 scale,
                 ends: ends.clone(),
             };
-            Launch { variant, params, blocks: chunk.blocks, chunk, epoch: self.epoch }
+            Launch { variant, params, blocks: chunk.blocks, chunk, launch_number: self.launch_count }
         };
         Some(chunks(call, world, constants.slot).into_iter().map(launch).collect())
     }
@@ -189,11 +189,11 @@ mod tests {
         let second = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
         let jobs: Vec<&LaunchParams> = first.iter().chain(&second).map(|launch| &launch.params).collect();
         let launches = || first.iter().chain(&second);
-        assert_eq!(launches().map(|launch| launch.epoch).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(launches().map(|launch| launch.launch_number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         let slots: Vec<_> = launches().map(|launch| launch.reduced().start / 4096).collect();
         assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
         assert!(jobs.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
-        assert_eq!(sequence.epoch(), 6);
+        assert_eq!(sequence.launch_count(), 6);
         assert!(sequence.launches(&constants(), &call, &[1; 257], 1.0).is_none());
     }
 

@@ -58,7 +58,7 @@ impl KernelVariant {
             ("FILLED", layout::FILLED),
             ("REDUCED", layout::REDUCED),
             ("BROKEN", layout::BROKEN),
-            ("EPOCH", layout::EPOCH),
+            ("LAUNCH_NUMBER", layout::LAUNCH_NUMBER),
             ("ENDED", layout::ENDED),
             ("SLOTS_AT", layout::SLOTS_AT),
             ("SLOTS", SLOTS as usize),

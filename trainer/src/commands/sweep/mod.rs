@@ -1,20 +1,20 @@
 //! `trainer sweep`: trains all combinations of some values, several at a time.
 //!
 //! Each run is a separate process of this program with normal command line flags. A run with several workers has its own
-//! launcher, which supervises the workers. This file only decides when a run starts and on which cores or GPUs ([`places`]),
+//! launcher, which supervises the workers. This file only decides when a run starts and on which cores or GPUs ([`slots`]),
 //! and records its result ([`runs`]).
 
 mod grid;
-mod places;
 mod runs;
+mod slots;
 
 use std::{path::Path, thread};
 
 use clap::Parser;
 
 use self::grid::Grid;
-use self::places::Places;
 use self::runs::Running;
+use self::slots::DeviceSlots;
 use super::{child, print_json};
 use crate::cli::{Cli, Command, SweepArgs};
 use crate::config::ConfigSource;
@@ -46,7 +46,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
             (sweep, Some(source))
         }
     };
-    let mut places = find_places(&sweep)?;
+    let mut slots = find_slots(&sweep)?;
     let out = match &arguments.resume {
         Some(folder) => folder.clone(),
         None => child::folder(arguments.out.as_deref(), "sweep")?,
@@ -60,7 +60,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
         write_atomic(&out.join(CONFIG), source.text.as_bytes())?;
     }
     save(&out, &sweep)?;
-    let stopped = train(&out, &mut sweep, &mut places, &stop)?;
+    let stopped = train(&out, &mut sweep, &mut slots, &stop)?;
     let csv = sweep.csv().map_err(|error| Failure::run(error, "please report this"))?;
     write_atomic(&out.join("sweep.csv"), &csv)?;
     match arguments.json {
@@ -90,13 +90,13 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         (Some(count), _) => ("gpus", count),
         (None, Some(count)) => ("cpus", count),
         (None, None) => {
-            return Err(Failure::usage("nothing says where to train", "say how many places the runs share: --cpus 6"));
+            return Err(Failure::usage("nothing says where to train", "say how many slots the runs share: --cpus 6"));
         }
     };
     if workers == 0 || workers > count {
         return Err(Failure::usage(
             format!(
-                "--workers-per-run {workers}: a run has at least one of the places, of which --{kind} {count} are there"
+                "--workers-per-run {workers}: a run has at least one of the slots, of which --{kind} {count} are there"
             ),
             format!("use a number from 1 to {}", count.max(1)),
         ));
@@ -120,7 +120,7 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         config: config.display().to_string(),
         fixed: grid.fixed,
         keys: grid.keys,
-        places: format!("{kind}:{count}"),
+        slots: format!("{kind}:{count}"),
         workers_per_run: workers,
         data_dir,
         runs: grid.runs.into_iter().enumerate().map(run).collect(),
@@ -137,7 +137,7 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
     Ok((sweep, source))
 }
 
-/// Reads `sweep.json` of the sweep to continue. `--cpus` or `--gpus` replaces the saved places.
+/// Reads `sweep.json` of the sweep to continue. `--cpus` or `--gpus` replaces the saved slots.
 fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
     let path = folder.join(STATE);
     let bytes = read_or_empty(&path)?;
@@ -148,18 +148,18 @@ fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
     let mut sweep: Sweep = serde_json::from_slice(&bytes)
         .map_err(|error| FileError::input(&path, error.to_string(), "the file is damaged: start the sweep again"))?;
     if let Some(count) = arguments.cpus {
-        sweep.places = format!("cpus:{count}");
+        sweep.slots = format!("cpus:{count}");
     }
     if let Some(count) = arguments.gpus {
-        sweep.places = format!("gpus:{count}");
+        sweep.slots = format!("gpus:{count}");
     }
     Ok(sweep)
 }
 
-/// Divides the cores or GPUs of this machine into the places that the runs share.
-fn find_places(sweep: &Sweep) -> Result<Places, Failure> {
-    let damaged = || Failure::usage(format!("{}: no places", sweep.places), "say how many: --cpus 6 or --gpus 4");
-    let (kind, count) = sweep.places.split_once(':').ok_or_else(damaged)?;
+/// Divides the cores or GPUs of this machine into the slots that the runs share.
+fn find_slots(sweep: &Sweep) -> Result<DeviceSlots, Failure> {
+    let damaged = || Failure::usage(format!("{}: no slots", sweep.slots), "say how many: --cpus 6 or --gpus 4");
+    let (kind, count) = sweep.slots.split_once(':').ok_or_else(damaged)?;
     let count = count.parse().map_err(|_| damaged())?;
     if sweep.workers_per_run > count {
         return Err(Failure::usage(
@@ -168,31 +168,31 @@ fn find_places(sweep: &Sweep) -> Result<Places, Failure> {
         ));
     }
     if kind == "cpus" {
-        return Ok(Places::cpus(count));
+        return Ok(DeviceSlots::cpus(count));
     }
     let found = DeviceSet::of(DeviceRequest::Gpus(count))?;
     found.all(&LocalRank { local_world: count, ..LocalRank::ALONE })?;
     match found {
-        DeviceSet::Gpus(gpus) => Ok(Places::gpus(count, gpus.visible.as_deref())),
+        DeviceSet::Gpus(gpus) => Ok(DeviceSlots::gpus(count, gpus.visible.as_deref())),
         DeviceSet::Cpu(_) => Err(damaged()),
     }
 }
 
-/// Starts runs while places are free, until all runs have ended. After a signal, starts no more runs, sends the signal to the
+/// Starts runs while slots are free, until all runs have ended. After a signal, starts no more runs, sends the signal to the
 /// running ones and waits for them. Returns the signal.
-fn train(out: &Path, sweep: &mut Sweep, places: &mut Places, stop: &Stop) -> Result<Option<i32>, Failure> {
+fn train(out: &Path, sweep: &mut Sweep, slots: &mut DeviceSlots, stop: &Stop) -> Result<Option<i32>, Failure> {
     let mut running: Vec<Running> = Vec::new();
     let mut waiting: Vec<usize> =
         (0..sweep.runs.len()).filter(|&index| sweep.runs[index].state != RunState::Done).rev().collect();
     let mut passed_on = false;
     loop {
         while let (None, Some(&index)) = (stop.signal(), waiting.last()) {
-            let Some(own) = places.take(sweep.workers_per_run) else { break };
+            let Some(own) = slots.take(sweep.workers_per_run) else { break };
             waiting.pop();
-            match Running::start(out, sweep, index, own, places) {
+            match Running::start(out, sweep, index, own, slots) {
                 Ok(started) => running.push(started),
                 Err((own, failure)) => {
-                    places.put_back(&own);
+                    slots.put_back(&own);
                     let run = &mut sweep.runs[index];
                     (run.state, run.message) = (RunState::Failed, Some(failure.to_string()));
                 }
@@ -204,7 +204,7 @@ fn train(out: &Path, sweep: &mut Sweep, places: &mut Places, stop: &Stop) -> Res
             match child::ended(&mut one.child)? {
                 None => still.push(one),
                 Some(status) => {
-                    places.put_back(&one.places);
+                    slots.put_back(&one.slots);
                     one.finish(out, sweep, status)?;
                     save(out, sweep)?;
                 }

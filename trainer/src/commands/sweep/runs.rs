@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::CONFIG;
-use super::places::Places;
+use super::slots::DeviceSlots;
 use crate::commands::child;
 use crate::console;
 use crate::failure::Failure;
@@ -20,8 +20,8 @@ use crate::text::{duration, percent};
 /// A run whose process has been started.
 pub(super) struct Running {
     pub(super) child: Child,
-    /// The places of the run.
-    pub(super) places: Vec<usize>,
+    /// The slots of the run.
+    pub(super) slots: Vec<usize>,
     index: usize,
     log: PathBuf,
     since: Instant,
@@ -39,23 +39,23 @@ pub(super) fn arguments(sweep: &Sweep, run: &SweepRun, config: &Path, runs: &Pat
     let own = sweep.keys.iter().zip(&run.values).map(|(key, value)| format!("{key}={value}"));
     words.extend(sweep.fixed.iter().cloned().chain(own).flat_map(|setting| ["--set".into(), setting]));
     words.extend(sweep.data_dir.iter().flat_map(|dir| ["--data-dir".into(), dir.clone()]));
-    let kind = if sweep.places.starts_with("gpus") { "--gpus" } else { "--cpus" };
+    let kind = if sweep.slots.starts_with("gpus") { "--gpus" } else { "--cpus" };
     words.extend([kind.into(), sweep.workers_per_run.to_string()]);
     words
 }
 
 impl Running {
-    /// Starts or resumes run `index` in `places`.
+    /// Starts or resumes run `index` in `slots`.
     ///
     /// # Errors
-    /// A folder cannot be created, or the process cannot be started. The error contains `places`, so that the caller can free
+    /// A folder cannot be created, or the process cannot be started. The error contains `slots`, so that the caller can free
     /// them.
     pub(super) fn start(
         out: &Path,
         sweep: &mut Sweep,
         index: usize,
-        places: Vec<usize>,
-        all: &Places,
+        slots: Vec<usize>,
+        all: &DeviceSlots,
     ) -> Result<Self, (Vec<usize>, Failure)> {
         let started = || {
             let folder = folder(out, &sweep.runs[index]);
@@ -68,16 +68,16 @@ impl Running {
                 Ok(run) => command.arg("train").arg("--resume").arg(run.path()),
                 Err(_) => command.args(arguments(sweep, &sweep.runs[index], &out.join(CONFIG), &folder)),
             };
-            let child = all.start(&places, &mut command, |command| child::start(command, &log))?;
+            let child = all.start(&slots, &mut command, |command| child::start(command, &log))?;
             Ok((child, log))
         };
         match started() {
-            Err(failure) => Err((places, failure)),
+            Err(failure) => Err((slots, failure)),
             Ok((child, log)) => {
                 let run = &mut sweep.runs[index];
                 (run.state, run.message, run.exit_code) = (RunState::Running, None, None);
                 say(sweep, index, "starts");
-                Ok(Self { child, places, index, log, since: Instant::now() })
+                Ok(Self { child, slots, index, log, since: Instant::now() })
             }
         }
     }

@@ -38,13 +38,13 @@ fn get(cell: &UnsafeCell<u64>) -> u64 {
     cell.with(|p| unsafe { *p })
 }
 
-fn device_barrier(me: usize, windows: &[Window], area: FlagSet, epoch: u64) {
+fn device_barrier(me: usize, windows: &[Window], area: FlagSet, launch_number: u64) {
     for window in windows {
-        window.flags[area as usize][me].store(flag(epoch, FINGERPRINT), Ordering::Release);
+        window.flags[area as usize][me].store(flag(launch_number, FINGERPRINT), Ordering::Release);
     }
     for word in &windows[me].flags[area as usize][..windows.len()] {
         loop {
-            match flag_state(word.load(Ordering::Acquire), epoch, FINGERPRINT) {
+            match flag_state(word.load(Ordering::Acquire), launch_number, FINGERPRINT) {
                 FlagState::Arrived => break,
                 FlagState::NotYet => thread::yield_now(),
                 FlagState::Differs => panic!("all call the same"),
@@ -53,21 +53,21 @@ fn device_barrier(me: usize, windows: &[Window], area: FlagSet, epoch: u64) {
     }
 }
 
-/// Returns the value that `rank` writes to part `part` in launch `epoch`.
-fn value(rank: usize, epoch: u64, part: usize) -> u64 {
-    epoch * 100 + part as u64 * 10 + rank as u64
+/// Returns the value that `rank` writes to part `part` in launch `launch_number`.
+fn value(rank: usize, launch_number: u64, part: usize) -> u64 {
+    launch_number * 100 + part as u64 * 10 + rank as u64
 }
 
-fn launch(me: usize, windows: &[Window], kernel: Kernel, epoch: u64, slot: usize) {
+fn launch(me: usize, windows: &[Window], kernel: Kernel, launch_number: u64, slot: usize) {
     let n = windows.len();
     let sum = |part: usize| windows.iter().map(|window| get(&window.slots[slot][part])).sum::<u64>();
-    let want = |part: usize| (0..n).map(|rank| value(rank, epoch, part)).sum::<u64>();
+    let want = |part: usize| (0..n).map(|rank| value(rank, launch_number, part)).sum::<u64>();
     for step in kernel.steps() {
         match (step, kernel) {
             (KernelStep::Pack, _) => {
-                (0..n).for_each(|part| put(&windows[me].slots[slot][part], value(me, epoch, part)))
+                (0..n).for_each(|part| put(&windows[me].slots[slot][part], value(me, launch_number, part)))
             }
-            (KernelStep::Barrier(area), _) => device_barrier(me, windows, *area, epoch),
+            (KernelStep::Barrier(area), _) => device_barrier(me, windows, *area, launch_number),
             (KernelStep::Reduce, Kernel::TwoShot) => put(&windows[me].slots[slot][me], sum(me)),
             (KernelStep::Reduce, Kernel::ReduceScatter) => assert_eq!(sum(me), want(me)),
             (KernelStep::Reduce, _) => (0..n).for_each(|part| assert_eq!(sum(part), want(part))),
@@ -75,7 +75,7 @@ fn launch(me: usize, windows: &[Window], kernel: Kernel, epoch: u64, slot: usize
                 (0..n).for_each(|part| assert_eq!(get(&windows[part].slots[slot][part]), want(part)));
             }
             (KernelStep::Gather, _) => {
-                (0..n).for_each(|rank| assert_eq!(get(&windows[rank].slots[slot][0]), value(rank, epoch, 0)));
+                (0..n).for_each(|rank| assert_eq!(get(&windows[rank].slots[slot][0]), value(rank, launch_number, 0)));
             }
         }
     }
@@ -93,8 +93,8 @@ fn model(
     builder.check(move || {
         let windows: Arc<Vec<Window>> = Arc::new((0..ranks).map(|_| Window::new()).collect());
         let run = move |me: usize, windows: &[Window]| {
-            for (epoch, kernel) in (1..).zip(kernels) {
-                launch(me, windows, *kernel, epoch, slot(epoch) as usize);
+            for (launch_number, kernel) in (1..).zip(kernels) {
+                launch(me, windows, *kernel, launch_number, slot(launch_number) as usize);
             }
         };
         let threads: Vec<_> = (1..ranks)

@@ -75,9 +75,10 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
 #if SPLIT
     size_t step = (size_t)s.groups * s.rows * s.columns;
     write(sums, row, column, p.parts + part * step + to, PieceRows{s, first_row}, memory, first_column);
-    int parts = (s.pixels + s.piece - 1) / s.piece, runs = (parts + s.fan - 1) / s.fan;
+    int parts = (s.pixels + s.piece - 1) / s.piece, runs = runs_of(parts, s.parts_per_merge);
     int tile = (group * s.tiles[1] + column_tile) * s.tiles[0] + row_tile;
-    merge_parts(part, parts, s.fan, p.counters + tile * (runs + 1), (u32 *)memory, [&](int slot, int count, int, int result) {
+    u32 *counters = p.counters + tile * (runs + 1);
+    merge_parts(part, parts, s.parts_per_merge, counters, (u32 *)memory, [&](int slot, int count, int, int result) {
         float *sum = result == parts + runs ? p.result + to : p.parts + result * step + to;
         add_slots(p.parts + slot * step + to, count, step, sum, first_row, first_column, s);
     });
@@ -119,9 +120,9 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
 #endif
     write(sums, row, column, p.result + group * s.columns, Target{s, s.rows, first_row, {0, 0}}, (Element *)memory, first_column);
 #if MOMENTS
-    int runs = (s.tiles[0] + s.fan - 1) / s.fan;
+    int runs = runs_of(s.tiles[0], s.parts_per_merge);
     u32 *counters = p.counters + (group * s.tiles[1] + column_tile) * (runs + 1);
-    merge_parts(row_tile, s.tiles[0], s.fan, counters, (u32 *)memory, [&](int slot, int count, int size, int result) {
+    merge_parts(row_tile, s.tiles[0], s.parts_per_merge, counters, (u32 *)memory, [&](int slot, int count, int size, int result) {
         int first = slot == s.tiles[0] ? 0 : slot * ROWS, rows = min(count * size * ROWS, s.rows - first);
         float *to = result == s.tiles[0] + runs ? p.totals : p.parts + (size_t)result * 2 * all;
         merge_moments(p.parts + (size_t)slot * 2 * all + at, count, size * ROWS, rows, to + at, left, all);
@@ -152,7 +153,8 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     add_images(sums, row, column, p.addend + at, target, left);
 #endif
 #if NORM
-    int tile = part * s.tiles[0] + row_tile, tiles = s.tiles[0] * STRIDE_DOWN * STRIDE_ACROSS, runs = (tiles + s.fan - 1) / s.fan;
+    int tile = part * s.tiles[0] + row_tile, tiles = s.tiles[0] * STRIDE_DOWN * STRIDE_ACROSS;
+    int runs = runs_of(tiles, s.parts_per_merge);
     float *slot = p.parts + (size_t)tile * SUMS * all;
     gradient_sums(sums, row, column, p.norm, target, slot, at, left, all, (float *)memory);
 #if RESIDUAL_NORM
@@ -162,7 +164,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     write(sums, row, column, p.result + group * s.columns, target, (Element *)memory, first_column);
 #if NORM
     u32 *counters = p.counters + (group * s.tiles[1] + column_tile) * (runs + 1);
-    merge_parts(tile, tiles, s.fan, counters, (u32 *)memory, [&](int slot, int count, int, int result) {
+    merge_parts(tile, tiles, s.parts_per_merge, counters, (u32 *)memory, [&](int slot, int count, int, int result) {
         float *to = result == tiles + runs ? p.totals : p.parts + (size_t)result * SUMS * all;
         merge_sums(p.parts + (size_t)slot * SUMS * all + at, count, to + at, left, all);
 #if MASKED

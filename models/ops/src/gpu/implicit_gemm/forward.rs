@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, Pass, Sizes, Tile};
-use super::{Launch, activation_of, fan, launch, narrow, vector};
+use super::{Launch, activation_of, launch, narrow, parts_per_merge, vector};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
 use crate::gpu::deferred::{Deferred, Vector};
@@ -55,14 +55,14 @@ pub(in crate::gpu) fn forward(
     let [parts, tiles] = [rows.div_ceil(tile.rows), columns.div_ceil(tile.columns) * options.groups];
     let Fused { input, statistics } = fused;
     let moments = statistics.is_some() || options.norm_follows && bias.is_none() && !relu;
-    let fan = if moments { fan(parts, tiles) } else { parts };
+    let parts_per_merge = if moments { parts_per_merge(parts, tiles) } else { parts };
     let sizes = Sizes {
         rows: rows as u32,
         columns: columns as u32,
         other_pitch: result.pitch(1) as u32,
         across: Division::by(across),
         down: Division::by(down),
-        fan: fan as u32,
+        parts_per_merge: parts_per_merge as u32,
         epsilon: statistics.map_or(0.0, |statistics| statistics.epsilon),
         momentum: statistics.map_or(0.0, |statistics| statistics.momentum),
         ..Sizes::default()
@@ -85,7 +85,7 @@ pub(in crate::gpu) fn forward(
     let totals = moments.then(|| result.of_columns(2));
     if let Some(totals) = &totals {
         let [zeros, _] = counters(totals);
-        buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
+        buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(parts_per_merge))), totals.clone(), zeros]);
     }
     let of_batch = statistics.map(|statistics| {
         let of_batch = result.of_columns(4);

@@ -8,7 +8,7 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nhwc_to_n
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, NormSums, Pass, Sizes, Tile};
-use super::{Launch, activation_of, fan, known, launch, narrow, vector};
+use super::{Launch, activation_of, known, launch, narrow, parts_per_merge, vector};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
 use crate::gpu::deferred::{Deferred, Vector};
@@ -165,7 +165,11 @@ impl<'a> DataGradient<'a> {
         let channels = outputs / options.groups;
         let classes = options.stride[0] * options.stride[1];
         let parts = rows.div_ceil(tile.rows) * classes;
-        let fan = if norm.is_some() { fan(parts, columns.div_ceil(tile.columns) * options.groups) } else { parts };
+        let parts_per_merge = if norm.is_some() {
+            parts_per_merge(parts, columns.div_ceil(tile.columns) * options.groups)
+        } else {
+            parts
+        };
         let sizes = Sizes {
             rows: rows as u32,
             columns: columns as u32,
@@ -175,7 +179,7 @@ impl<'a> DataGradient<'a> {
             pixels: (batch * in_height * in_width) as u32,
             across: Division::by(across),
             down: Division::by(down),
-            fan: fan as u32,
+            parts_per_merge: parts_per_merge as u32,
             ..Sizes::default()
         };
         let is_aligned = result.is_aligned()
@@ -201,7 +205,11 @@ impl<'a> DataGradient<'a> {
         let totals = norm.is_some().then(|| result.of_columns(sums));
         if let Some(totals) = &totals {
             let [_, zeros] = counters(totals);
-            buffers.extend([result.of_columns(sums * (parts + parts.div_ceil(fan))), totals.clone(), zeros]);
+            buffers.extend([
+                result.of_columns(sums * (parts + parts.div_ceil(parts_per_merge))),
+                totals.clone(),
+                zeros,
+            ]);
         }
         buffers.extend(addend.map(|addend| addend.tensor().clone()));
         let mut masked = Vec::new();
@@ -271,7 +279,7 @@ impl<'a> WeightGradient<'a> {
         let piece = pixels.div_ceil(pieces).next_multiple_of(32);
         let pieces = pixels.div_ceil(piece);
         let split = pieces > 1;
-        let fan = if split { fan(pieces, tiles) } else { 1 };
+        let parts_per_merge = if split { parts_per_merge(pieces, tiles) } else { 1 };
         let sizes = Sizes {
             rows: rows as u32,
             columns: columns as u32,
@@ -280,7 +288,7 @@ impl<'a> WeightGradient<'a> {
             across: Division::by(across),
             down: Division::by(down),
             piece: piece as u32,
-            fan: fan as u32,
+            parts_per_merge: parts_per_merge as u32,
             ..Sizes::default()
         };
         let new = |shape: Shape| {
@@ -299,7 +307,7 @@ impl<'a> WeightGradient<'a> {
         };
         let mut buffers = vec![images.tensor().clone(), grad.tensor().clone(), result.clone()];
         if split {
-            let slots = if pieces > fan { pieces + pieces.div_ceil(fan) } else { pieces };
+            let slots = if pieces > parts_per_merge { pieces + pieces.div_ceil(parts_per_merge) } else { pieces };
             let [zeros, _] = counters(&result);
             buffers.extend([new(Shape::from([slots * outputs * columns])), zeros]);
         }

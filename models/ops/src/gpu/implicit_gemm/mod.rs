@@ -16,7 +16,7 @@
 //! With a stride, only some taps connect an input pixel with output pixels. These taps depend on the pixel's coordinates modulo
 //! the stride, which are the pixel's *class*. Each class is a separate product, so nothing is multiplied by inserted zeros.
 //! Weight gradients have few rows and columns and a long sum. The sum is split into *pieces*, which the last block of each tile
-//! adds in order (`finish.cu`). The gradients of input and weight share one launch.
+//! adds in order (`merge_parts.cu`). The gradients of input and weight share one launch.
 //!
 //! A forward product also computes the moments of its result, which the next batch norm needs. A data gradient adds the gradients
 //! that the input has from other operations, and computes the sums for the batch norm before the convolution (`moments.cu`).
@@ -75,17 +75,17 @@ fn narrow(images: &Rows, channels: usize) -> bool {
     vector(images.dtype(), &[channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 8
 }
 
-/// Returns how many of `parts` parts one block merges (`merge_parts` in `finish.cu`), for `tiles` results. The number is about
+/// Returns how many of `parts` parts one block merges (`merge_parts` in `merge_parts.cu`), for `tiles` results. The number is about
 /// the square root of `parts`, so both levels of merging are about equally long.
-fn fan(parts: usize, tiles: usize) -> usize {
+fn parts_per_merge(parts: usize, tiles: usize) -> usize {
     /// Parts that one block may merge alone.
     const FEW: usize = 8;
-    let mut fan = FEW.max(parts.isqrt());
-    while (parts.div_ceil(fan) + 1) * tiles > COUNTERS {
-        assert!(fan < parts, "{tiles} tiles have more counters than there are");
-        fan *= 2;
+    let mut parts_per_merge = FEW.max(parts.isqrt());
+    while (parts.div_ceil(parts_per_merge) + 1) * tiles > COUNTERS {
+        assert!(parts_per_merge < parts, "{tiles} tiles have more counters than there are");
+        parts_per_merge *= 2;
     }
-    fan
+    parts_per_merge
 }
 
 /// Returns true if the kernel can compute an activation and its derivative.

@@ -36,6 +36,19 @@ __device__ void column_sums(float (&values)[ACROSS][2], int row, int column, flo
         }
     __syncthreads();
 }
+
+/// Writes the values of the tile's columns, of which `left` are inside, after `column_sums`.
+__device__ __forceinline__ void write_columns(const float (&values)[ACROSS][2], int row, int column, float *to, int left) {
+    int lane = threadIdx.x % 32;
+    if (row > 0 || lane > 3) return;
+#pragma unroll
+    for (int j = 0; j < ACROSS; j++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int c = column + j * 8 + lane * 2 + k;
+            if (c < left) to[c] = values[j][k];
+        }
+}
 #endif
 
 #if MOMENTS
@@ -74,14 +87,8 @@ __device__ void write_moments(const float (&sums)[DOWN][ACROSS][4], int row, int
                         squares[j][k] += difference * difference;
                     }
     column_sums(squares, row, column, memory);
-    if (row > 0 || lane > 3) return;
-#pragma unroll
-    for (int j = 0; j < ACROSS; j++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int c = column + j * 8 + lane * 2 + k;
-            if (c < left) to[c] = mean[j][k], to[all + c] = squares[j][k];
-        }
+    write_columns(mean, row, column, to, left);
+    write_columns(squares, row, column, to + all, left);
 }
 
 /// Merges the moments of `count` slots [2][columns of all groups]. Each slot has `size` rows; the last one of all `rows` may have
@@ -246,14 +253,8 @@ __device__ void gradient_sums(float (&sums)[DOWN][ACROSS][4], int row, int colum
     }
     column_sums(sum, row, column, memory);
     column_sums(product, row, column, memory);
-    if (row > 0 || lane > 3) return;
-#pragma unroll
-    for (int j = 0; j < ACROSS; j++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int c = column + j * 8 + lane * 2 + k;
-            if (c < left) to[first + c] = sum[j][k], to[all + first + c] = product[j][k];
-        }
+    write_columns(sum, row, column, to + first, left);
+    write_columns(product, row, column, to + all + first, left);
 }
 
 /// Number of sums for each column.
@@ -304,14 +305,7 @@ __device__ void residual_products(const float (&sums)[DOWN][ACROSS][4], int row,
         }
     }
     column_sums(product, row, column, memory);
-    if (row > 0 || lane > 3) return;
-#pragma unroll
-    for (int j = 0; j < ACROSS; j++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int c = column + j * 8 + lane * 2 + k;
-            if (c < left) to[first + c] = product[j][k];
-        }
+    write_columns(product, row, column, to + first, left);
 }
 #else
 struct ResidualNorm {};

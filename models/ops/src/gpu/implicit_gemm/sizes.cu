@@ -34,7 +34,7 @@ struct Sizes {
     /// Tiles of rows and of columns.
     int tiles[2];
     /// Number of blocks whose parts one block merges, see `merge_parts`.
-    int fan;
+    int parts_per_merge;
     /// Blocks of the product.
     u32 blocks;
     /// With STATISTICS: what is added to the variance, and the weight of this batch in the running statistics.

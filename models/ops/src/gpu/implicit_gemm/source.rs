@@ -220,7 +220,7 @@ impl ConvProduct {
             include_str!("product.cu"),
             include_str!("write.cu"),
             include_str!("moments.cu"),
-            include_str!("finish.cu"),
+            include_str!("merge_parts.cu"),
             include_str!("conv.cu")
         );
         text + "}\n"
@@ -341,7 +341,7 @@ pub(super) struct Sizes {
     pub(super) down: Division,
     pub(super) piece: u32,
     pub(super) tiles: [u32; 2],
-    pub(super) fan: u32,
+    pub(super) parts_per_merge: u32,
     pub(super) blocks: u32,
     pub(super) epsilon: f32,
     pub(super) momentum: f32,

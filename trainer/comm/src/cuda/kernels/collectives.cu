@@ -35,7 +35,7 @@ struct LaunchParams {
 
 struct Shared {
     const float* source[PARTS];
-    u64 epoch;  // number of this launch, from 1; equal on all ranks
+    u64 launch_number;  // number of this launch, from 1; equal on all ranks
     u64 slot;   // position of this launch's slot in a window
     u32 failed;
 };
@@ -172,8 +172,8 @@ FN u64* flag_of(const LaunchParams& params, u32 owner, u32 area, u32 sender) {
 }
 
 FN void fault(const LaunchParams& params, Shared& shared, u32 peer, u64 kind) {
-    store_relaxed((u64*)params.faults + peer, kind | shared.epoch << 8);
-    store_relaxed((u64*)(params.window[params.rank] + BROKEN), shared.epoch);
+    store_relaxed((u64*)params.faults + peer, kind | shared.launch_number << 8);
+    store_relaxed((u64*)(params.window[params.rank] + BROKEN), shared.launch_number);
     raise(&shared.failed);
 }
 
@@ -182,15 +182,15 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
     __syncthreads();
     if (threadIdx.x < WORLD) {
         const u32 peer = threadIdx.x;
-        store_release(flag_of(params, peer, area, params.rank), shared.epoch << FINGERPRINT_BITS | params.fingerprint);
+        store_release(flag_of(params, peer, area, params.rank), shared.launch_number << FINGERPRINT_BITS | params.fingerprint);
         const u64* flag = flag_of(params, params.rank, area, peer);
         const u64 start = nanoseconds();
         for (u32 turn = 1;; ++turn) {
             const u64 seen = load_acquire(flag);
-            if (seen >> FINGERPRINT_BITS >= shared.epoch) {
+            if (seen >> FINGERPRINT_BITS >= shared.launch_number) {
                 // A peer that is ahead has seen this rank's call and compared it.
                 const bool same = (seen & ((1u << FINGERPRINT_BITS) - 1)) == params.fingerprint;
-                if (seen >> FINGERPRINT_BITS == shared.epoch && !same) fault(params, shared, peer, FAULT_DIFFERS);
+                if (seen >> FINGERPRINT_BITS == shared.launch_number && !same) fault(params, shared, peer, FAULT_DIFFERS);
                 break;
             }
             if (turn % 256 == 0) {
@@ -199,7 +199,7 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
                     break;
                 }
                 // If this whole machine was stopped meanwhile, the flag may have arrived: check once more before the fault.
-                if (nanoseconds() - start > params.limit && load_acquire(flag) >> FINGERPRINT_BITS < shared.epoch) {
+                if (nanoseconds() - start > params.limit && load_acquire(flag) >> FINGERPRINT_BITS < shared.launch_number) {
                     fault(params, shared, peer, FAULT_MISSING);
                     break;
                 }
@@ -218,12 +218,12 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
 FN bool begin(const LaunchParams& params, Shared& shared) {
     if (threadIdx.x == 0) {
         const u64 own = params.window[params.rank];
-        const u64 epoch = load_relaxed((const u64*)(own + EPOCH)) + 1;
-        shared.epoch = epoch;
-        shared.slot = SLOTS_AT + epoch % SLOTS * params.slot;
+        const u64 launch_number = load_relaxed((const u64*)(own + LAUNCH_NUMBER)) + 1;
+        shared.launch_number = launch_number;
+        shared.slot = SLOTS_AT + launch_number % SLOTS * params.slot;
         shared.failed = 0;
         const u64 broken = load_relaxed((const u64*)(own + BROKEN));
-        if (broken != 0 && broken < epoch) raise(&shared.failed);
+        if (broken != 0 && broken < launch_number) raise(&shared.failed);
     }
     __syncthreads();
     return !is_raised(&shared.failed);
@@ -237,7 +237,7 @@ FN void count_launch(const LaunchParams& params, const Shared& shared) {
     u32* ended = (u32*)(own + ENDED);
     if (add(ended, 1) + 1 != gridDim.x) return;
     store_relaxed((u64*)ended, 0);
-    store_relaxed((u64*)(own + EPOCH), shared.epoch);
+    store_relaxed((u64*)(own + LAUNCH_NUMBER), shared.launch_number);
 }
 
 // Fills packs [begin, end) of this rank's slot from elements `first` to `end_of_source` of the tensors. Pack `begin` starts with
@@ -373,16 +373,16 @@ FN void order_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin(params, shared)) return;
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     u64* words = (u64*)params.abort;
-    if (params.phases & PHASE_PACK) store_release(words + WORD_PACKED, shared.epoch);
+    if (params.phases & PHASE_PACK) store_release(words + WORD_PACKED, shared.launch_number);
     if (params.phases & PHASE_GATHER) {
         const u64 start = nanoseconds();
-        for (u32 turn = 1; load_acquire(words + WORD_SUMMED) < shared.epoch; ++turn) {
+        for (u32 turn = 1; load_acquire(words + WORD_SUMMED) < shared.launch_number; ++turn) {
             if (turn % 256 != 0) continue;
             if (load_relaxed(words) != 0) {
                 fault(params, shared, params.rank, FAULT_ABORTED);
                 break;
             }
-            if (nanoseconds() - start > params.limit && load_acquire(words + WORD_SUMMED) < shared.epoch) {
+            if (nanoseconds() - start > params.limit && load_acquire(words + WORD_SUMMED) < shared.launch_number) {
                 fault(params, shared, params.rank, FAULT_STALLED);
                 break;
             }

@@ -15,20 +15,23 @@ __device__ __forceinline__ bool is_last(u32 *counter, u32 count, u32 *arrived) {
     return *arrived == count - 1;
 }
 
+/// Returns the number of runs of `per_merge` parts, the last of which may be shorter.
+__device__ __forceinline__ int runs_of(int parts, int per_merge) { return (parts + per_merge - 1) / per_merge; }
+
 /// Merges the parts of `parts` blocks; this block has written `part`. There are two levels, because one block alone would read
-/// for too long: the last block of each run of `fan` blocks merges the run's parts, and the last of these blocks merges the runs.
-/// The order of sums is fixed, so the result does not depend on which block is last.
+/// for too long: the last block of each run of `per_merge` blocks merges the run's parts, and the last of these blocks merges the
+/// runs. The order of sums is fixed, so the result does not depend on which block is last.
 ///
 /// `merge(slot, count, size, to)` merges `count` slots from `slot` on, each of `size` parts, to the slot `to`. Slots are
 /// numbered: all parts, then one slot per run, then the result. `counters` has one counter per run and one more. `word` is in
 /// shared memory.
-template <class Merge> __device__ __forceinline__ void merge_parts(int part, int parts, int fan, u32 *counters, u32 *word,
-                                                                      Merge merge) {
-    int runs = (parts + fan - 1) / fan, run = part / fan, inside = min(fan, parts - run * fan);
+template <class Merge> __device__ __forceinline__ void merge_parts(int part, int parts, int per_merge, u32 *counters,
+                                                                      u32 *word, Merge merge) {
+    int runs = runs_of(parts, per_merge), run = part / per_merge, inside = min(per_merge, parts - run * per_merge);
     if (!is_last(counters + run, inside, word)) return;
-    merge(run * fan, inside, 1, runs == 1 ? parts + runs : parts + run);
+    merge(run * per_merge, inside, 1, runs == 1 ? parts + runs : parts + run);
     if (runs == 1 || !is_last(counters + runs, runs, word)) return;
-    merge(parts, runs, fan, parts + runs);
+    merge(parts, runs, per_merge, parts + runs);
 }
 
 #if PASS == WEIGHT_GRADIENT

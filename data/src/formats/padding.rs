@@ -9,12 +9,12 @@ use crate::{DataError, ImageShape};
 
 /// Natural and padded shape of the images of a data set.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Fit {
+pub(super) struct ImagePadding {
     natural: ImageShape,
     padded: ImageShape,
 }
 
-impl Fit {
+impl ImagePadding {
     /// Pads images of shape `natural` with zeros to a square of `image_size`, if that is given.
     pub(super) fn padded(
         info: &DatasetInfo,
@@ -139,9 +139,9 @@ mod tests {
     #[test]
     fn pads_around_the_centre() {
         let shape = ImageShape { channels: 2, height: 2, width: 2 };
-        let fit = Fit::padded(metadata("mnist").unwrap(), shape, Some(5)).unwrap();
+        let padding = ImagePadding::padded(metadata("mnist").unwrap(), shape, Some(5)).unwrap();
         let mut out = vec![9];
-        fit.append(&[1, 2, 3, 4, 5, 6, 7, 8], &mut out);
+        padding.append(&[1, 2, 3, 4, 5, 6, 7, 8], &mut out);
         #[rustfmt::skip]
         assert_eq!(out, [9,
             0, 0, 0, 0, 0,  0, 1, 2, 0, 0,  0, 3, 4, 0, 0,  0, 0, 0, 0, 0,  0, 0, 0, 0, 0,
@@ -153,11 +153,11 @@ mod tests {
     fn refuses_what_cannot_be() {
         let info = metadata("mnist").unwrap();
         let shape = ImageShape { channels: 1, height: 28, width: 28 };
-        let error = Fit::padded(info, shape, Some(27)).unwrap_err();
+        let error = ImagePadding::padded(info, shape, Some(27)).unwrap_err();
         assert_eq!(error.cause, "image_size 27 is smaller than the 1x28x28 images of `mnist`");
-        assert!(Fit::padded(info, shape, Some(0)).is_err());
-        assert!(Fit::padded(info, shape, Some(usize::MAX)).is_err());
-        let huge = Fit::exact(ImageShape { channels: 3, height: MAX_SIDE, width: MAX_SIDE });
+        assert!(ImagePadding::padded(info, shape, Some(0)).is_err());
+        assert!(ImagePadding::padded(info, shape, Some(usize::MAX)).is_err());
+        let huge = ImagePadding::exact(ImageShape { channels: 3, height: MAX_SIDE, width: MAX_SIDE });
         let error = huge.allocate(Path::new("data"), 10_000_000).unwrap_err();
         assert!(
             error.cause.contains("need 7500000.0 GiB of memory, ") && error.cause.ends_with(" are available"),
