@@ -171,5 +171,6 @@ fn the_readme_is_short_and_its_test_command_is_the_one_of_ci() {
         .map(|line| line.split('#').next().unwrap_or_default().trim())
         .find(|line| line.starts_with("cargo test"));
     let command = command.expect("README names the test command");
-    assert!(read(&root().join(".ci/run")).lines().any(|line| line == command), "`{command}` is not in .ci/run");
+    let line = format!("part {command}");
+    assert!(read(&root().join(".ci/run")).lines().any(|found| found == line), "`{line}` is not in .ci/run");
 }

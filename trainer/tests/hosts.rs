@@ -160,7 +160,8 @@ fn everything_ends_together() {
     job.hosts.net.cable("down");
     let mut said = String::new();
     let mut err = std::io::BufReader::new(child.stderr.take().expect("a pipe"));
-    while !said.contains("no answer from node 1 for 3 s") {
+    // The launcher and rank 0 have the same timeout. Which of them ends the job depends on the machine's load.
+    while !["node", "rank"].iter().any(|peer| said.contains(&format!("no answer from {peer} 1 for 3 s"))) {
         assert!(std::io::BufRead::read_line(&mut err, &mut said).expect("a line") > 0, "{said}");
     }
     job.hosts.net.cable("up");

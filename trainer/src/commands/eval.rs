@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use data::{
-    SplitOptions, TEN_CROP,
+    Dataset, SplitOptions, TEN_CROP,
     formats::{self, DecodeTime, LoadRequest},
     loader::{Loader, LoaderConfig, OnError},
 };
@@ -18,11 +18,12 @@ use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{ReplacedImages, checkpoint, eval_record};
 use crate::failure::Failure;
-use crate::report::confusion::confusion_table;
+use crate::report::confusion::{Confusion, confusion_table};
 use crate::report::{AveragePrecision, RunFolder};
 use crate::run::memory::{self, MemoryUse};
 use crate::run::{by_class, plan};
 use crate::signals::Stop;
+use crate::snapshot::EvalRecord;
 use crate::strategy::Replica;
 use crate::text::thousands;
 use crate::weights::{self, WeightFile, WeightTarget};
@@ -78,66 +79,26 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         (None, Some(model), Some(weights)) => of_file(model, weights, arguments)?,
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
-    let multi_label = subject.data.label_delim.is_some();
-    if multi_label && arguments.tta.is_some() {
+    if subject.is_multi_label() && arguments.tta.is_some() {
         let hint = "leave --tta out: images with several classes are evaluated as they are";
         return Err(Failure::usage("--tta needs one class per image", hint));
     }
-    let splits = formats::load(&subject.data)?;
-    let facts = plan::dataset_facts(&subject.data.name, &splits);
-    let test = splits.test;
-    let (shape, class_names, images) = (test.shape, test.classes.clone(), test.len());
-    check_channels("--mean", arguments.mean.as_ref(), shape.channels, f32::MIN)?;
-    check_channels("--std", arguments.std.as_ref(), shape.channels, f32::MIN_POSITIVE)?;
-    let spec =
-        Spec { num_classes: class_names.len(), in_channels: shape.channels, image_size: [shape.height, shape.width] };
-    let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
-    if let Some(cause) =
-        memory::refusal(&subject.model, &spec, MemoryUse::Evaluation).filter(|_| selected.gpu.is_none())
-    {
-        return Err(Failure::usage(cause, memory::HINT));
-    }
-    let network = models::build(&subject.model, &spec, 0, &selected.device())
-        .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
-    let target =
-        WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
-    let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
-    let tta = Views::of(arguments.tta.as_deref());
-    let loader = Loader::new(
-        Arc::new(test),
-        LoaderConfig {
-            global_batch: if tta == Views::TenCrop {
-                arguments.batch_size.div_ceil(TEN_CROP)
-            } else {
-                arguments.batch_size
-            },
-            ten_crop: tta == Views::TenCrop,
-            shuffle: false,
-            exact: true,
-            mean: subject.mean.unwrap_or(facts.mean),
-            std: subject.std.unwrap_or(facts.std),
-            on_error: subject.on_error,
-            workers: rayon::current_num_threads(),
-            ..LoaderConfig::default()
-        },
-    )
-    .map_err(ten_crop_failure)?;
-    let replica = Replica::new(network, selected.device(), spec.num_classes, 0.0, 0);
-    let replica = replica.with_tta(tta.on_device()).of_multi_label(multi_label);
+    let (test, loader) = test_images(&subject, arguments)?;
+    let (replica, origin) = load_network(&subject, &test, arguments)?;
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
     let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
     let counts = replica.evaluate(&replica.inference(), &mut batches, &stop)?;
     drop(batches);
     if let Some(signal) = stop.signal() {
-        return Err(stopped(signal, counts.samples, images));
+        return Err(stopped(signal, counts.samples, test.len()));
     }
     let record = eval_record(&counts);
-    let (confusion, average_precision) = by_class(class_names, counts);
+    let (confusion, average_precision) = by_class(test.classes.clone(), counts);
     if arguments.json {
         return super::print_json(&Report {
             top1: record.top1,
-            top5: (!multi_label).then_some(record.top5),
+            top5: (!subject.is_multi_label()).then_some(record.top5),
             loss: record.loss,
             correct: record.correct,
             total: record.total,
@@ -148,35 +109,91 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             replaced_images: replaced.count(),
         });
     }
-    if let Some(precision) = average_precision {
-        console::print(format_args!(
-            "{} ({origin}) on {}: mAP {:.2} %, loss {:.4}, all classes of {} of {} images right\n\n{}",
-            subject.model,
-            subject.data.name,
-            record.mean_average_precision.unwrap_or(f64::NAN),
-            record.loss,
-            thousands(record.correct),
-            thousands(record.total),
-            precision.table()
-        ));
-        return Ok(());
+    let title = format!("{} ({origin}) on {}", subject.model, subject.data.name);
+    match average_precision {
+        Some(precision) => print_precisions(&title, &record, &precision),
+        None => print_accuracy(&title, &record, views(arguments), confusion.as_ref()),
     }
+    Ok(())
+}
+
+impl Subject {
+    /// Returns whether an image may have several classes.
+    fn is_multi_label(&self) -> bool {
+        self.data.label_delim.is_some()
+    }
+}
+
+fn views(arguments: &EvalArgs) -> Views {
+    Views::of(arguments.tta.as_deref())
+}
+
+/// Opens the test images, and the loader that prepares them.
+fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>, Loader), Failure> {
+    let splits = formats::load(&subject.data)?;
+    let facts = plan::dataset_facts(&subject.data.name, &splits);
+    let test = Arc::new(splits.test);
+    check_channels("--mean", arguments.mean.as_ref(), test.shape.channels, f32::MIN)?;
+    check_channels("--std", arguments.std.as_ref(), test.shape.channels, f32::MIN_POSITIVE)?;
+    let ten_crop = views(arguments) == Views::TenCrop;
+    let config = LoaderConfig {
+        global_batch: if ten_crop { arguments.batch_size.div_ceil(TEN_CROP) } else { arguments.batch_size },
+        ten_crop,
+        shuffle: false,
+        exact: true,
+        mean: subject.mean.clone().unwrap_or(facts.mean),
+        std: subject.std.clone().unwrap_or(facts.std),
+        on_error: subject.on_error,
+        workers: rayon::current_num_threads(),
+        ..LoaderConfig::default()
+    };
+    Ok((test.clone(), Loader::new(test, config).map_err(ten_crop_failure)?))
+}
+
+/// Builds the network with the subject's weights on the best device. Returns it with the origin of the weights.
+fn load_network(subject: &Subject, test: &Dataset, arguments: &EvalArgs) -> Result<(Replica, String), Failure> {
+    let image_size = [test.shape.height, test.shape.width];
+    let spec = Spec { num_classes: test.classes.len(), in_channels: test.shape.channels, image_size };
+    let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
+    let refusal = memory::refusal(&subject.model, &spec, MemoryUse::Evaluation);
+    if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
+        return Err(Failure::usage(cause, memory::HINT));
+    }
+    let network = models::build(&subject.model, &spec, 0, &selected.device())
+        .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
+    let target =
+        WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
+    let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
+    let replica = Replica::new(network, selected.device(), spec.num_classes, 0.0, 0);
+    Ok((replica.with_tta(views(arguments).on_device()).of_multi_label(subject.is_multi_label()), origin))
+}
+
+/// Prints the result for images of several classes.
+fn print_precisions(title: &str, record: &EvalRecord, precision: &AveragePrecision) {
+    console::print(format_args!(
+        "{title}: mAP {:.2} %, loss {:.4}, all classes of {} of {} images right\n\n{}",
+        record.mean_average_precision.unwrap_or(f64::NAN),
+        record.loss,
+        thousands(record.correct),
+        thousands(record.total),
+        precision.table()
+    ));
+}
+
+/// Prints the result for images of one class.
+fn print_accuracy(title: &str, record: &EvalRecord, views: Views, confusion: Option<&Confusion>) {
     let balanced =
         record.imbalance().map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
-    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with {tta} top-1 {top1:.2} %"));
+    let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with {views} top-1 {top1:.2} %"));
     console::print(format_args!(
-        "{} ({}) on {}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{balanced}{tta}\n\n",
-        subject.model,
-        origin,
-        subject.data.name,
+        "{title}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{balanced}{tta}\n\n",
         record.top1,
         record.top5,
         record.loss,
         thousands(record.correct),
         thousands(record.total)
     ));
-    console::print(confusion.as_ref().map(confusion_table).unwrap_or_default());
-    Ok(())
+    console::print(confusion.map(confusion_table).unwrap_or_default());
 }
 
 /// Returns the error for an evaluation that a signal stopped.
