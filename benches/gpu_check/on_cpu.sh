@@ -72,7 +72,8 @@ case $features in *mpi*)
 esac
 # Without TF32's rounding, whole networks are as near to the CPU as f32 is.
 CUDA_ON_CPU_TF32=exact step exact 1 "$programs/gpu_check" --networks lenet --near 1e-5 --ranks 1
-step matrix 3 "$programs/gpu_check" --ranks 2,3 --sizes 1,1023,70001 --rounds 1
+# first_light.sh does the same for two ranks.
+step matrix 3 "$programs/gpu_check" --ranks 3 --sizes 1,1023,70001 --rounds 1
 step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 # Sums over NCCL follow each other without a wait of the host.
 rm -f "$out"/*.calls
@@ -83,7 +84,7 @@ queued=$(awk '/ncclAllReduce\(/ { if (++sums[$1] > most) most = sums[$1] }
 CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 \
     --ms 10
 # Every call that may wait for the GPU does: the ranks must not wait for each other in a circle.
-CUDA_ON_CPU_WAITS=all step strict 2 "$programs/gpu_check" --ranks 2 --sizes 1,70001 --rounds 1
+CUDA_ON_CPU_WAITS=all step strict 3 "$programs/gpu_check" --ranks 3 --sizes 1,70001 --rounds 1
 # In one process: two would compile and tune the same kernels at the same time.
 step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
@@ -92,7 +93,7 @@ step resume 1 benches/gpu_check/resume.sh "$programs/trainer" "$out/resume"
 CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
 CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 IMAGES=116 step ddp-graph 3 benches/gpu_check/ddp_graph.sh \
     "$programs/trainer" "$out/ddp-graph" "$out/ddp-graph.calls"
-step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2 --steps 8
+step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2 --steps 6
 CUDA_ON_CPU_WAITS=all step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" \
     --epochs 1 --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set parallel.bucket_mb=0.05
 CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \

@@ -27,7 +27,7 @@ timeout_s = 1400
 [data]
 name = "fashion-mini"
 augment = ["crop", "flip"]
-limit_test = 200
+limit_test = 72
 "#;
 
 /// Runs the training and returns the loss of each step.
