@@ -16,9 +16,9 @@ use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
 /// Identifies the memory of a tensor while the tensor exists: an id that is never used twice, and an offset.
-pub(super) type Place = [u64; 2];
+pub(super) type MemoryId = [u64; 2];
 
-pub(super) fn place(tensor: &CubeTensor) -> Place {
+pub(super) fn memory_id(tensor: &CubeTensor) -> MemoryId {
     let id = tensor.handle.memory.clone().binding().id();
     [id.value as u64, tensor.handle.offset_start.unwrap_or(0)]
 }
@@ -34,9 +34,9 @@ struct Bf16Copy {
 
 #[derive(Default)]
 struct Copies {
-    all: BTreeMap<Place, Bf16Copy>,
+    all: BTreeMap<MemoryId, Bf16Copy>,
     /// Weights that were rounded and have no copy.
-    rounded: BTreeSet<Place>,
+    rounded: BTreeSet<MemoryId>,
 }
 
 thread_local! {
@@ -49,7 +49,7 @@ pub(super) fn cast(weight: CubeTensor, dtype: DType) -> CubeTensor {
         return weight;
     }
     if (weight.dtype, dtype) == (DType::F32, DType::BF16) {
-        let at = place(&weight);
+        let at = memory_id(&weight);
         let found = COPIES.with_borrow_mut(|copies| {
             let found = copies.all.get(&at).filter(|found| same_length(&found.weight, &weight));
             if found.is_none() {
@@ -75,7 +75,7 @@ fn same_length(one: &CubeTensor, other: &CubeTensor) -> bool {
 
 /// Takes out the copy of a flat f32 weight, for writing. Allocates a copy if the weight was rounded and has none.
 pub(super) fn take(weight: &CubeTensor) -> Option<CubeTensor> {
-    let at = place(weight);
+    let at = memory_id(weight);
     let (found, rounded) = COPIES.with_borrow_mut(|copies| (copies.all.remove(&at), copies.rounded.remove(&at)));
     let new = || {
         let shape = weight.meta.shape().clone();
@@ -90,7 +90,7 @@ pub(super) fn take(weight: &CubeTensor) -> Option<CubeTensor> {
 
 /// Keeps the copy of a weight that was just written.
 pub(super) fn keep(weight: &CubeTensor, copy: CubeTensor) {
-    COPIES.with_borrow_mut(|copies| copies.all.insert(place(weight), Bf16Copy { weight: weight.clone(), copy }));
+    COPIES.with_borrow_mut(|copies| copies.all.insert(memory_id(weight), Bf16Copy { weight: weight.clone(), copy }));
 }
 
 /// Drops the entries whose weight no other tensor shares any more.
@@ -99,6 +99,6 @@ pub(super) fn tidy() {
 }
 
 /// Returns the memory of all copies, in the order of their weights' memory.
-pub(crate) fn places() -> Vec<Place> {
-    COPIES.with_borrow(|copies| copies.all.values().map(|copied| place(&copied.copy)).collect())
+pub(crate) fn memory_ids() -> Vec<MemoryId> {
+    COPIES.with_borrow(|copies| copies.all.values().map(|copied| memory_id(&copied.copy)).collect())
 }

@@ -12,7 +12,7 @@ use cubecl::prelude::Client;
 use cubecl::server::CopyDescriptor;
 use parking_lot::Mutex;
 
-use super::copies::place;
+use super::copies::memory_id;
 use super::update::cube;
 
 /// A recorded graph.
@@ -111,5 +111,5 @@ impl Values {
 
 /// See [`address`](crate::graph::address).
 pub(crate) fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
-    cube(tensor).as_ref().map(place)
+    cube(tensor).as_ref().map(memory_id)
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_cubecl::tensor::CubeTensor;
 
-use super::copies::{Place, place};
+use super::copies::{MemoryId, memory_id};
 use super::implicit_gemm::knows;
 use super::rows::{Rows, aligned};
 use crate::extension::Activation;
@@ -46,7 +46,7 @@ fn push<T>(kept: &mut Vec<T>, most: usize, new: T) {
 
 fn same(one: &CubeTensor, other: &CubeTensor) -> bool {
     one.device == other.device
-        && place(one) == place(other)
+        && memory_id(one) == memory_id(other)
         && one.dtype == other.dtype
         && one.meta.shape() == other.meta.shape()
         && one.meta.strides() == other.meta.strides()
@@ -92,13 +92,13 @@ pub(super) struct NormGradient {
 #[derive(Debug)]
 struct KeptGradient {
     of: CubeTensor,
-    input: Place,
+    input: MemoryId,
     values: NormGradient,
 }
 
 impl KeptGradient {
     fn is(&self, gradient: &Rows, input: &Rows) -> bool {
-        self.input == place(input.tensor()) && same(&self.of, gradient.tensor())
+        self.input == memory_id(input.tensor()) && same(&self.of, gradient.tensor())
     }
 }
 
@@ -115,7 +115,7 @@ impl NormGradient {
 
     /// Keeps the values for a gradient of the normalised values. `input` is the batch norm's input.
     pub(super) fn keep(gradient: &Rows, input: &Rows, values: Self) {
-        let new = KeptGradient { of: gradient.tensor().clone(), input: place(input.tensor()), values };
+        let new = KeptGradient { of: gradient.tensor().clone(), input: memory_id(input.tensor()), values };
         GRADIENTS.with_borrow_mut(|all| push(all, KEPT_GRADIENTS, new));
     }
 

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
-use super::copies::{Place, place};
+use super::copies::{MemoryId, memory_id};
 use super::counters::COUNTERS;
 use crate::traffic::Traffic;
 
@@ -16,7 +16,7 @@ use crate::traffic::Traffic;
 #[derive(Default)]
 struct Count {
     /// Bytes of the arguments of the next launch.
-    arguments: BTreeMap<Place, usize>,
+    arguments: BTreeMap<MemoryId, usize>,
     traffic: Traffic,
 }
 
@@ -32,7 +32,7 @@ pub(super) fn note(tensor: &CubeTensor, bytes: usize) {
     }
     COUNT.with_borrow_mut(|count| {
         if let Some(Count { arguments, .. }) = count {
-            let known = arguments.entry(place(tensor)).or_default();
+            let known = arguments.entry(memory_id(tensor)).or_default();
             *known = bytes.max(*known);
         }
     });
