@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Compares a run on a GPU whose steps are CUDA graphs with the same run launched kernel by kernel: graph.sh TRAINER OUT [CALLS]
 #
-# 56 steps (EPOCHS=4) with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last step has fewer
-# images.
-# A second network has batch norms and grouped convolutions, and AdamW. Weights, optimizer state, statistics and weight average must
-# be the same to the bit. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are counted.
+# 56 steps (EPOCHS=4, IMAGES=212) with a changing learning rate, two batches a step, a weight average and clipping; an epoch's last
+# step has fewer images. A second network has batch norms and grouped convolutions, and AdamW. Weights, optimizer state, statistics
+# and weight average must be the same to the bit. CALLS is the stand-in's log (CUDA_ON_CPU_LOG): with it, the calls of a step are
+# counted.
 set -euo pipefail
 trainer=${1:?usage: graph.sh TRAINER OUT [CALLS]}
 out=${2:?usage: graph.sh TRAINER OUT [CALLS]}
@@ -18,7 +18,7 @@ name = "lenet"
 [data]
 name = "fashion-mini"
 augment = ["crop", "flip"]
-limit_train = 212
+limit_train = ${IMAGES:-212}
 limit_test = 32
 [train]
 epochs = ${EPOCHS:-4}

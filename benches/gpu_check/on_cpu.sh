@@ -90,7 +90,7 @@ step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --ru
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
 step resume 1 benches/gpu_check/resume.sh "$programs/trainer" "$out/resume"
 # Blocks in another order in each launch: the last block of a reduction is another one, and the bits are the same.
-CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
+CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 IMAGES=164 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
 CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 IMAGES=116 step ddp-graph 3 benches/gpu_check/ddp_graph.sh \
     "$programs/trainer" "$out/ddp-graph" "$out/ddp-graph.calls"
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2 --steps 6

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! first full step         launched kernel by kernel: compiles kernels, makes the optimizer's state
-//! next step of this kind  launched kernel by kernel, on inputs in fixed memory: allocates the memory that the recording needs
-//! next step of this kind  recorded, then launched as a graph
+//! next step of this kind  launched kernel by kernel, on inputs in fixed memory: allocates the inputs, and memory for the step
+//! next step of this kind  launched kernel by kernel, exactly as recorded: allocates the rest of the memory
+//! next step of this kind  recorded, which may not allocate, then launched as a graph
 //! all further such steps  collected, then launched as graphs, several at once
 //! other steps             launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
@@ -66,8 +67,10 @@ pub(super) enum Phase {
     Off,
     /// Waits for two consecutive steps of one kind. Holds the kind of the last step.
     Waits(Option<Kind>),
-    /// One step of this kind has run on these inputs. The next step of this kind will be recorded.
+    /// One step of this kind has run on these inputs. The next step of this kind is the rehearsal of the recording.
     Prepared(Kind, Box<Inputs>),
+    /// Two steps of this kind have run on these inputs. The next step of this kind will be recorded.
+    Rehearsed(Kind, Box<Inputs>),
     /// Steps of this kind are launched as a graph.
     Recorded(Kind, Box<Recorded>),
 }
@@ -141,7 +144,7 @@ impl StepGraph {
 
     /// Drops the graph, since the training state moves to other memory on `device`.
     pub fn forget(&mut self, device: &Device) {
-        if let Phase::Prepared(..) = self.phase {
+        if let Phase::Prepared(..) | Phase::Rehearsed(..) = self.phase {
             graph::cancel(device);
         }
         if !matches!(self.phase, Phase::Off) {
@@ -176,6 +179,9 @@ pub(super) fn queue_step(
             learner.prepare(ranks, kind, &batches, lr, weight)?;
         }
         Phase::Prepared(prepared, inputs) if prepared == kind => {
+            learner.rehearse(ranks, kind, inputs, &batches, lr, weight)?;
+        }
+        Phase::Rehearsed(rehearsed, inputs) if rehearsed == kind => {
             let words = inputs.words(learner, &batches, lr);
             let recorded = learner.record(ranks, inputs, &batches, lr, weight)?;
             learner.graph.phase = Phase::Recorded(kind, recorded);

@@ -171,8 +171,7 @@ fn flat(logits: Tensor<2>) -> Tensor<1> {
 }
 
 impl Learner {
-    /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed. The next step of this kind can then be
-    /// recorded.
+    /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed.
     pub(super) fn prepare(
         &mut self,
         ranks: &mut dyn GraphRanks,
@@ -206,6 +205,33 @@ impl Learner {
         }
         if dropped {
             graph.stop("the network's dropout is drawn on the host");
+        }
+        Ok(())
+    }
+
+    /// Runs a step kernel by kernel, with the same calls as [`Self::record`]. The feed is in memory that the step before has used for
+    /// other tensors, so this step may need more memory, and a recording may not allocate.
+    pub(super) fn rehearse(
+        &mut self,
+        ranks: &mut dyn GraphRanks,
+        kind: Kind,
+        mut inputs: Box<Inputs>,
+        batches: &[Batch],
+        lr: f64,
+        weight: f64,
+    ) -> Result<(), Failure> {
+        let before = self.addresses()?;
+        let feed = inputs.feed().0.clone();
+        feed.write(inputs.words(self, batches, lr));
+        feed.take_inputs();
+        let (outputs, _) = self.run(ranks, &mut inputs, batches, lr, weight)?;
+        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
+        self.graph.readings.push_back((feed.read(1), 1));
+        let moved = ranks.any(self.addresses()? != before)?;
+        self.graph.phase = Phase::Rehearsed(kind.clone(), inputs);
+        if moved {
+            self.graph.forget(&self.replica.inner_device());
+            self.graph.moved(kind);
         }
         Ok(())
     }
