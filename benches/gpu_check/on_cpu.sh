@@ -72,7 +72,7 @@ case $features in *mpi*)
 esac
 # Without TF32's rounding, whole networks are as near to the CPU as f32 is.
 CUDA_ON_CPU_TF32=exact step exact 1 "$programs/gpu_check" --networks lenet --near 1e-5 --ranks 1
-# first_light.sh does the same for two ranks.
+# Two ranks: in first_light.sh, and long arrays in the step `strict`.
 step matrix 3 "$programs/gpu_check" --ranks 3 --sizes 1,1023,70001 --rounds 1
 step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 # Sums over NCCL follow each other without a wait of the host.
@@ -84,7 +84,7 @@ queued=$(awk '/ncclAllReduce\(/ { if (++sums[$1] > most) most = sums[$1] }
 CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 \
     --ms 10
 # Every call that may wait for the GPU does: the ranks must not wait for each other in a circle.
-CUDA_ON_CPU_WAITS=all step strict 3 "$programs/gpu_check" --ranks 3 --sizes 1,70001 --rounds 1
+CUDA_ON_CPU_WAITS=all step strict 2 "$programs/gpu_check" --ranks 2 --sizes 1,70001 --rounds 1
 # In one process: two would compile and tune the same kernels at the same time.
 step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
     --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
