@@ -78,7 +78,7 @@ impl Case {
 
 /// Cases with rows of channels that are multiples of 16, 8 and 4 bytes, and others; with one and several tiles of each size,
 /// full and partial; with the windows, strides, paddings and groups of the networks.
-const CASES: [Case; 35] = [
+const CASES: [Case; 42] = [
     Case::new([3, 3, 9, 7], 64, [3, 3], 1, 1),
     Case::new([2, 3, 17, 15], 24, [7, 7], 2, 3),
     // ReLU's gradient jumps where rounding changes a sign: no output of this case is that near zero.
@@ -117,8 +117,16 @@ const CASES: [Case; 35] = [
     Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::BeforeTwo(Activation::Relu, false)),
     Case::new([24, 8, 32, 32], 128, [1, 1], 1, 0).norm(Norm::BeforeTwo(Activation::Identity, false)),
     Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::BeforeOther(Activation::Relu, false)),
-    // Without tensor cores, hence without statistics of the convolution.
+    // Narrow groups, several of which are one product: all full; the last product with fewer groups; few channels; more channels on one
+    // side; chunks of 16 bytes that are not inside a group.
     Case::new([4, 32, 8, 8], 32, [3, 3], 1, 1).groups(4).norm(Norm::Next),
+    Case::new([3, 152, 6, 7], 152, [3, 3], 2, 1).groups(19).norm(Norm::Next),
+    Case::new([2, 56, 9, 8], 56, [3, 3], 1, 1).groups(7).norm(Norm::Before(Activation::Relu, false)),
+    Case::new([2, 96, 5, 5], 96, [3, 3], 2, 1).groups(32).norm(Norm::Before(Activation::Relu, true)),
+    Case::new([2, 21, 7, 6], 14, [3, 2], 1, 1).groups(7).bias(false),
+    Case::new([2, 24, 6, 6], 120, [3, 3], 1, 2).groups(12).dilation(2),
+    Case::new([12, 128, 16, 16], 128, [3, 3], 1, 1).groups(32),
+    Case::new([2, 68, 4, 4], 34, [1, 1], 1, 0).groups(17).bias(true),
 ];
 
 /// Returns the output and the gradients of image, weight and bias. The CPU computes in f32 with the numbers that `dtype` has.

@@ -84,7 +84,7 @@ impl Block {
 
 /// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile or
 /// of 16 bytes.
-const BLOCKS: [Block; 22] = [
+const BLOCKS: [Block; 25] = [
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Convolution),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Norm),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Sum),
@@ -107,8 +107,11 @@ const BLOCKS: [Block; 22] = [
     Block::new([4, 64, 8, 8], [64, 128], [3, 3], 2, End::ProjectionMean),
     Block::new([3, 24, 9, 7], [40, 24], [1, 3], 2, End::NormMean),
     Block::new([2, 24, 4, 4], [40, 72], [1, 1], 1, End::NormMean).activation(Activation::Swish),
-    // Without tensor cores: few channels in a group.
-    Block::new([2, 32, 8, 8], [32, 32], [1, 3], 1, End::Norm).groups(4).fused([true, false]),
+    // Several narrow groups in a product; the last product with fewer; products that are not a multiple of 16 bytes.
+    Block::new([2, 32, 8, 8], [32, 32], [1, 3], 1, End::Norm).groups(4),
+    Block::new([2, 24, 7, 9], [152, 152], [1, 3], 1, End::ProjectionReader).groups(19),
+    Block::new([2, 16, 8, 8], [96, 96], [1, 3], 1, End::Norm).groups(32).activation(Activation::Swish),
+    Block::new([2, 16, 6, 6], [168, 168], [1, 3], 1, End::Norm).groups(8).fused([true, false]),
     // Rows that are not a multiple of 16 bytes.
     Block::new([2, 16, 8, 8], [33, 24], [1, 3], 1, End::Norm).fused([false, true]),
     // The kernels do not compute GELU.

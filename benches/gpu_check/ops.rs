@@ -151,31 +151,34 @@ fn cases<'a>() -> Vec<Case<'a>> {
         cases.push(("ReLU".into(), [3, 6, 5, 7], dtype, Box::new(|x: &Inputs| vec![flat(relu(x.image.clone()))])));
     }
     // The weights of a convolution are the first numbers of the other image.
-    let conv = |outputs: usize, groups: usize, kernel: usize, stride: usize, relu: bool| {
+    let conv = |outputs: usize, groups: usize, kernel: usize, stride: usize, dilation: usize, relu: bool| {
         move |x: &Inputs| {
             let [_, planes, _, _] = x.image.dims();
             let shape = [outputs, planes / groups, kernel, kernel];
             let weight = flat(x.other.clone()).slice(0..shape.iter().product()).reshape(shape);
             let bias = relu.then(|| x.bias.clone().slice(0..outputs).cast(x.image.dtype()));
-            let padding = [kernel / 2; 2];
-            let options = ConvOptions { stride: [stride; 2], padding, dilation: [1, 1], groups, norm_follows: false };
+            let padding = [kernel / 2 * dilation; 2];
+            let dilation = [dilation; 2];
+            let options = ConvOptions { stride: [stride; 2], padding, dilation, groups, norm_follows: false };
             vec![flat(conv2d(x.image.clone(), weight, bias, options, relu))]
         }
     };
-    for (shape, dtype, [outputs, groups, kernel, stride], relu) in [
-        ([2, 24, 8, 8], DType::F32, [24, 24, 3, 1], false),
-        ([3, 36, 7, 5], DType::F32, [36, 36, 5, 2], true),
-        ([2, 6, 8, 8], DType::F32, [6, 6, 3, 2], false),
-        ([2, 24, 8, 8], DType::F32, [24, 3, 3, 1], false),
-        ([2, 24, 7, 9], DType::F32, [16, 8, 3, 2], true),
-        ([2, 24, 8, 8], DType::F32, [12, 4, 1, 1], false),
-        ([2, 24, 8, 8], DType::BF16, [24, 24, 3, 1], false),
-        ([2, 24, 8, 8], DType::BF16, [24, 3, 3, 2], false),
-        ([2, 80, 4, 4], DType::F32, [40, 2, 1, 1], true),
+    // Depthwise convolutions, and those with a stride and a dilation, are not on tensor cores.
+    for (shape, dtype, [outputs, groups, kernel, stride, dilation], relu) in [
+        ([2, 24, 8, 8], DType::F32, [24, 24, 3, 1, 1], false),
+        ([3, 36, 7, 5], DType::F32, [36, 36, 5, 2, 1], true),
+        ([2, 6, 8, 8], DType::F32, [6, 6, 3, 2, 1], false),
+        ([2, 24, 8, 8], DType::F32, [24, 3, 3, 2, 2], false),
+        ([2, 24, 7, 9], DType::F32, [16, 8, 3, 2, 3], true),
+        ([2, 24, 8, 8], DType::F32, [12, 4, 1, 2, 2], false),
+        ([2, 24, 8, 8], DType::BF16, [24, 24, 3, 1, 1], false),
+        ([2, 24, 8, 8], DType::BF16, [24, 3, 3, 2, 2], false),
+        ([2, 80, 4, 4], DType::F32, [40, 2, 1, 2, 2], true),
     ] {
         let kind = if shape[1] / groups > 32 { WIDE } else { "convolution" };
-        let name = format!("{kind} {kernel}x{kernel}/{stride}, {groups} groups{}", if relu { ", ReLU" } else { "" });
-        cases.push((name, shape, dtype, Box::new(conv(outputs, groups, kernel, stride, relu))));
+        let with = if relu { ", ReLU" } else { "" };
+        let name = format!("{kind} {kernel}x{kernel}/{stride}, {groups} groups, dilation {dilation}{with}");
+        cases.push((name, shape, dtype, Box::new(conv(outputs, groups, kernel, stride, dilation, relu))));
     }
     let side = |x: &Inputs| vec![flat(swish(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
     cases.push(("side by side".into(), [2, 12, 4, 4], DType::F32, Box::new(side)));
@@ -189,7 +192,7 @@ fn cases<'a>() -> Vec<Case<'a>> {
 /// Prints one line per case. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
-    println!("{:40} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "apart", "limit");
+    println!("{:48} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "apart", "limit");
     let mut well = true;
     for case in cases() {
         let (name, shape, dtype, _) = &case;
@@ -213,7 +216,7 @@ pub fn run() -> Result<bool, String> {
         let right = most <= limit;
         well &= right;
         let mark = if right { "" } else { "  WRONG" };
-        println!("{name:40} {:>18} {:>6} {most:9.1e} {limit:9.0e}{mark}", format!("{shape:?}"), dtype.name());
+        println!("{name:48} {:>18} {:>6} {most:9.1e} {limit:9.0e}{mark}", format!("{shape:?}"), dtype.name());
     }
     Ok(well)
 }

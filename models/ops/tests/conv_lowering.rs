@@ -34,6 +34,7 @@ fn products() -> Vec<ConvProduct> {
                 window: [window; 2],
                 stride: [stride; 2],
                 dilation: [1, 1],
+                diagonal: None,
                 vectors: [windows, other, if pass == Pass::WeightGradient { 2 } else { other }],
                 bias: false,
                 relu: false,
@@ -57,6 +58,16 @@ fn products() -> Vec<ConvProduct> {
             }
             // Few channels: 8 bytes are one access of the larger tiles, less than that of the small one.
             products.push(product(Tile::choose(1 << 17, 64, 1, false), 3, 1, [longest / 2; 2]));
+            // Several narrow groups.
+            let narrow = ConvProduct {
+                diagonal: Some([8, 8]),
+                ..product(Tile::choose(1 << 17, 64, 1, false), 3, 2, [longest; 2])
+            };
+            let odd = ConvProduct {
+                diagonal: Some([3, 3]),
+                ..product(Tile::choose(1 << 17, 48, 1, true), 3, 1, [longest, 1])
+            };
+            products.extend([narrow, fused(narrow), ConvProduct { vectors: [longest, 1, 1], ..odd }]);
             let first = product(Tile::choose(1 << 17, 64, 1, true), 7, 2, [1, longest]);
             products.push(ConvProduct { norm_gradient: pass == Pass::WeightGradient, ..first });
         }

@@ -186,16 +186,11 @@ impl Learner {
         let mut inputs = Inputs::new(on_device, &device);
         let before = self.addresses()?;
         let (outputs, dropped) = self.run(ranks, &mut inputs, batches, lr, weight)?;
-        // These values only set the size of the feed and are used in the trial run below. `run` has already used the step's
-        // inputs.
+        // This step's inputs, which `run` has used already. The feed counts its runs from here on.
         let words = inputs.words(self, batches, lr);
         let steps = ranks.least(Inputs::steps(words.len()))?;
-        let feed = inputs.make_feed(&outputs, steps);
-        // Run the feed's kernels once before they are recorded. The inputs may be overwritten, since the step has been queued.
-        feed.write(words);
-        feed.take_inputs();
-        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
-        self.graph.readings.push_back((feed.read(1), 1));
+        inputs.make_feed(&outputs, steps).write(words);
+        self.keep_results(&inputs, &outputs);
         let moved = ranks.any(dropped || self.addresses()? != before)?;
         let graph = &mut self.graph;
         graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
@@ -225,8 +220,7 @@ impl Learner {
         feed.write(inputs.words(self, batches, lr));
         feed.take_inputs();
         let (outputs, _) = self.run(ranks, &mut inputs, batches, lr, weight)?;
-        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
-        self.graph.readings.push_back((feed.read(1), 1));
+        self.keep_results(&inputs, &outputs);
         let moved = ranks.any(self.addresses()? != before)?;
         self.graph.phase = Phase::Rehearsed(kind.clone(), inputs);
         if moved {
@@ -234,6 +228,13 @@ impl Learner {
             self.graph.moved(kind);
         }
         Ok(())
+    }
+
+    /// Queues the copies of a step's results, behind a step that was launched kernel by kernel.
+    fn keep_results(&mut self, inputs: &Inputs, outputs: &Outputs) {
+        let (feed, _) = inputs.feed();
+        feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
+        self.graph.readings.push_back((feed.read(1), 1));
     }
 
     /// Records a step. Its kernels do not run.

@@ -1,5 +1,5 @@
-//! Convolutions on a GPU. [`implicit_gemm`] computes most of them on tensor cores. Groups with few channels have custom kernels
-//! without tensor cores. On older GPUs, ungrouped convolutions and wide groups run burn's kernels.
+//! Convolutions on a GPU. [`implicit_gemm`] computes all but depthwise ones on tensor cores. Depthwise convolutions and, on older GPUs,
+//! groups with few channels have custom kernels without tensor cores. On older GPUs, all others run burn's kernels.
 //!
 //! burn has no kernel for the weight gradient of a grouped convolution. It runs group by group, with about six launches each:
 //! thousands of launches in a training step of RegNet. For depthwise convolutions, burn uses few threads, each of which adds up
@@ -48,10 +48,9 @@ pub struct SavedConv {
     input_norm: Option<Deferred>,
 }
 
-/// Returns true for a convolution that [`implicit_gemm`] computes: all but those with few channels in a group. `channels` are the
-/// input's in a group.
-pub(super) fn on_tensor_cores(input: &CubeTensor, channels: usize, options: &ConvOptions) -> bool {
-    (options.groups == 1 || channels > NARROW)
+/// Returns true for a convolution that [`implicit_gemm`] computes: all but depthwise ones. `weight`: `[out, in / groups, height, width]`.
+pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
+    (options.groups == 1 || !direct::is_depthwise(weight, options))
         && GpuConv::chosen() != GpuConv::Burn
         && implicit_gemm::supports(input, options)
 }
@@ -74,7 +73,7 @@ pub(super) fn forward(
     options: ConvOptions,
     relu: bool,
 ) -> (CubeTensor, SavedConv) {
-    if on_tensor_cores(&input, weight.shape()[1], &options) {
+    if on_tensor_cores(&input, weight.shape().dims(), &options) {
         let (output, saved, _) = on_cores(input, weight, bias, &options, relu, Fused::default());
         return (output, saved);
     }
@@ -136,7 +135,7 @@ pub(super) fn backward(
         Some(output) => activation::backward(output, grad, Activation::Relu),
         None => grad,
     };
-    if on_tensor_cores(&saved.input, saved.weight.shape()[1], &saved.options) {
+    if on_tensor_cores(&saved.input, saved.weight.shape().dims(), &saved.options) {
         return backward_of(saved, OutputGradient { grad: Rows::new(grad), norm: None }, addend, required);
     }
     let SavedConv { input, weight, weight_dtype, bias, options, norm, .. } = saved;
@@ -194,7 +193,7 @@ fn weight_gradient(input: CubeTensor, weight: CubeTensor, grad: CubeTensor, opti
 fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) -> CubeTensor {
     let [outputs, inputs, kernel_height, kernel_width]: [usize; 4] = weight.shape().dims();
     let ([_, height, width, _], [batch, out_height, out_width, _]) = (x.dims(), dy.dims());
-    let depthwise = direct::is_depthwise(weight, options);
+    let depthwise = direct::is_depthwise(weight.shape().dims(), options);
     // Vector of the channels that a thread processes.
     let vector = if depthwise { x.vector(&[dy], &[]) } else { x.vector_of(inputs) };
     let (columns, vectors) = if depthwise { (outputs / vector, 1) } else { (outputs, inputs / vector) };

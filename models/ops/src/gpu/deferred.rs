@@ -13,7 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::apply_kernels::{Applied, GradientPass, launch_apply};
 use super::conv::{SavedConv, backward_of, on_cores, on_tensor_cores};
-use super::implicit_gemm::{Fused, NormFactors, OutputGradient, StatisticsOfBatch, knows};
+use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, knows};
 use super::rows::Rows;
 use super::side_results::{NormGradient, NormOutput, ResidualNorm};
 use super::update::{cube, writable};
@@ -102,17 +102,16 @@ fn storage(images: &Tensor<4>) -> Option<CubeTensor> {
     }
 }
 
-/// Returns true if the kernels on tensor cores compute a convolution, and `channels` of each group are a multiple of 16 bytes: the
-/// kernels apply a batch norm to whole chunks.
-fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, channels: usize) -> bool {
+/// Returns true if the kernels on tensor cores compute a convolution and can apply a batch norm to its input (`side` 0) or output (1).
+fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, side: usize) -> bool {
     crate::dispatch::on_gpu(input)
-        && channels.is_multiple_of(16 / input.dtype().size())
-        && storage(input).is_some_and(|input| on_tensor_cores(&input, weight[1], options))
+        && Groups::of(weight, options).has_whole_chunks(side, input.dtype())
+        && storage(input).is_some_and(|input| on_tensor_cores(&input, weight, options))
 }
 
 /// Returns true if a convolution can apply a deferred batch norm to its input.
 pub(crate) fn reads_deferred(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions) -> bool {
-    fits(input, weight, options, weight[1])
+    fits(input, weight, options, 0)
 }
 
 /// Returns true if a convolution can compute the gradient of its output from that of a deferred batch norm.
@@ -122,9 +121,7 @@ pub(crate) fn defers_norm(
     options: &ConvOptions,
     activation: Activation,
 ) -> bool {
-    GpuConv::chosen() == GpuConv::Custom
-        && knows(activation)
-        && fits(input, weight, options, weight[0] / options.groups)
+    GpuConv::chosen() == GpuConv::Custom && knows(activation) && fits(input, weight, options, 1)
 }
 
 /// See [`DeferredKernels`](crate::deferred::DeferredKernels).

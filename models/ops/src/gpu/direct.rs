@@ -1,4 +1,5 @@
-//! Grouped convolutions: custom kernels for narrow groups, burn's convolution of each group for wide ones.
+//! Grouped convolutions without tensor cores: custom kernels for depthwise ones and narrow groups, burn's convolution of each group for
+//! wide ones.
 //!
 //! burn's grouped kernels sum in the element type of the images. For bf16, a long sum then loses the digits beyond its
 //! 8 bits.
@@ -28,8 +29,8 @@ impl Taps {
 }
 
 /// Returns true if each group has one channel on both sides.
-pub(super) fn is_depthwise(weight: &CubeTensor, options: &ConvOptions) -> bool {
-    weight.shape()[1] == 1 && weight.shape()[0] == options.groups
+pub(super) fn is_depthwise([outputs, inputs, ..]: [usize; 4], options: &ConvOptions) -> bool {
+    inputs == 1 && outputs == options.groups
 }
 
 /// Returns a depthwise weight as `[taps, 1, channels, 1]`: its order in memory, see [`mod@crate::parameter`].
@@ -61,7 +62,7 @@ pub(super) fn forward(
         (extent + 2 * taps.padding[axis] - window) / taps.stride[axis] + 1
     };
     let target = [batch, outputs, along(0, in_height), along(1, in_width)];
-    if is_depthwise(&weight, options) {
+    if is_depthwise(weight.shape().dims(), options) {
         return launch(Rows::new(input), taps_first(weight), bias, target, options.groups, taps, false);
     }
     // [groups, out, in, taps] -> [taps, in, groups, out]
@@ -91,7 +92,7 @@ pub(super) fn data_gradient(
         return concat_channels(parts.collect());
     }
     let taps = Taps::of(&weight, options);
-    if is_depthwise(&weight, options) {
+    if is_depthwise(weight.shape().dims(), options) {
         return launch(Rows::new(grad), taps_first(weight), None, shape, options.groups, taps, true);
     }
     // [groups, out, in, taps] -> [taps, out, groups, in]

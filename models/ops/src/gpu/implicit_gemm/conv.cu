@@ -51,30 +51,49 @@ struct Pointers {
 constexpr int STAGED = BF16 && PASS != WEIGHT_GRADIENT ? ROWS * (COLUMNS + 8) * 2 : 0;
 constexpr int MEMORY = STAGES * STAGE > STAGED ? STAGES * STAGE : STAGED;
 
+/// Returns the sizes of a group. With DIAGONAL, the last one may have fewer channels than the others.
+__device__ __forceinline__ Sizes sizes_of(Sizes s, int group) {
+#if DIAGONAL
+    s.channels = min(s.channels, s.all_channels - group * s.channels);
+#if PASS == WEIGHT_GRADIENT
+    s.rows = min(s.rows, s.other_channels - group * s.rows);
+    s.columns = TAPS * s.channels;
+#else
+    s.columns = min(s.columns, s.other_channels - group * s.columns);
+#endif
+#endif
+    return s;
+}
+
 /// Computes a tile. The block number counts tiles of rows fastest, then tiles of columns, groups, and classes or pieces.
-__device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, unsigned char *memory) {
+__device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &sizes, unsigned char *memory) {
     u32 tiles_at = __cvta_generic_to_shared(memory);
-    int row_tile = block % s.tiles[0], column_tile = block / s.tiles[0] % s.tiles[1], which = block / (s.tiles[0] * s.tiles[1]);
+    int row_tile = block % sizes.tiles[0], column_tile = block / sizes.tiles[0] % sizes.tiles[1];
+    int which = block / (sizes.tiles[0] * sizes.tiles[1]);
     int first_row = row_tile * ROWS, first_column = column_tile * COLUMNS;
-    [[maybe_unused]] int group = which % s.groups, part = which / s.groups;
+    [[maybe_unused]] int group = which % sizes.groups, part = which / sizes.groups;
+    // The group's first channels of the images of windows, and of the other side.
+    int channel = group * sizes.channels, other = group * (PASS == WEIGHT_GRADIENT ? sizes.rows : sizes.columns);
+    const Sizes s = sizes_of(sizes, group);
     int warp = threadIdx.x / 32;
     int row = warp / (COLUMNS / WARP_COLUMNS) * WARP_ROWS, column = warp % (COLUMNS / WARP_COLUMNS) * WARP_COLUMNS;
     float sums[DOWN][ACROSS][4] = {};
     // Columns of the whole result; this tile's first column; columns of the group from there on.
-    [[maybe_unused]] int all = s.groups * s.columns, at = group * s.columns + first_column, left = s.columns - first_column;
+    [[maybe_unused]] int all = s.other_channels, at = other + first_column, left = s.columns - first_column;
+    // Input channels of a filter.
+    [[maybe_unused]] int filter_channels = DIAGONAL ? BLOCK_IN : PASS == DATA_GRADIENT ? s.columns : s.channels;
 
 #if PASS == WEIGHT_GRADIENT
     int start = part * s.piece, end = min(start + s.piece, s.pixels);
-    p.images += group * s.channels;
-    p.other += group * s.rows;
-    OutputPixels pixels(p.other, s, first_row, start, end, p.change<OutputPixelsChange>(group * s.rows, s.groups * s.rows));
-    TransposedWindows windows(p.images, s, first_column, start, end,
-                              p.change<TransposedWindowsChange>(group * s.channels, s.groups * s.channels));
+    p.images += channel;
+    p.other += other;
+    OutputPixels pixels(p.other, s, first_row, start, end, p.change<OutputPixelsChange>(other, s.other_channels));
+    TransposedWindows windows(p.images, s, first_column, start, end, p.change<TransposedWindowsChange>(channel, s.all_channels));
     multiply(sums, pixels, windows, (end - start + DEPTH - 1) / DEPTH, tiles_at);
-    size_t to = (size_t)group * s.rows * s.columns;
+    size_t to = (size_t)other * TAPS * filter_channels;
 #if SPLIT
-    size_t step = (size_t)s.groups * s.rows * s.columns;
-    write(sums, row, column, p.parts + part * step + to, PieceRows{s, first_row}, memory, first_column);
+    size_t step = (size_t)s.other_channels * TAPS * filter_channels;
+    write(sums, row, column, p.parts + part * step + to, PieceTarget{s, first_row}, memory, first_column);
     int parts = (s.pixels + s.piece - 1) / s.piece, runs = runs_of(parts, s.parts_per_merge);
     int tile = (group * s.tiles[1] + column_tile) * s.tiles[0] + row_tile;
     u32 *counters = p.counters + tile * (runs + 1);
@@ -83,15 +102,14 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
         add_slots(p.parts + slot * step + to, count, step, sum, first_row, first_column, s);
     });
 #else
-    write(sums, row, column, p.result + to, PieceRows{s, first_row}, memory, first_column);
+    write(sums, row, column, p.result + to, PieceTarget{s, first_row}, memory, first_column);
 #endif
 #elif PASS == FORWARD
-    constexpr int TAPS = KERNEL_DOWN * KERNEL_ACROSS;
     Taps taps = {{0, 0}, {KERNEL_DOWN, KERNEL_ACROSS}};
     int depth = TAPS * s.channels, origin[2] = {-s.padding[0], -s.padding[1]};
-    p.images += group * s.channels;
-    p.other += group * s.columns * depth;
-    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(group * s.channels, s.groups * s.channels));
+    p.images += channel;
+    p.other += other * TAPS * filter_channels;
+    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(channel, s.all_channels));
     Filters filters(p.other, s, depth, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
 #if BIAS
@@ -100,7 +118,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             int c = first_column + column + j * 8 + threadIdx.x % 4 * 2 + k % 2;
-            float b = c < s.columns ? p.bias[group * s.columns + c] : 0.0f;
+            float b = c < s.columns ? p.bias[other + c] : 0.0f;
 #pragma unroll
             for (int i = 0; i < DOWN; i++) sums[i][j][k] += b;
         }
@@ -118,7 +136,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     float *moments = p.parts + (size_t)row_tile * 2 * all + at;
     write_moments(sums, row, column, min(s.rows - first_row, ROWS), moments, left, all, (float *)memory);
 #endif
-    write(sums, row, column, p.result + group * s.columns, Target{s, s.rows, first_row, {0, 0}}, (Element *)memory, first_column);
+    write(sums, row, column, p.result + other, Target{s, s.rows, first_row, {0, 0}}, (Element *)memory, first_column);
 #if MOMENTS
     int runs = runs_of(s.tiles[0], s.parts_per_merge);
     u32 *counters = p.counters + (group * s.tiles[1] + column_tile) * (runs + 1);
@@ -143,9 +161,9 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     }
     if (!taps.count[0] || !taps.count[1]) taps.count[0] = taps.count[1] = 0;
     int depth = taps.count[0] * taps.count[1] * s.channels;
-    p.images += group * s.channels;
-    p.other += group * s.channels * KERNEL_DOWN * KERNEL_ACROSS * s.columns;
-    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(group * s.channels, s.groups * s.channels));
+    p.images += channel;
+    p.other += channel * TAPS * filter_channels;
+    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(channel, s.all_channels));
     TransposedFilters filters(p.other, s, taps, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
     Target target{s, s.rows, first_row, {place[0], place[1]}};
@@ -161,7 +179,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &s, u
     residual_products(sums, row, column, p.residual_norm, target, slot + 2 * all, at, left, (float *)memory);
 #endif
 #endif
-    write(sums, row, column, p.result + group * s.columns, target, (Element *)memory, first_column);
+    write(sums, row, column, p.result + other, target, (Element *)memory, first_column);
 #if NORM
     u32 *counters = p.counters + (group * s.tiles[1] + column_tile) * (runs + 1);
     merge_parts(tile, tiles, s.parts_per_merge, counters, (u32 *)memory, [&](int slot, int count, int, int result) {

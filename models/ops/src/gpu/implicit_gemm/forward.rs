@@ -5,7 +5,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, Pass, Sizes, Tile};
-use super::{Launch, activation_of, launch, narrow, parts_per_merge, vector};
+use super::{Groups, Launch, activation_of, launch, parts_per_merge, vector};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
 use crate::gpu::deferred::{Deferred, Vector};
@@ -50,9 +50,10 @@ pub(in crate::gpu) fn forward(
     let [batch, in_height, in_width, _] = images.dims();
     let (down, across) = (windows(in_height, height, 0, options), windows(in_width, width, 1, options));
     let result = images.images(batch, down, across, outputs);
-    let (rows, columns) = (batch * down * across, outputs / options.groups);
-    let tile = Tile::choose(rows, columns, options.groups, narrow(images, channels));
-    let [parts, tiles] = [rows.div_ceil(tile.rows), columns.div_ceil(tile.columns) * options.groups];
+    let groups = Groups::of([outputs, channels, height, width], options);
+    let (rows, [_, columns]) = (batch * down * across, groups.of_product());
+    let tile = Tile::choose(rows, columns, groups.products(), groups.narrow(images, 0));
+    let [parts, tiles] = [rows.div_ceil(tile.rows), columns.div_ceil(tile.columns) * groups.products()];
     let Fused { input, statistics } = fused;
     let moments = statistics.is_some() || options.norm_follows && bias.is_none() && !relu;
     let parts_per_merge = if moments { parts_per_merge(parts, tiles) } else { parts };
@@ -67,10 +68,7 @@ pub(in crate::gpu) fn forward(
         momentum: statistics.map_or(0.0, |statistics| statistics.momentum),
         ..Sizes::default()
     };
-    let vectors = [
-        vector(images.dtype(), &[channels], aligned(weight)),
-        vector(images.dtype(), &[columns, result.pitch(1)], result.is_aligned()),
-    ];
+    let vectors = [vector(images.dtype(), &[channels], aligned(weight)), groups.vector(&result, 1)];
     let mut buffers = vec![images.tensor().clone(), weight.clone()];
     let product = ConvProduct {
         bias: bias.is_some(),
@@ -78,7 +76,7 @@ pub(in crate::gpu) fn forward(
         moments,
         statistics: statistics.is_some(),
         input: input.as_ref().map(activation_of),
-        ..ConvProduct::new(Pass::Forward, tile, images, channels, options, [[height, width], vectors])
+        ..ConvProduct::new(Pass::Forward, tile, images, groups, options, [[height, width], vectors])
     };
     buffers.extend(bias.map(into_contiguous));
     buffers.push(result.tensor().clone());
@@ -94,7 +92,7 @@ pub(in crate::gpu) fn forward(
         of_batch
     });
     buffers.extend(input.iter().flat_map(|norm| [norm.vector(Vector::Scale), norm.vector(Vector::Shift)]));
-    let sizes = sizes.of(images, channels, options, tile, options.groups);
+    let sizes = sizes.of(images, 0, groups, options, tile, 1);
     launch(Launch { product, sizes, buffers }, None);
     if let Some(totals) = totals.filter(|_| of_batch.is_none()) {
         SideResults::moments(&result, totals);

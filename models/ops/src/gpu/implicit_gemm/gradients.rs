@@ -8,7 +8,7 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nhwc_to_n
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, NormSums, Pass, Sizes, Tile};
-use super::{Launch, activation_of, known, launch, narrow, parts_per_merge, vector};
+use super::{Groups, Launch, activation_of, known, launch, parts_per_merge, vector};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
 use crate::gpu::deferred::{Deferred, Vector};
@@ -90,6 +90,7 @@ struct DataGradient<'a> {
     weight: &'a CubeTensor,
     grad: &'a OutputGradient,
     options: &'a ConvOptions,
+    groups: Groups,
     rows: usize,
     across: usize,
     down: usize,
@@ -136,10 +137,10 @@ impl<'a> DataGradient<'a> {
         let [batch, height, width, channels] = images.dims();
         let result = of_output.images(batch, height, width, channels);
         let [down, across] = [height.div_ceil(options.stride[0]), width.div_ceil(options.stride[1])];
-        let [outputs, columns, ..]: [usize; 4] = weight.shape().dims();
-        let rows = batch * down * across;
-        let products = options.groups * options.stride[0] * options.stride[1];
-        let tile = Tile::choose(rows, columns, products, narrow(of_output, outputs / options.groups));
+        let groups = Groups::of(weight.shape().dims(), options);
+        let (rows, [columns, _]) = (batch * down * across, groups.of_product());
+        let products = groups.products() * options.stride[0] * options.stride[1];
+        let tile = Tile::choose(rows, columns, products, groups.narrow(of_output, 1));
         let addend = required.addend.clone().map(Rows::new);
         // A gradient from one of burn's operations may have another pitch. A separate launch adds it.
         let (addend, later) = match addend {
@@ -151,22 +152,21 @@ impl<'a> DataGradient<'a> {
             norm.is_some() || required.input_norm.is_none(),
             "a deferred batch norm gets the gradient that it expects"
         );
-        Self { tile, images, weight, grad, options, rows, across, down, result, addend, later, norm }
+        Self { tile, images, weight, grad, options, groups, rows, across, down, result, addend, later, norm }
     }
 
     /// Prepares the launch. `other` is the tile of the product that shares the launch.
     fn prepare(self, other: Option<Tile>) -> (Launch, DataResult) {
-        let Self { tile, images, weight, grad: gradient, options, rows, across, down, result, addend, later, norm } =
-            self;
+        let Self { tile, images, weight, grad: gradient, options, groups, .. } = self;
+        let Self { rows, across, down, result, addend, later, norm, .. } = self;
         let grad = &gradient.grad;
         let tile = other.map_or(tile, |other| tile.beside(other));
-        let [outputs, columns, height, width]: [usize; 4] = weight.shape().dims();
-        let [batch, in_height, in_width, _] = images.dims();
-        let channels = outputs / options.groups;
+        let [_, channels, height, width]: [usize; 4] = weight.shape().dims();
+        let ([batch, in_height, in_width, _], [columns, _]) = (images.dims(), groups.of_product());
         let classes = options.stride[0] * options.stride[1];
         let parts = rows.div_ceil(tile.rows) * classes;
         let parts_per_merge = if norm.is_some() {
-            parts_per_merge(parts, columns.div_ceil(tile.columns) * options.groups)
+            parts_per_merge(parts, columns.div_ceil(tile.columns) * groups.products())
         } else {
             parts
         };
@@ -186,8 +186,8 @@ impl<'a> DataGradient<'a> {
             && addend.as_ref().is_none_or(Rows::is_aligned)
             && norm.as_ref().is_none_or(|norm| norm.is_aligned());
         let vectors = [
-            vector(grad.dtype(), &[columns], aligned(weight)),
-            vector(grad.dtype(), &[columns, result.pitch(1)], is_aligned),
+            vector(grad.dtype(), &[channels], aligned(weight)),
+            if is_aligned { groups.vector(&result, 0) } else { 1 },
         ];
         let product = ConvProduct {
             add: addend.is_some(),
@@ -198,7 +198,7 @@ impl<'a> DataGradient<'a> {
                 residual: norm.residual.is_some(),
             }),
             norm_gradient: gradient.norm.is_some(),
-            ..ConvProduct::new(Pass::DataGradient, tile, grad, channels, options, [[height, width], vectors])
+            ..ConvProduct::new(Pass::DataGradient, tile, grad, groups, options, [[height, width], vectors])
         };
         let mut buffers = vec![grad.tensor().clone(), weight.clone(), result.tensor().clone()];
         let sums = if norm.as_ref().is_some_and(|norm| norm.residual.is_some()) { 3 } else { 2 };
@@ -230,7 +230,7 @@ impl<'a> DataGradient<'a> {
             }
         }
         buffers.extend(gradient.buffers());
-        let sizes = sizes.of(grad, channels, options, tile, options.groups * classes);
+        let sizes = sizes.of(grad, 1, groups, options, tile, classes);
         (Launch { product, sizes, buffers }, DataResult { result, totals, masked, later })
     }
 }
@@ -243,6 +243,7 @@ struct WeightGradient<'a> {
     weight: &'a CubeTensor,
     grad: &'a OutputGradient,
     options: &'a ConvOptions,
+    groups: Groups,
     rows: usize,
     columns: usize,
 }
@@ -255,10 +256,11 @@ impl<'a> WeightGradient<'a> {
         grad: &'a OutputGradient,
         options: &'a ConvOptions,
     ) -> Self {
-        let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
-        let (rows, columns) = (outputs / options.groups, height * width * channels);
-        let tile = Tile::of_weight_gradient(rows, columns, narrow(images, channels));
-        Self { tile, images, input_norm, weight, grad, options, rows, columns }
+        let groups = Groups::of(weight.shape().dims(), options);
+        let ([_, _, height, width], [channels, rows]) = (weight.shape().dims(), groups.of_product());
+        let columns = height * width * channels;
+        let tile = Tile::of_weight_gradient(rows, columns, groups.narrow(images, 0));
+        Self { tile, images, input_norm, weight, grad, options, groups, rows, columns }
     }
 
     /// Prepares the launch, and returns it with its result, `[out, height, width, in / groups]`. `other`: as for the data
@@ -268,13 +270,13 @@ impl<'a> WeightGradient<'a> {
         const BLOCKS: usize = 256;
         /// Pixels of the shortest piece.
         const SHORTEST: usize = 256;
-        let Self { tile, images, input_norm, weight, grad: gradient, options, rows, columns } = self;
+        let Self { tile, images, input_norm, weight, grad: gradient, options, groups, rows, columns } = self;
         let grad = &gradient.grad;
         let tile = other.map_or(tile, |other| tile.beside(other));
         let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
         let [batch, down, across, _] = grad.dims();
         let pixels = batch * down * across;
-        let tiles = tile.blocks(rows, columns) * options.groups;
+        let tiles = tile.blocks(rows, columns) * groups.products();
         let pieces = (BLOCKS / tiles).clamp(1, pixels.div_ceil(SHORTEST));
         let piece = pixels.div_ceil(pieces).next_multiple_of(32);
         let pieces = pixels.div_ceil(piece);
@@ -296,25 +298,26 @@ impl<'a> WeightGradient<'a> {
         };
         let result = new(Shape::from([outputs, height, width, channels]));
         let vectors = [
-            vector(grad.dtype(), &[rows, grad.pitch(1)], grad.is_aligned()),
-            if columns.is_multiple_of(2) { 2 } else { 1 },
+            groups.vector(grad, 1),
+            // Pairs of adjacent elements are in one group.
+            if (if groups.merged > 1 { channels } else { columns }).is_multiple_of(2) { 2 } else { 1 },
         ];
         let product = ConvProduct {
             split,
             input: input_norm.map(activation_of),
             norm_gradient: gradient.norm.is_some(),
-            ..ConvProduct::new(Pass::WeightGradient, tile, images, channels, options, [[height, width], vectors])
+            ..ConvProduct::new(Pass::WeightGradient, tile, images, groups, options, [[height, width], vectors])
         };
         let mut buffers = vec![images.tensor().clone(), grad.tensor().clone(), result.clone()];
         if split {
             let slots = if pieces > parts_per_merge { pieces + pieces.div_ceil(parts_per_merge) } else { pieces };
             let [zeros, _] = counters(&result);
-            buffers.extend([new(Shape::from([slots * outputs * columns])), zeros]);
+            buffers.extend([new(Shape::from([slots * result.meta.num_elements()])), zeros]);
         }
         buffers
             .extend(input_norm.into_iter().flat_map(|norm| [norm.vector(Vector::Scale), norm.vector(Vector::Shift)]));
         buffers.extend(gradient.buffers());
-        let sizes = sizes.of(images, channels, options, tile, options.groups * pieces);
+        let sizes = sizes.of(images, 0, groups, options, tile, pieces);
         (Launch { product, sizes, buffers }, result)
     }
 }

@@ -35,15 +35,14 @@ template <class Merge> __device__ __forceinline__ void merge_parts(int part, int
 }
 
 #if PASS == WEIGHT_GRADIENT
-/// Adds up a tile of `count` slots, in order. `slots` and `to` point to a group's [rows][columns]; slots are `step` elements
-/// apart.
+/// Adds up a tile of `count` slots, in order. `slots` and `to` point to the weight gradient of a group; slots are `step` elements apart.
 __device__ void add_slots(const float *slots, int count, size_t step, float *to, int first_row, int first_column, const Sizes &s) {
     for (int e = threadIdx.x * 4; e < ROWS * COLUMNS; e += THREADS * 4) {
         int row = first_row + e / COLUMNS, column = first_column + e % COLUMNS;
         if (row >= s.rows) break;
-        size_t at = (size_t)row * s.columns + column;
-        if (s.columns % 4 == 0) {
-            if (column >= s.columns) continue;
+        if ((DIAGONAL ? BLOCK_IN : s.columns) % 4 == 0) {
+            int at = weight_at(row, column, s);
+            if (at < 0) continue;
             float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             for (int i = 0; i < count; i++) {
                 float4 value = __ldcg((const float4 *)(slots + i * step + at));
@@ -51,10 +50,12 @@ __device__ void add_slots(const float *slots, int count, size_t step, float *to,
             }
             *(float4 *)(to + at) = sum;
         } else {
-            for (int k = 0; k < 4 && column + k < s.columns; k++) {
+            for (int k = 0; k < 4; k++) {
+                int at = weight_at(row, column + k, s);
+                if (at < 0) continue;
                 float sum = 0.0f;
-                for (int i = 0; i < count; i++) sum += __ldcg(slots + i * step + at + k);
-                to[at + k] = sum;
+                for (int i = 0; i < count; i++) sum += __ldcg(slots + i * step + at);
+                to[at] = sum;
             }
         }
     }

@@ -18,6 +18,9 @@
 //! Weight gradients have few rows and columns and a long sum. The sum is split into *pieces*, which the last block of each tile
 //! adds in order (`merge_parts.cu`). The gradients of input and weight share one launch.
 //!
+//! Groups of few channels would leave most of a tile empty. So several neighbouring groups are one product ([`Groups`]): the weight is
+//! block-diagonal, and the copies to shared memory fill the rest with zeros.
+//!
 //! A forward product also computes the moments of its result, which the next batch norm needs. A data gradient adds the gradients
 //! that the input has from other operations, and computes the sums for the batch norm before the convolution (`moments.cu`).
 //! Deferred batch norms ([`Deferred`]) are applied to operands in shared memory (`prologue.cu`): the images of a forward product and
@@ -70,11 +73,6 @@ fn vector(dtype: DType, numbers: &[usize], is_aligned: bool) -> usize {
     [8, 4, 2].into_iter().filter(|&vector| is_aligned && vector <= largest).find(fits).unwrap_or(1)
 }
 
-/// Returns true if images with `channels` channels per group are read in accesses of less than 8 bytes.
-fn narrow(images: &Rows, channels: usize) -> bool {
-    vector(images.dtype(), &[channels, images.pitch(1)], images.is_aligned()) * images.dtype().size() < 8
-}
-
 /// Returns how many of `parts` parts one block merges (`merge_parts` in `merge_parts.cu`), for `tiles` results. The number is about
 /// the square root of `parts`, so both levels of merging are about equally long.
 fn parts_per_merge(parts: usize, tiles: usize) -> usize {
@@ -116,21 +114,85 @@ struct Launch {
     buffers: Vec<CubeTensor>,
 }
 
+/// The groups of a convolution, and which of them are one product.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Groups {
+    /// Input and output channels of a group.
+    channels: [usize; 2],
+    count: usize,
+    /// Neighbouring groups of a product. The last product may have fewer.
+    merged: usize,
+}
+
+impl Groups {
+    /// Returns the groups of a convolution with a weight `[out, in / groups, height, width]`.
+    pub(super) fn of([outputs, inputs, ..]: [usize; 4], options: &ConvOptions) -> Self {
+        /// Channels of a product with several groups: the columns of a tile.
+        const CHANNELS: usize = 64;
+        let channels = [inputs, outputs / options.groups];
+        // A power of two, so that the channels of a product are a multiple of 16 bytes for more networks.
+        let most = (CHANNELS / channels[0].max(channels[1]).max(1)).max(1);
+        let merged = (1 << most.ilog2()).min(options.groups);
+        Self { channels, count: options.groups, merged }
+    }
+
+    /// Number of products.
+    fn products(self) -> usize {
+        self.count.div_ceil(self.merged)
+    }
+
+    /// Input and output channels of a product; the last one may have fewer.
+    fn of_product(self) -> [usize; 2] {
+        self.channels.map(|channels| channels * self.merged)
+    }
+
+    /// Input and output channels of all groups.
+    fn all(self) -> [usize; 2] {
+        self.channels.map(|channels| channels * self.count)
+    }
+
+    /// Returns true if the input channels (`side` 0) or output channels (1) of each product are whole chunks of 16 bytes. The kernels
+    /// apply batch norms to whole chunks.
+    pub(super) fn has_whole_chunks(self, side: usize, dtype: DType) -> bool {
+        let chunk = 16 / dtype.size();
+        self.of_product()[side].is_multiple_of(chunk) && self.all()[side].is_multiple_of(chunk)
+    }
+
+    /// Returns the largest number of elements that one access to images may have. `side`: as in [`Self::has_whole_chunks`].
+    fn vector(self, images: &Rows, side: usize) -> usize {
+        let numbers = [self.of_product()[side], self.all()[side], images.pitch(1)];
+        vector(images.dtype(), &numbers, images.is_aligned())
+    }
+
+    /// Returns true if images or filters are read in accesses of less than 8 bytes.
+    fn narrow(self, images: &Rows, side: usize) -> bool {
+        let filters = if self.merged > 1 { self.channels } else { [self.channels[side]; 2] };
+        vector(images.dtype(), &filters, true).min(self.vector(images, side)) * images.dtype().size() < 8
+    }
+
+    /// See [`ConvProduct::diagonal`].
+    fn diagonal(self) -> Option<[usize; 2]> {
+        (self.merged > 1).then_some(self.channels)
+    }
+}
+
 impl Sizes {
-    /// Adds the sizes that all passes have: of the images of the windows, with `channels` in each group, and of the blocks.
-    /// `products` is the number of groups times the number of classes or pieces.
-    fn of(self, images: &Rows, channels: usize, options: &ConvOptions, tile: Tile, products: usize) -> Self {
+    /// Adds the sizes that all passes have: of the images of the windows, with the channels of a side of the groups, and of the blocks.
+    /// `parts` is the number of classes or pieces.
+    fn of(self, images: &Rows, side: usize, groups: Groups, options: &ConvOptions, tile: Tile, parts: usize) -> Self {
         let [_, height, width, _] = images.dims();
         let tiles = [(self.rows as usize).div_ceil(tile.rows), (self.columns as usize).div_ceil(tile.columns)];
         Self {
-            channels: channels as u32,
-            groups: options.groups as u32,
+            channels: groups.of_product()[side] as u32,
+            groups: groups.products() as u32,
+            all_channels: groups.all()[side] as u32,
+            other_channels: groups.all()[1 - side] as u32,
             height: height as u32,
             width: width as u32,
             pitch: images.pitch(1) as u32,
             padding: options.padding.map(|pixels| pixels as u32),
             tiles: tiles.map(|tiles| tiles as u32),
-            blocks: (tiles[0] * tiles[1] * products) as u32,
+            blocks: (tiles[0] * tiles[1] * groups.products() * parts) as u32,
             ..self
         }
     }
@@ -142,12 +204,12 @@ impl ConvProduct {
         pass: Pass,
         tile: Tile,
         images: &Rows,
-        channels: usize,
+        groups: Groups,
         options: &ConvOptions,
         more: [[usize; 2]; 2],
     ) -> Self {
         let [window, vectors] = more;
-        let of_images = vector(images.dtype(), &[channels, images.pitch(1)], images.is_aligned());
+        let of_images = groups.vector(images, usize::from(pass == Pass::DataGradient));
         Self {
             pass,
             tile,
@@ -155,6 +217,7 @@ impl ConvProduct {
             window,
             stride: options.stride,
             dilation: options.dilation,
+            diagonal: groups.diagonal(),
             vectors: [of_images, vectors[0], vectors[1]],
             bias: false,
             relu: false,

@@ -106,15 +106,26 @@ struct Windows {
     }
 };
 
-/// Filters, a tile [COLUMNS][DEPTH]: right operand of FORWARD.
+/// Filters, a tile [COLUMNS][DEPTH]: right operand of FORWARD. With DIAGONAL, those of a narrow group are a block of the diagonal, and the
+/// other elements of the tile are zero.
 struct Filters {
     static constexpr int PER_ROW = DEPTH / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (COLUMNS + STEP - 1) / STEP;
     const Element *weight;
     const Sizes &s;
     int first_column, k, depth;
+    /// With DIAGONAL: tap and channel at `k`.
+    int tap = 0, channel;
 
     __device__ Filters(const Element *weight, const Sizes &s, int depth, int first_column)
-        : weight(weight), s(s), first_column(first_column), k(threadIdx.x % PER_ROW * OTHER_VECTOR), depth(depth) {}
+        : weight(weight), s(s), first_column(first_column), k(threadIdx.x % PER_ROW * OTHER_VECTOR), depth(depth), channel(k) {
+        carry_to_next_tap();
+    }
+
+    __device__ void carry_to_next_tap() {
+#if DIAGONAL
+        while (channel >= s.channels && tap < TAPS) channel -= s.channels, tap++;
+#endif
+    }
 
     __device__ void load(u32 tile) {
         int place = threadIdx.x % PER_ROW * OTHER_VECTOR;
@@ -123,17 +134,25 @@ struct Filters {
             int row = threadIdx.x / PER_ROW + i * STEP, column = first_column + row;
             if (COLUMNS % STEP && row >= COLUMNS) break;
             bool inside = column < s.columns && k < depth;
+#if DIAGONAL
+            inside = inside && channel / BLOCK_IN == column / BLOCK_OUT;
+            int at = (column * TAPS + tap) * BLOCK_IN + channel % BLOCK_IN;
+#else
+            int at = column * depth + k;
+#endif
             u32 to = tile + inner(row, place / CHUNK) + place % CHUNK * sizeof(Element);
-            copy<OTHER_VECTOR>(to, inside ? weight + (column * depth + k) : weight, inside);
+            copy<OTHER_VECTOR>(to, inside ? weight + at : weight, inside);
         }
-        k += DEPTH;
+        k += DEPTH, channel += DEPTH;
+        carry_to_next_tap();
     }
 
     __device__ void skip() {}
     __device__ void change(u32) {}
 };
 
-/// Filters, a tile [DEPTH][COLUMNS]: right operand of DATA_GRADIENT. The depth counts taps and output channels.
+/// Filters, a tile [DEPTH][COLUMNS]: right operand of DATA_GRADIENT. The depth counts taps and output channels. With DIAGONAL as
+/// `Filters`.
 struct TransposedFilters {
     static constexpr int PER_ROW = COLUMNS / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
     const Element *weight;
@@ -166,7 +185,13 @@ struct TransposedFilters {
             if (DEPTH % STEP && row >= DEPTH) break;
             bool inside = down[i] < taps.count[0] && column < s.columns;
             int y = taps.first[0] + down[i] * STRIDE_DOWN, x = taps.first[1] + across[i] * STRIDE_ACROSS;
-            int at = ((channel[i] * KERNEL_DOWN + y) * KERNEL_ACROSS + x) * s.columns + column;
+            int filter = (channel[i] * KERNEL_DOWN + y) * KERNEL_ACROSS + x;
+#if DIAGONAL
+            inside = inside && channel[i] / BLOCK_OUT == column / BLOCK_IN;
+            int at = filter * BLOCK_IN + column % BLOCK_IN;
+#else
+            int at = filter * s.columns + column;
+#endif
             u32 to = tile + outer<COLUMNS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
             copy<OTHER_VECTOR>(to, inside ? weight + at : weight, inside);
             channel[i] += DEPTH;

@@ -15,6 +15,7 @@ constexpr int WARP_COLUMNS = 32;
 constexpr int THREADS = ROWS / WARP_ROWS * (COLUMNS / WARP_COLUMNS) * 32;
 constexpr int DOWN = WARP_ROWS / 16;
 constexpr int ACROSS = WARP_COLUMNS / 8;
+constexpr int TAPS = KERNEL_DOWN * KERNEL_ACROSS;
 /// Bytes of a pair of tiles: the left tile, the right one and, with NORM_GRADIENT, one like the left tile with the batch norm's
 /// input.
 constexpr int LEFT = ROWS * 64, BOTH = LEFT + COLUMNS * 64, STAGE = BOTH + (NORM_GRADIENT ? LEFT : 0);

@@ -17,9 +17,12 @@ struct Division {
     __device__ u32 operator()(u32 n) const { return divisor == 1 ? n : __umulhi(n, factor) >> shift; }
 };
 
-/// Sizes in elements; channels and columns are those of one group.
+/// Sizes in elements; channels and columns (in WEIGHT_GRADIENT also rows) are those of one group. With DIAGONAL, several narrow groups
+/// are one group, and the last one may have fewer: `sizes_of` in conv.cu.
 struct Sizes {
     int rows, columns, channels, groups;
+    /// Channels of all groups: of the images of windows, and of the other side.
+    int all_channels, other_channels;
     /// Images that windows are taken from; elements from one row of channels to the next.
     int height, width, pitch;
     /// Images of the other side: the result, or in WEIGHT_GRADIENT the gradient of the output.

@@ -104,6 +104,8 @@ pub(super) struct ConvProduct {
     pub(super) window: [usize; 2],
     pub(super) stride: [usize; 2],
     pub(super) dilation: [usize; 2],
+    /// The input and output channels of each group, if several groups are one product.
+    pub(super) diagonal: Option<[usize; 2]>,
     /// Elements per access to the windows' images, to the other operand and to the result.
     pub(super) vectors: [usize; 3],
     pub(super) bias: bool,
@@ -178,7 +180,8 @@ impl ConvProduct {
     /// Returns the product's code, in a namespace.
     fn text(&self, namespace: &str) -> String {
         let Self { pass, tile, bf16, window, stride, dilation, vectors, bias, relu, moments, split, add, .. } = *self;
-        let Self { statistics, input, norm_gradient, norm, .. } = *self;
+        let Self { diagonal, statistics, input, norm_gradient, norm, .. } = *self;
+        let [block_in, block_out] = diagonal.unwrap_or([1, 1]);
         let numbers = [
             ("BF16", usize::from(bf16)),
             ("PASS", pass as usize),
@@ -192,6 +195,9 @@ impl ConvProduct {
             ("STRIDE_ACROSS", stride[1]),
             ("DILATION_DOWN", dilation[0]),
             ("DILATION_ACROSS", dilation[1]),
+            ("DIAGONAL", usize::from(diagonal.is_some())),
+            ("BLOCK_IN", block_in),
+            ("BLOCK_OUT", block_out),
             ("VECTOR", vectors[0]),
             ("OTHER_VECTOR", vectors[1]),
             ("RESULT_VECTOR", vectors[2]),
@@ -329,6 +335,8 @@ pub(super) struct Sizes {
     pub(super) columns: u32,
     pub(super) channels: u32,
     pub(super) groups: u32,
+    pub(super) all_channels: u32,
+    pub(super) other_channels: u32,
     pub(super) height: u32,
     pub(super) width: u32,
     pub(super) pitch: u32,

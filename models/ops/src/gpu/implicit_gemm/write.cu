@@ -1,6 +1,6 @@
 // Writes a tile to the result.
 
-/// Positions of a tile's rows in the result.
+/// Positions of a tile's elements in the result.
 struct Target {
     const Sizes &s;
     int rows, first_row, place[2];
@@ -16,6 +16,9 @@ struct Target {
         if (y >= s.other_height || x >= s.other_width) return -1;
         return ((image * s.other_height + y) * s.other_width + x) * s.other_pitch;
     }
+
+    /// Returns the offset of a row's element, or -1 if the column is outside.
+    __device__ int element(int at, int column) const { return column < s.columns ? at + column : -1; }
 };
 
 #if BF16 && PASS != WEIGHT_GRADIENT
@@ -66,20 +69,37 @@ __device__ void write(const float (&sums)[DOWN][ACROSS][4], int row, int column,
             for (int j = 0; j < ACROSS; j++) {
                 int c = first_column + column + j * 8 + (lane & 3) * 2;
                 const float *pair = &sums[i][j][half * 2];
+                int first = target.element(at, c);
                 if constexpr (RESULT_VECTOR >= 2) {
-                    if (c < target.s.columns) *(float2 *)(to + at + c) = make_float2(pair[0], pair[1]);
+                    if (first >= 0) *(float2 *)(to + first) = make_float2(pair[0], pair[1]);
                 } else {
-                    if (c < target.s.columns) to[at + c] = pair[0];
-                    if (c + 1 < target.s.columns) to[at + c + 1] = pair[1];
+                    int second = target.element(at, c + 1);
+                    if (first >= 0) to[first] = pair[0];
+                    if (second >= 0) to[second] = pair[1];
                 }
             }
         }
 }
 #endif
 
-/// Positions of a tile's rows in a piece of a weight gradient.
-struct PieceRows {
+#if PASS == WEIGHT_GRADIENT
+/// Returns the offset of an element in the weight gradient of a group, or -1 outside. With DIAGONAL, only the blocks of the diagonal
+/// are results, [out, taps, BLOCK_IN].
+__device__ __forceinline__ int weight_at(int row, int column, const Sizes &s) {
+    if (row >= s.rows || column >= s.columns) return -1;
+#if DIAGONAL
+    int tap = column / s.channels, channel = column - tap * s.channels;
+    return row / BLOCK_OUT == channel / BLOCK_IN ? (row * TAPS + tap) * BLOCK_IN + channel % BLOCK_IN : -1;
+#else
+    return row * s.columns + column;
+#endif
+}
+
+/// Positions of a tile's elements in a piece of a weight gradient.
+struct PieceTarget {
     const Sizes &s;
     int first_row;
-    __device__ int operator()(int row) const { return row + first_row < s.rows ? (row + first_row) * s.columns : -1; }
+    __device__ int operator()(int row) const { return row + first_row < s.rows ? row + first_row : -1; }
+    __device__ int element(int row, int column) const { return weight_at(row, column, s); }
 };
+#endif
