@@ -20,6 +20,7 @@
 #   SETTINGS, TOP1            KEY=VALUE of each run, the accuracy that the quickstart must reach (default: 82)
 #   EPOCH_CONFIG              the run of one epoch (default: configs/cifar_resnet18.toml)
 #   SIZES, RANKS, TRAIN       elements and ranks of the collectives, ranks of the losses
+#   OPS                       more flags of `gpu_check --ops`
 #   PEER_DEVICE=cpu           PyTorch on the CPU
 set -uo pipefail
 

@@ -10,8 +10,8 @@ use ops::{Activation, ConvOptions, Epilogue, RunningStats, batch_norm_train, con
 use super::ops::{apart, numbers, values};
 
 /// Largest differences, as parts of the largest value: rounding of inputs with 8 and 11 bits.
-pub const BF16: f32 = 8e-3;
-pub const TF32: f32 = 2e-3;
+const BF16: f32 = 8e-3;
+const TF32: f32 = 2e-3;
 
 /// A convolution of images `[batch, groups * in, height, width]`.
 #[derive(Debug, Clone, Copy)]
@@ -129,6 +129,15 @@ const CASES: [Case; 42] = [
     Case::new([2, 68, 4, 4], 34, [1, 1], 1, 0).groups(17).bias(true),
 ];
 
+/// Returns the element types in which a case is computed, with the largest relative difference.
+pub fn types(index: usize, alternate: bool) -> Vec<(DType, f32)> {
+    let mut types = vec![(DType::F32, TF32), (DType::BF16, BF16)];
+    if alternate {
+        types.remove(index % 2);
+    }
+    types
+}
+
 /// Returns the output and the gradients of image, weight and bias. The CPU computes in f32 with the numbers that `dtype` has.
 fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Result<Vec<Vec<f32>>, String> {
     let Case { images, outputs, window, options, bias, relu, norm } = *case;
@@ -205,13 +214,39 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
     Ok(found)
 }
 
-/// Prints one line per case. Returns whether all are correct.
-pub fn run() -> Result<bool, String> {
+/// Returns a convolution of random shape, also with narrow groups, windows that are larger than the images, and strides.
+fn random_case(seed: u64) -> Case {
+    let mut state = seed.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    // A number from `first` to `last`.
+    let mut draw = |first: usize, last: usize| {
+        for shift in [13, 7, 17] {
+            state ^= if shift == 7 { state >> shift } else { state << shift };
+        }
+        first + (state >> 33) as usize % (last - first + 1)
+    };
+    let groups = [1, 1, 2, 3, 8, 19, 32][draw(0, 6)];
+    let widest = if groups > 3 { 12 } else { 80 };
+    let (inputs, outputs) = (draw(1, widest), draw(1, widest));
+    let (window, dilation) = ([draw(1, 4), draw(1, 4)], draw(1, 2));
+    let stride = if dilation == 1 { draw(1, 3) } else { 1 };
+    let padding = draw(0, window[0].min(window[1]) - 1) * dilation;
+    // At least one window fits.
+    let extent = (window[0].max(window[1]) - 1) * dilation + 1;
+    let image = [draw(1, 4), groups * inputs, draw(extent, extent + 8), draw(extent, extent + 8)];
+    let case = Case::new(image, groups * outputs, window, stride, padding).groups(groups).dilation(dilation);
+    if draw(0, 1) == 1 { case.bias(false) } else { case }
+}
+
+/// Prints one line per case, of which `random` have random shapes. Returns whether all are correct. `alternate`: each case has one
+/// element type, f32 and bf16 in turn.
+pub fn run(random: usize, alternate: bool) -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:62} {:>6} {:>9} {:>9} {:>9} {:>9}", "convolution", "type", "output", "of image", "of weight", "limit");
     let mut well = true;
-    for case in &CASES {
-        for (dtype, limit) in [(DType::F32, TF32), (DType::BF16, BF16)] {
+    let cases = CASES.into_iter().chain((0..random as u64).map(random_case));
+    for (case, index) in cases.zip(0..) {
+        let case = &case;
+        for (dtype, limit) in types(index, alternate) {
             let theirs = results(case, dtype, &cpu, true)?;
             let ours = results(case, dtype, &gpu, false)?;
             if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {

@@ -8,7 +8,7 @@ use ops::{
     conv2d, fuses_batch_norm, global_avg_pool, unflatten,
 };
 
-use super::convolutions::{BF16, TF32};
+use super::convolutions::types;
 use super::ops::{numbers, values};
 
 /// A residual block: a convolution, batch norm and activation, a second convolution and batch norm, and what follows.
@@ -273,13 +273,13 @@ fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
     (differences / squares(&mut theirs.iter().copied()).max(1e-30)).sqrt() as f32
 }
 
-/// Prints one line per case. Returns whether all are correct.
-pub fn run() -> Result<bool, String> {
+/// Prints one line per case. Returns whether all are correct. `alternate`: as for convolutions.
+pub fn run(alternate: bool) -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:72} {:>6} {:>9} {:>9} {:>9}", "convolutions and batch norms", "type", "output", "others", "limit");
     let mut well = true;
-    for block in &BLOCKS {
-        for (dtype, limit) in [(DType::F32, TF32), (DType::BF16, BF16)] {
+    for (index, block) in BLOCKS.iter().enumerate() {
+        for (dtype, limit) in types(index, alternate) {
             // Separate operations round the residual to bf16, so a few derivatives of ReLU differ.
             let limit = match dtype {
                 DType::BF16 if block.projects() => 0.1,

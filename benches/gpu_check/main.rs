@@ -1,14 +1,14 @@
 //! Checks our kernels on GPUs (those of `trainer/comm/src/cuda` and of the crate `ops`) and prints tables:
 //!
 //! ```text
-//! gpu_check [--ops] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20]
+//! gpu_check [--ops [--random 16] [--alternate]] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20]
 //!     [--trainer PATH [--train 1,2,4] [--steps 24]]
 //! ```
 //!
 //! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` (the number of
 //! wrong elements) must be 0 on every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs
 //! and synchronize on the host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on
-//! the first GPU with the CPU, `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary)
+//! the first GPU with the CPU, `--random` convolutions of random shapes among them, each in f32 and bf16 or, with `--alternate`, in turn; `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary)
 //! trains with the numbers of ranks in `--train` for `--steps` steps and compares the losses with those of the CPU. `first_light.sh` runs this
 //! program, also under compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
@@ -42,6 +42,8 @@ struct Arguments {
     /// Number of training steps whose losses are compared; even.
     steps: usize,
     ops: bool,
+    random: usize,
+    alternate: bool,
     networks: Vec<String>,
     near: f64,
 }
@@ -57,14 +59,23 @@ impl Arguments {
             train: vec![1, 2, 4],
             steps: 24,
             ops: false,
+            random: 16,
+            alternate: false,
             networks: Vec::new(),
             near: 0.4,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
-            if word == "--ops" {
-                this.ops = true;
-                continue;
+            match word.as_str() {
+                "--ops" => {
+                    this.ops = true;
+                    continue;
+                }
+                "--alternate" => {
+                    this.alternate = true;
+                    continue;
+                }
+                _ => {}
             }
             let value = words.next().ok_or_else(|| format!("{word} needs a value"))?;
             let number = |v: &str| v.parse::<usize>().map_err(|_| format!("{word}: {v:?} is not a number"));
@@ -73,6 +84,7 @@ impl Arguments {
                 "--ranks" => this.ranks = list(&value)?,
                 "--sizes" => this.sizes = list(&value)?,
                 "--rounds" => this.rounds = number(&value)?,
+                "--random" => this.random = number(&value)?,
                 "--networks" => this.networks = value.split(',').map(str::to_owned).collect(),
                 "--near" => this.near = value.parse().map_err(|_| format!("{word}: {value:?} is not a number"))?,
                 "--trainer" => this.trainer = Some(value),
@@ -83,7 +95,7 @@ impl Arguments {
                 }
                 _ => {
                     return Err(format!(
-                        "unknown option {word}: the options are --ops, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
+                        "unknown option {word}: the options are --ops, --random, --alternate, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
                     ));
                 }
             }
@@ -142,8 +154,11 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well =
-        !arguments.ops || (deferred::run()? & ops::run()? & convolutions::run()? & batches::run()? & updates::run()?);
+    let mut well = true;
+    if let Arguments { ops: true, random, alternate, .. } = arguments {
+        well &= deferred::run(alternate)? & ops::run()? & convolutions::run(random, alternate)?;
+        well &= batches::run()? & updates::run()?;
+    }
     if !arguments.networks.is_empty() {
         well &= networks::run(&arguments.networks, arguments.near)?;
     }

@@ -53,7 +53,7 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
 step doctor 2 "$programs/trainer" doctor
 # first_light.sh with small runs, whose shapes are those of the other steps: other groups would tune more shapes for minutes. It runs
 # beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`.
-small=(NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
+small=(OPS="--random 8 --alternate" NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
     EPOCH_CONFIG=configs/quickstart.toml LIMIT=5400 STEP_LIMIT=1800
     TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")

@@ -116,7 +116,7 @@ impl Kernels {
         let megabytes = self.bytes as f64 / 1e6;
         println!("    {megabytes:.1} MB read and written by {} of {kernels} kernels", kernels - others);
         println!("  longest kernels:");
-        for (part, name, share) in self.kernels.iter().take(12) {
+        for (part, name, share) in self.kernels.iter().take(20) {
             line(&format!("{part}: {name}"), share.milliseconds, share.launches.to_string());
         }
     }

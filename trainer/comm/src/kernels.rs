@@ -289,6 +289,26 @@ pub(crate) fn round(dtype: DType, from: &[u8], to: &mut [u8]) {
     }
 }
 
+/// Widens 16-bit floats ([`f16`] or [`bf16`]) to f32.
+///
+/// # Panics
+///
+/// When the elements are not 16-bit floats, or the lengths differ.
+pub fn widen_16_bits<T: Element>(from: &[T], to: &mut [f32]) {
+    assert!(size_of::<T>() == 2 && from.len() == to.len(), "16-bit floats, and as many f32");
+    widen(T::DTYPE, cast_slice(from), cast_slice_mut(to));
+}
+
+/// Rounds f32 to 16-bit floats ([`f16`] or [`bf16`]), to nearest, ties to even.
+///
+/// # Panics
+///
+/// When the elements are not 16-bit floats, or the lengths differ.
+pub fn round_to_16_bits<T: Element>(from: &[f32], to: &mut [T]) {
+    assert!(size_of::<T>() == 2 && from.len() == to.len(), "16-bit floats, and as many f32");
+    round(T::DTYPE, cast_slice(from), cast_slice_mut(to));
+}
+
 /// Divides floats by `count` in place: the last part of a mean. `dtype` is an accumulator type.
 pub(crate) fn divide(dtype: DType, data: &mut [u8], count: usize) {
     match dtype {
@@ -311,7 +331,7 @@ mod tests {
             values.push(f32::from_bits(z));
         }
         let mut out = vec![bf16::ZERO; values.len()];
-        round(DType::BF16, cast_slice(&values), cast_slice_mut(&mut out));
+        round_to_16_bits(&values, &mut out);
         for (v, o) in values.iter().zip(&out) {
             let want = bf16::from_f32(*v);
             assert!(o.to_bits() == want.to_bits() || (v.is_nan() && o.is_nan()), "{v:e} gives {o:?}, not {want:?}");

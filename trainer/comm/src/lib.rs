@@ -102,6 +102,7 @@ pub use communicator::{Communicator, Gathered};
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
 pub use host_memory::{HostBytes, HostMemory};
+pub use kernels::{round_to_16_bits, widen_16_bits};
 #[cfg(feature = "mpi")]
 pub use mpi::mpi_thread_support;
 pub use queue::Work;

@@ -155,7 +155,7 @@ pub(super) fn backward(
             None => gradient,
         }
     });
-    let weight_grad = required[1].then(|| cast(weight_gradient(input, weight, grad, &options), weight_dtype));
+    let weight_grad = required[1].then(|| weight_gradient(input, weight, grad, &options, weight_dtype));
     ConvGrads { input: input_grad, weight: weight_grad, bias: bias_grad }
 }
 
@@ -180,17 +180,29 @@ pub(super) fn backward_of(
     ConvGrads { input, weight: weight.map(|gradient| cast(gradient, weight_dtype)), bias: bias_grad }
 }
 
-/// Computes the weight gradient, with burn's kernels for wide groups and large windows.
-fn weight_gradient(input: CubeTensor, weight: CubeTensor, grad: CubeTensor, options: &ConvOptions) -> CubeTensor {
+/// Computes the weight gradient in type `dtype`, with burn's kernels for wide groups and large windows.
+fn weight_gradient(
+    input: CubeTensor,
+    weight: CubeTensor,
+    grad: CubeTensor,
+    options: &ConvOptions,
+    dtype: DType,
+) -> CubeTensor {
     let [_, each, height, width]: [usize; 4] = weight.shape().dims();
     if options.groups == 1 || each > NARROW || height * width > MAX_TAPS {
-        return Cube::conv2d_weight_backward(input, weight, grad, burn_options(options));
+        return cast(Cube::conv2d_weight_backward(input, weight, grad, burn_options(options)), dtype);
     }
-    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), options)
+    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), options, dtype)
 }
 
-/// Computes the weight gradient `[out, in / groups, height, width]`, channels-last in memory.
-fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &ConvOptions) -> CubeTensor {
+/// Computes the weight gradient `[out, in / groups, height, width]` in type `result`, channels-last in memory.
+fn grouped_weight_gradient(
+    x: &Rows,
+    weight: &CubeTensor,
+    dy: &Rows,
+    options: &ConvOptions,
+    result: DType,
+) -> CubeTensor {
     let [outputs, inputs, kernel_height, kernel_width]: [usize; 4] = weight.shape().dims();
     let ([_, height, width, _], [batch, out_height, out_width, _]) = (x.dims(), dy.dims());
     let depthwise = direct::is_depthwise(weight.shape().dims(), options);
@@ -265,7 +277,7 @@ fn grouped_weight_gradient(x: &Rows, weight: &CubeTensor, dy: &Rows, options: &C
     } else {
         [outputs, kernel_height, kernel_width, inputs]
     };
-    let sum = new(shape, weight.dtype);
+    let sum = new(shape, result);
     sum_pieces(&workspace, &sum, pieces);
     let sum = if depthwise { Cube::float_swap_dims(sum, 0, 3) } else { sum };
     permute_nhwc_to_nchw(sum)

@@ -310,9 +310,9 @@ impl CompressHook {
                     Some(array) => array,
                     None => comm.shared::<$ty>(count)?,
                 };
-                array.iter_mut().zip(&values).for_each(|(narrow, &value)| *narrow = <$ty>::from_f32(value));
+                comm::round_to_16_bits(&values, &mut array[..count]);
                 let array = $array.insert(comm.all_reduce_shared(array, count, ReduceOp::Sum)?);
-                values.iter_mut().zip(array.iter()).for_each(|(value, narrow)| *value = narrow.to_f32());
+                comm::widen_16_bits(&array[..count], &mut values);
                 Ok((BucketValues::Host(values), size_of_val(&array[..count])))
             }};
         }
