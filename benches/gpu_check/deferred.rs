@@ -21,8 +21,8 @@ struct Block {
     windows: [usize; 2],
     /// Stride of the first convolution.
     stride: usize,
-    /// Groups of the second convolution.
-    groups: usize,
+    /// Groups of both convolutions.
+    groups: [usize; 2],
     activation: Activation,
     end: End,
     /// Whether the GPU's kernels apply the first and the second batch norm.
@@ -53,7 +53,7 @@ enum End {
 
 impl Block {
     const fn new(images: [usize; 4], outputs: [usize; 2], windows: [usize; 2], stride: usize, end: End) -> Self {
-        Self { images, outputs, windows, stride, groups: 1, activation: Activation::Relu, end, fused: [true; 2] }
+        Self { images, outputs, windows, stride, groups: [1; 2], activation: Activation::Relu, end, fused: [true; 2] }
     }
 
     const fn activation(mut self, activation: Activation) -> Self {
@@ -61,8 +61,13 @@ impl Block {
         self
     }
 
+    const fn first_groups(mut self, groups: usize) -> Self {
+        self.groups[0] = groups;
+        self
+    }
+
     const fn groups(mut self, groups: usize) -> Self {
-        self.groups = groups;
+        self.groups[1] = groups;
         self
     }
 
@@ -84,7 +89,7 @@ impl Block {
 
 /// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile or
 /// of 16 bytes.
-const BLOCKS: [Block; 25] = [
+const BLOCKS: [Block; 30] = [
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Convolution),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Norm),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Sum),
@@ -112,6 +117,12 @@ const BLOCKS: [Block; 25] = [
     Block::new([2, 24, 7, 9], [152, 152], [1, 3], 1, End::ProjectionReader).groups(19),
     Block::new([2, 16, 8, 8], [96, 96], [1, 3], 1, End::Norm).groups(32).activation(Activation::Swish),
     Block::new([2, 16, 6, 6], [168, 168], [1, 3], 1, End::Norm).groups(8).fused([true, false]),
+    // Depthwise convolutions.
+    Block::new([3, 16, 9, 7], [24, 24], [1, 3], 1, End::Norm).groups(24).activation(Activation::Relu6),
+    Block::new([2, 24, 9, 8], [24, 40], [3, 1], 2, End::Norm).first_groups(24).activation(Activation::Swish),
+    Block::new([2, 40, 7, 9], [40, 40], [3, 5], 1, End::ProjectionReader).first_groups(40).groups(40),
+    Block::new([2, 64, 6, 6], [64, 64], [5, 3], 1, End::Sum).first_groups(64).groups(64),
+    Block::new([2, 24, 5, 5], [24, 24], [1, 3], 1, End::NormMean).groups(24).activation(Activation::Swish),
     // Rows that are not a multiple of 16 bytes.
     Block::new([2, 16, 8, 8], [33, 24], [1, 3], 1, End::Norm).fused([false, true]),
     // The kernels do not compute GELU.
@@ -194,8 +205,8 @@ impl Run<'_> {
         let Block { images, outputs, windows, stride, groups, activation, end, .. } = *block;
         let input = self.images(images, 1.0);
         let plain = |activation| Epilogue { residual: None, activation };
-        let x = self.conv_norm(input.clone().into(), [outputs[0], windows[0], stride, 1], plain(activation));
-        let second = [outputs[1], windows[1], 1, groups];
+        let x = self.conv_norm(input.clone().into(), [outputs[0], windows[0], stride, groups[0]], plain(activation));
+        let second = [outputs[1], windows[1], 1, groups[1]];
         let sum = match end {
             End::Convolution => {
                 let weight = self.images([outputs[1], outputs[0], windows[1], windows[1]], 0.2);
@@ -276,7 +287,7 @@ fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
 /// Prints one line per case. Returns whether all are correct. `alternate`: as for convolutions.
 pub fn run(alternate: bool) -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
-    println!("{:72} {:>6} {:>9} {:>9} {:>9}", "convolutions and batch norms", "type", "output", "others", "limit");
+    println!("{:78} {:>6} {:>9} {:>9} {:>9}", "convolutions and batch norms", "type", "output", "others", "limit");
     let mut well = true;
     for (index, block) in BLOCKS.iter().enumerate() {
         for (dtype, limit) in types(index, alternate) {
@@ -303,8 +314,8 @@ pub fn run(alternate: bool) -> Result<bool, String> {
             let mark = if right { "" } else { "  WRONG" };
             let Block { images, outputs, windows, stride, groups, activation, end, .. } = block;
             let name =
-                format!("{images:?} to {outputs:?}, {windows:?}/{stride}, {groups} groups, {activation:?}, {end:?}");
-            println!("{name:72} {:>6} {:9.1e} {most:9.1e} {limit:9.0e}{mark}", dtype.name(), apart[0]);
+                format!("{images:?} to {outputs:?}, {windows:?}/{stride}, {groups:?} groups, {activation:?}, {end:?}");
+            println!("{name:78} {:>6} {:9.1e} {most:9.1e} {limit:9.0e}{mark}", dtype.name(), apart[0]);
             if !right {
                 println!("    fused: {fused:?}, apart: {apart:?}");
             }

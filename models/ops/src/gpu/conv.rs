@@ -16,12 +16,14 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_n
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::apply_kernels::GradientPass;
 use super::deferred::Deferred;
+use super::direct::Reads;
 use super::implicit_gemm::{Fused, OutputGradient};
 use super::rows::{Rows, UNITS, all, arg};
-use super::side_results::NormOutput;
+use super::side_results::{NormGradient, NormOutput};
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
-use super::{activation, copies, direct, head, implicit_gemm};
+use super::{activation, copies, direct, head, implicit_gemm, norm_moments};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 use crate::gpu_conv::GpuConv;
 
@@ -52,6 +54,15 @@ pub struct SavedConv {
 pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
     (options.groups == 1 || !direct::is_depthwise(weight, options))
         && GpuConv::chosen() != GpuConv::Burn
+        && implicit_gemm::supports(input, options)
+}
+
+/// Returns true for a depthwise convolution whose kernels apply deferred batch norms, see [`direct`].
+pub(super) fn applies_norms(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
+    let [_, _, height, width] = weight;
+    options.groups > 1
+        && direct::is_depthwise(weight, options)
+        && height * width <= MAX_TAPS
         && implicit_gemm::supports(input, options)
 }
 
@@ -125,6 +136,26 @@ pub(super) fn on_cores(
     (output, saved, statistics)
 }
 
+/// Computes a depthwise convolution. Returns what [`on_cores`] returns.
+pub(super) fn depthwise(
+    input: CubeTensor,
+    weight: CubeTensor,
+    options: &ConvOptions,
+    fused: Fused,
+) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
+    let weight_dtype = weight.dtype;
+    let weight = copies::cast(weight, input.dtype);
+    let images = Rows::new(input);
+    let Fused { input: input_norm, statistics } = fused;
+    let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
+    let output = direct::depthwise_forward(&images, Reads::images(input_norm.as_ref()), weight.clone(), options);
+    let statistics = statistics.map(|norm| norm_moments::statistics(&Rows::new(output.clone()), norm));
+    let input = images.into_tensor();
+    let saved =
+        SavedConv { input, weight, weight_dtype, bias: None, options: *options, output: None, norm, input_norm };
+    (output, saved, statistics)
+}
+
 pub(super) fn backward(
     saved: SavedConv,
     grad: CubeTensor,
@@ -135,7 +166,8 @@ pub(super) fn backward(
         Some(output) => activation::backward(output, grad, Activation::Relu),
         None => grad,
     };
-    if on_tensor_cores(&saved.input, saved.weight.shape().dims(), &saved.options) {
+    let weight = saved.weight.shape().dims();
+    if on_tensor_cores(&saved.input, weight, &saved.options) || saved.input_norm.is_some() {
         return backward_of(saved, OutputGradient { grad: Rows::new(grad), norm: None }, addend, required);
     }
     let SavedConv { input, weight, weight_dtype, bias, options, norm, .. } = saved;
@@ -159,13 +191,48 @@ pub(super) fn backward(
     ConvGrads { input: input_grad, weight: weight_grad, bias: bias_grad }
 }
 
-/// Computes the gradients of a convolution on tensor cores.
+/// Computes the gradients of a depthwise convolution.
+fn depthwise_gradients(
+    saved: SavedConv,
+    grad: &OutputGradient,
+    addend: Option<CubeTensor>,
+    required: [bool; 3],
+) -> ConvGrads<Cube> {
+    let SavedConv { input, weight, weight_dtype, options, norm, input_norm, .. } = saved;
+    // This kernel computes no sums for the batch norm.
+    if let Some(norm) = norm {
+        norm.done();
+    }
+    let (images, dy) = (Rows::new(input), &grad.grad);
+    let reads = [Reads::images(input_norm.as_ref()), Reads::gradient(grad.norm.as_ref())];
+    let input_grad = required[0].then(|| {
+        let gradient = direct::depthwise_data_gradient(&images, dy, reads[1], weight.clone(), &options);
+        let gradient = match addend {
+            Some(addend) => Cube::float_add(addend, gradient),
+            None => gradient,
+        };
+        let Some(norm) = &input_norm else { return gradient };
+        let (dy, masked) = (Rows::new(gradient), images.output());
+        let pass =
+            GradientPass { x: &images, norm, residual: None, dy: &dy, pooled: false, out: None, masked: Some(&masked) };
+        let (values, _) = pass.launch();
+        NormGradient::keep(&masked, &images, values);
+        masked.into_tensor()
+    });
+    let weight_grad = required[1].then(|| grouped_weight_gradient(&images, &weight, dy, reads, &options, weight_dtype));
+    ConvGrads { input: input_grad, weight: weight_grad, bias: None }
+}
+
+/// Computes the gradients of a convolution on tensor cores, or of [`depthwise`].
 pub(super) fn backward_of(
     saved: SavedConv,
     grad: OutputGradient,
     addend: Option<CubeTensor>,
     required: [bool; 3],
 ) -> ConvGrads<Cube> {
+    if !on_tensor_cores(&saved.input, saved.weight.shape().dims(), &saved.options) {
+        return depthwise_gradients(saved, &grad, addend, required);
+    }
     let SavedConv { input, weight, weight_dtype, bias, options, norm, input_norm, .. } = saved;
     let bias_grad =
         bias.filter(|_| required[2]).map(|bias| cast(head::bias_gradient(grad.grad.clone().into_tensor()), bias.dtype));
@@ -192,7 +259,7 @@ fn weight_gradient(
     if options.groups == 1 || each > NARROW || height * width > MAX_TAPS {
         return cast(Cube::conv2d_weight_backward(input, weight, grad, burn_options(options)), dtype);
     }
-    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), options, dtype)
+    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), [Reads::Plain; 2], options, dtype)
 }
 
 /// Computes the weight gradient `[out, in / groups, height, width]` in type `result`, channels-last in memory.
@@ -200,6 +267,7 @@ fn grouped_weight_gradient(
     x: &Rows,
     weight: &CubeTensor,
     dy: &Rows,
+    [of_x, of_dy]: [Reads<'_>; 2],
     options: &ConvOptions,
     result: DType,
 ) -> CubeTensor {
@@ -207,7 +275,12 @@ fn grouped_weight_gradient(
     let ([_, height, width, _], [batch, out_height, out_width, _]) = (x.dims(), dy.dims());
     let depthwise = direct::is_depthwise(weight.shape().dims(), options);
     // Vector of the channels that a thread processes.
-    let vector = if depthwise { x.vector(&[dy], &[]) } else { x.vector_of(inputs) };
+    let vector = if depthwise {
+        let factors: Vec<_> = [of_x, of_dy].into_iter().filter_map(Reads::factors).collect();
+        x.vector(&[dy, of_dy.norm_input().unwrap_or(dy)], &factors)
+    } else {
+        x.vector_of(inputs)
+    };
     let (columns, vectors) = if depthwise { (outputs / vector, 1) } else { (outputs, inputs / vector) };
     let lanes = columns.next_power_of_two().min(32);
     let (tiles, depth) = (columns.div_ceil(lanes), UNITS / lanes);
@@ -245,10 +318,16 @@ fn grouped_weight_gradient(
                 dim,
                 vector,
                 x.arg(),
+                // Not read without a change.
+                all(of_x.factors().unwrap_or(&workspace)),
                 dy.arg(),
+                of_dy.norm_input().unwrap_or(dy).arg(),
+                all(of_dy.factors().unwrap_or(&workspace)),
                 arg(&workspace, pieces * length),
                 columns,
                 sizes,
+                of_x.change(),
+                of_dy.change(),
                 windows,
                 dtype,
             );

@@ -6,13 +6,13 @@
 
 use std::sync::Arc;
 
-use burn::backend::{BackendTensor, Cube, DispatchTensorKind};
+use burn::backend::{BackendTensor, Cube, DispatchTensorKind, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::apply_kernels::{Applied, GradientPass, launch_apply};
-use super::conv::{SavedConv, backward_of, on_cores, on_tensor_cores};
+use super::conv::{SavedConv, applies_norms, backward_of, depthwise, on_cores, on_tensor_cores};
 use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, knows};
 use super::rows::Rows;
 use super::side_results::{NormGradient, NormOutput, ResidualNorm};
@@ -102,11 +102,13 @@ fn storage(images: &Tensor<4>) -> Option<CubeTensor> {
     }
 }
 
-/// Returns true if the kernels on tensor cores compute a convolution and can apply a batch norm to its input (`side` 0) or output (1).
+/// Returns true if the kernels of a convolution can apply a batch norm to its input (`side` 0) or output (1): on tensor cores, and those
+/// of depthwise convolutions.
 fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, side: usize) -> bool {
     crate::dispatch::on_gpu(input)
         && Groups::of(weight, options).has_whole_chunks(side, input.dtype())
-        && storage(input).is_some_and(|input| on_tensor_cores(&input, weight, options))
+        && storage(input)
+            .is_some_and(|input| on_tensor_cores(&input, weight, options) || applies_norms(&input, weight, options))
 }
 
 /// Returns true if a convolution can apply a deferred batch norm to its input.
@@ -122,6 +124,19 @@ pub(crate) fn defers_norm(
     activation: Activation,
 ) -> bool {
     GpuConv::chosen() == GpuConv::Custom && knows(activation) && fits(input, weight, options, 1)
+}
+
+/// Convolves without bias.
+fn convolve(
+    input: CubeTensor,
+    weight: CubeTensor,
+    options: &ConvOptions,
+    fused: Fused,
+) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
+    match on_tensor_cores(&input, weight.shape().dims(), options) {
+        true => on_cores(input, weight, None, options, false, fused),
+        false => depthwise(input, weight, options, fused),
+    }
 }
 
 /// See [`DeferredKernels`](crate::deferred::DeferredKernels).
@@ -142,7 +157,7 @@ pub(super) fn conv_norm_forward(
         momentum: running.momentum as f32,
     };
     let fused = Fused { input: input_norm.as_ref().map(Deferred::new), statistics: Some(&statistics) };
-    let (output, saved, of_batch) = on_cores(input, weight, None, &conv, false, fused);
+    let (output, saved, of_batch) = convolve(input, weight, &conv, fused);
     let of_batch = of_batch.expect("statistics were requested");
     let StatisticsOfBatch { affine, running: [mean, variance], .. } = statistics;
     // The gradient of the normalised values does not depend on the activation, which the reader applies.
@@ -181,7 +196,7 @@ pub(super) fn conv_deferred_forward(
     norm: &DeferredNorm,
 ) -> (CubeTensor, SavedConv) {
     let fused = Fused { input: Some(Deferred::new(norm)), statistics: None };
-    let (output, saved, _) = on_cores(input, weight, None, options, false, fused);
+    let (output, saved, _) = convolve(input, weight, options, fused);
     (output, saved)
 }
 

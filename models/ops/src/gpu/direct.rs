@@ -14,9 +14,11 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::conv::{NARROW, burn_options};
+use super::deferred::Deferred;
 use super::direct_kernels::{ImagesLaunch, PIXELS, depthwise, grouped};
+use super::implicit_gemm::NormFactors;
 use super::rows::{Rows, UNITS, aligned, all, arg};
-use super::weight_kernels::Taps;
+use super::weight_kernels::{Change, Taps};
 use crate::extension::ConvOptions;
 
 impl Taps {
@@ -25,6 +27,55 @@ impl Taps {
         let [_, _, height, width]: [usize; 4] = weight.shape().dims();
         let ConvOptions { stride, padding, dilation, .. } = *options;
         Self { kernel: [height, width], stride, padding, dilation }
+    }
+
+    /// Number of windows along an axis.
+    fn windows(&self, axis: usize, extent: usize) -> usize {
+        let window = self.dilation[axis] * (self.kernel[axis] - 1) + 1;
+        (extent + 2 * self.padding[axis] - window) / self.stride[axis] + 1
+    }
+}
+
+/// What a depthwise convolution reads.
+#[derive(Clone, Copy)]
+pub(super) enum Reads<'a> {
+    /// Images, or the gradient of its output.
+    Plain,
+    /// The output of a deferred batch norm, computed from its input.
+    Normalised(&'a Deferred),
+    /// The gradient of its output, computed from that of the normalised values of the batch norm that follows.
+    NormGradient(&'a NormFactors),
+}
+
+impl<'a> Reads<'a> {
+    pub(super) fn images(norm: Option<&'a Deferred>) -> Self {
+        norm.map_or(Self::Plain, Self::Normalised)
+    }
+
+    pub(super) fn gradient(norm: Option<&'a NormFactors>) -> Self {
+        norm.map_or(Self::Plain, Self::NormGradient)
+    }
+
+    pub(super) fn change(self) -> Change {
+        match self {
+            Self::Plain => Change::Nothing,
+            Self::Normalised(norm) => Change::Normalise(norm.activation),
+            Self::NormGradient(_) => Change::NormGradient,
+        }
+    }
+
+    /// The batch norm's input, if it is read beside the gradient.
+    pub(super) fn norm_input(self) -> Option<&'a Rows> {
+        if let Self::NormGradient(norm) = self { Some(&norm.input) } else { None }
+    }
+
+    /// The factors of each channel.
+    pub(super) fn factors(self) -> Option<&'a CubeTensor> {
+        match self {
+            Self::Plain => None,
+            Self::Normalised(norm) => Some(norm.statistics()),
+            Self::NormGradient(norm) => Some(&norm.factors),
+        }
     }
 }
 
@@ -57,18 +108,15 @@ pub(super) fn forward(
     }
     let [batch, _, in_height, in_width]: [usize; 4] = input.shape().dims();
     let taps = Taps::of(&weight, options);
-    let along = |axis: usize, extent: usize| {
-        let window = taps.dilation[axis] * (taps.kernel[axis] - 1) + 1;
-        (extent + 2 * taps.padding[axis] - window) / taps.stride[axis] + 1
-    };
-    let target = [batch, outputs, along(0, in_height), along(1, in_width)];
+    let target = [batch, outputs, taps.windows(0, in_height), taps.windows(1, in_width)];
     if is_depthwise(weight.shape().dims(), options) {
-        return launch(Rows::new(input), taps_first(weight), bias, target, options.groups, taps, false);
+        let weight = taps_first(weight);
+        return launch(Rows::new(input), Reads::Plain, weight, bias, target, options.groups, taps, false);
     }
     // [groups, out, in, taps] -> [taps, in, groups, out]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 2, 0, 1]);
-    launch(Rows::new(input), weight, bias, target, options.groups, taps, false)
+    launch(Rows::new(input), Reads::Plain, weight, bias, target, options.groups, taps, false)
 }
 
 /// Computes the gradient of an input of `shape`.
@@ -93,17 +141,46 @@ pub(super) fn data_gradient(
     }
     let taps = Taps::of(&weight, options);
     if is_depthwise(weight.shape().dims(), options) {
-        return launch(Rows::new(grad), taps_first(weight), None, shape, options.groups, taps, true);
+        return launch(Rows::new(grad), Reads::Plain, taps_first(weight), None, shape, options.groups, taps, true);
     }
     // [groups, out, in, taps] -> [taps, out, groups, in]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 1, 0, 2]);
-    launch(Rows::new(grad), weight, None, shape, options.groups, taps, true)
+    launch(Rows::new(grad), Reads::Plain, weight, None, shape, options.groups, taps, true)
 }
 
-/// Launches a kernel with `weight` `[taps, source channels of a group, groups, target channels of a group]`.
+/// Convolves images with the weight `[channels, 1, kh, kw]` of a depthwise convolution.
+pub(super) fn depthwise_forward(
+    images: &Rows,
+    reads: Reads<'_>,
+    weight: CubeTensor,
+    options: &ConvOptions,
+) -> CubeTensor {
+    let taps = Taps::of(&weight, options);
+    let [batch, height, width, channels] = images.dims();
+    let target = [batch, channels, taps.windows(0, height), taps.windows(1, width)];
+    launch(images.clone(), reads, taps_first(weight), None, target, channels, taps, false)
+}
+
+/// Computes the gradient of the images of a depthwise convolution.
+pub(super) fn depthwise_data_gradient(
+    images: &Rows,
+    grad: &Rows,
+    reads: Reads<'_>,
+    weight: CubeTensor,
+    options: &ConvOptions,
+) -> CubeTensor {
+    let taps = Taps::of(&weight, options);
+    let [batch, height, width, channels] = images.dims();
+    let target = [batch, channels, height, width];
+    launch(grad.clone(), reads, taps_first(weight), None, target, channels, taps, true)
+}
+
+/// Launches a kernel with `weight` `[taps, source channels of a group, groups, target channels of a group]`. Only depthwise kernels
+/// change what they read.
 fn launch(
     source: Rows,
+    reads: Reads<'_>,
     weight: CubeTensor,
     bias: Option<CubeTensor>,
     [batch, channels, height, width]: [usize; 4],
@@ -117,7 +194,7 @@ fn launch(
     let out = source.images(batch, height, width, channels);
     // Vector of the target's channels. In a grouped convolution, a vector must be inside one group.
     let vector = match bias.as_ref().is_none_or(aligned) {
-        true if is_depthwise => source.vector(&[&out], &[]),
+        true if is_depthwise => source.vector(&[&out, reads.norm_input().unwrap_or(&out)], reads.factors().as_slice()),
         true => out.vector_of(channels / groups),
         false => 1,
     };
@@ -151,12 +228,16 @@ fn launch(
                 dim,
                 vector,
                 source.arg(),
+                reads.norm_input().unwrap_or(&source).arg(),
+                // Not read without a change.
+                all(reads.factors().unwrap_or(&weight)),
                 all(&weight),
                 start,
                 out.arg(),
                 images,
                 bias.is_some(),
                 transposed,
+                reads.change(),
                 taps,
                 dtype,
             );

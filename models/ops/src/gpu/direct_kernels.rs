@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
-use super::weight_kernels::Taps;
+use super::weight_kernels::{Change, Taps, load_factors, read_changed};
 
 /// Pixels per thread.
 pub(super) const PIXELS: usize = 4;
@@ -130,16 +130,19 @@ fn thread_position() -> (usize, usize) {
     (column, (CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize) * PIXELS)
 }
 
-/// Depthwise convolution with `weight[tap][channels]`.
+/// Depthwise convolution with `weight[tap][channels]`. The source is changed while it is read; `norm_input` has its layout.
 #[cube(launch_unchecked)]
 pub(super) fn depthwise<F: Float, N: Size>(
     source: &[Vector<F, N>],
+    norm_input: &[Vector<F, N>],
+    factors: &[Vector<f32, N>],
     weight: &[Vector<F, N>],
     bias: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
     images: &Images,
     #[comptime] has_bias: bool,
     #[comptime] transposed: bool,
+    #[comptime] change: Change,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -147,6 +150,7 @@ pub(super) fn depthwise<F: Float, N: Size>(
     if column >= images.columns || first >= images.pixels {
         terminate!();
     }
+    let (scale, second, third) = load_factors::<N>(factors, column, images.columns, change);
     let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
     init_sums::<F, N>(&mut sums, bias, column, has_bias);
     let mut pixels = Array::<usize>::new(PIXELS);
@@ -158,7 +162,8 @@ pub(super) fn depthwise<F: Float, N: Size>(
         #[unroll]
         for k in 0..PIXELS {
             if inside[k] {
-                sums[k] += weights * Vector::<f32, N>::cast_from(source[pixels[k] * images.source_pitch + column]);
+                let at = pixels[k] * images.source_pitch + column;
+                sums[k] += weights * read_changed::<F, N>(source, norm_input, at, scale, second, third, change);
             }
         }
     }

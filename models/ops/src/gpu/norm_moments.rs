@@ -4,11 +4,14 @@
 //! (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean is far from zero. The order of merging depends on
 //! the shape alone.
 
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::counters::is_last_block;
+use super::counters::{counters, is_last_block};
+use super::implicit_gemm::StatisticsOfBatch;
 use super::norm_kernels::thread_position;
-use super::rows::UNITS;
+use super::rows::{Blocks, Rows, UNITS, all};
 
 /// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.
 #[cube]
@@ -65,21 +68,19 @@ fn merge_over_block<N: Size>(
     (means[unit], all_squares[unit], counts[unit])
 }
 
-/// Computes the mean and the sum of squares around the mean of all rows, `total[2][columns]`. Each block writes those of its
-/// piece to `pieces[piece][2][columns]`; the last block merges the pieces.
-#[cube(launch_unchecked)]
-pub(super) fn moments_of_rows<F: Float, N: Size>(
+/// Computes the mean and the sum of squares around the mean of all rows of a column. Each block writes those of its piece to
+/// `pieces[piece][2][columns]`; the last block merges the pieces. Also returns true in the one thread that has the result.
+#[cube]
+fn moments_of_column<F: Float, N: Size>(
     x: &[Vector<F, N>],
     pieces: &mut [Vector<f32, N>],
-    total: &mut [Vector<f32, N>],
     counters: &mut [Atomic<u32>],
     rows: usize,
     columns: usize,
     pitch: usize,
     piece: usize,
     count_of_pieces: usize,
-    #[define(F)] _dtype: ElemType,
-) {
+) -> (Vector<f32, N>, Vector<f32, N>, bool) {
     let (column, y, _, depth) = thread_position();
     let start = CUBE_POS_Y as usize * piece;
     let end = min(start + piece, rows);
@@ -107,13 +108,116 @@ pub(super) fn moments_of_rows<F: Float, N: Size>(
         pieces[at] = mean;
         pieces[at + columns] = squares;
     }
-    if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
+    let is_last = is_last_block(counters, CUBE_POS_X as usize, count_of_pieces);
+    let mut of_all = mean;
+    let mut squares_of_all = squares;
+    if is_last {
         let (mean, squares) = merge_pieces::<N>(pieces, rows, columns, piece, count_of_pieces);
-        if y == 0 && column < columns {
-            total[column] = mean;
-            total[columns + column] = squares;
-        }
+        of_all = mean;
+        squares_of_all = squares;
     }
+    (of_all, squares_of_all, is_last && y == 0 && column < columns)
+}
+
+/// Computes the mean and the sum of squares around the mean of all rows, `total[2][columns]`.
+#[cube(launch_unchecked)]
+pub(super) fn moments_of_rows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    total: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (mean, squares, has_result) =
+        moments_of_column::<F, N>(x, pieces, counters, rows, columns, pitch, piece, count_of_pieces);
+    if has_result {
+        let (column, _, _, _) = thread_position();
+        total[column] = mean;
+        total[columns + column] = squares;
+    }
+}
+
+/// Computes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)), and
+/// updates the running statistics: `write_statistics` of `implicit_gemm/moments.cu`.
+#[cube(launch_unchecked)]
+fn statistics_of_rows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    of_batch: &mut [Vector<f32, N>],
+    weight: &[Vector<f32, N>],
+    bias: &[Vector<f32, N>],
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    rows: usize,
+    columns: usize,
+    pitch: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    count: f32,
+    epsilon: f32,
+    momentum: f32,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (mean, squares, has_result) =
+        moments_of_column::<F, N>(x, pieces, counters, rows, columns, pitch, piece, count_of_pieces);
+    if has_result {
+        let (column, _, _, _) = thread_position();
+        let inverse = inverse_of::<N>(squares, count, epsilon);
+        let scale = inverse * weight[column];
+        of_batch[column] = mean;
+        of_batch[columns + column] = inverse;
+        of_batch[2 * columns + column] = scale;
+        of_batch[3 * columns + column] = bias[column] - mean * scale;
+        let variance = squares / Vector::new(max(count - 1.0, 1.0));
+        let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
+        moving_mean[column] = old * moving_mean[column] + new * mean;
+        moving_variance[column] = old * moving_variance[column] + new * variance;
+    }
+}
+
+/// Computes the statistics of a deferred batch norm of `x`, `[4·C]`, in one pass.
+pub(super) fn statistics(x: &Rows, norm: &StatisticsOfBatch) -> CubeTensor {
+    let StatisticsOfBatch { affine: [weight, bias], running: [mean, variance], epsilon, momentum } = norm;
+    let of_batch = x.of_columns(4);
+    let vector = x.vector(&[], &[weight, bias, mean, variance]);
+    let blocks = Blocks::over(x, vector);
+    let [piece, pieces] = blocks.pieces();
+    let workspace = x.of_columns(2 * pieces);
+    let [zeros, _] = counters(&workspace);
+    // SAFETY: `x` has the rows and columns that the kernel gets, vectors one element per column, the statistics four and the
+    // workspace two per piece; a tile of columns has a counter.
+    unsafe {
+        statistics_of_rows::launch_unchecked(
+            x.client(),
+            blocks.reduction(),
+            blocks.dim(),
+            vector,
+            x.arg(),
+            all(&workspace),
+            all(&of_batch),
+            all(weight),
+            all(bias),
+            all(mean),
+            all(variance),
+            all(&zeros),
+            x.rows(),
+            blocks.columns,
+            x.pitch(vector),
+            piece,
+            pieces,
+            x.rows() as f32,
+            *epsilon,
+            *momentum,
+            dtype_to_storage_type(x.dtype()),
+        );
+    }
+    of_batch
 }
 
 /// Merges the pieces of a column. The column's first thread gets the mean and the sum of squares around it.

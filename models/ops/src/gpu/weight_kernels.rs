@@ -7,7 +7,9 @@
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
+use super::activation::activation_value;
 use super::rows::UNITS;
+use crate::extension::Activation;
 
 /// Geometry of a convolution's taps. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,6 +18,77 @@ pub(super) struct Taps {
     pub(super) stride: [usize; 2],
     pub(super) padding: [usize; 2],
     pub(super) dilation: [usize; 2],
+}
+
+/// What a depthwise convolution computes from an image while it reads it: a batch norm before or after it, see `deferred.rs`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Change {
+    Nothing,
+    /// The output of a batch norm and its activation. Factors are the statistics `[4][channels]`.
+    Normalise(Activation),
+    /// The gradient of a batch norm's input, from the gradient of the normalised values and the input. Factors are `[3][channels]`.
+    NormGradient,
+}
+
+impl Change {
+    fn is_gradient(self) -> bool {
+        self == Self::NormGradient
+    }
+
+    fn normalises(self) -> bool {
+        matches!(self, Self::Normalise(_))
+    }
+
+    fn activation(self) -> Activation {
+        if let Self::Normalise(activation) = self { activation } else { Activation::Identity }
+    }
+}
+
+/// Loads the factors of a column.
+#[cube]
+pub(super) fn load_factors<N: Size>(
+    factors: &[Vector<f32, N>],
+    column: usize,
+    columns: usize,
+    #[comptime] change: Change,
+) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
+    let mut first = Vector::<f32, N>::new(1.0);
+    let mut second = Vector::<f32, N>::new(0.0);
+    let mut third = Vector::<f32, N>::new(0.0);
+    if comptime!(change.normalises()) {
+        first = factors[2 * columns + column];
+        second = factors[3 * columns + column];
+    }
+    if comptime!(change.is_gradient()) {
+        first = factors[column];
+        second = factors[columns + column];
+        third = factors[2 * columns + column];
+    }
+    (first, second, third)
+}
+
+/// Reads a vector of an image and changes it, with the factors of [`load_factors`]. `other` is the batch norm's input. The result is
+/// rounded to the image's type, as if it had been in memory.
+#[cube]
+pub(super) fn read_changed<F: Float, N: Size>(
+    image: &[Vector<F, N>],
+    other: &[Vector<F, N>],
+    at: usize,
+    first: Vector<f32, N>,
+    second: Vector<f32, N>,
+    third: Vector<f32, N>,
+    #[comptime] change: Change,
+) -> Vector<f32, N> {
+    let mut value = Vector::<f32, N>::cast_from(image[at]);
+    if comptime!(change.normalises()) {
+        let z = activation_value::<N>(value * first + second, comptime!(change.activation()));
+        value = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(z));
+    }
+    if comptime!(change.is_gradient()) {
+        let gradient = value * first + (Vector::<f32, N>::cast_from(other[at]) * second + third);
+        value = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(gradient));
+    }
+    value
 }
 
 /// Size arguments of a launch.
@@ -85,6 +158,9 @@ fn add_window<F: Float, N: Size>(
     pixel: usize,
     column: usize,
     sizes: &Sizes,
+    scale: Vector<f32, N>,
+    shift: Vector<f32, N>,
+    #[comptime] change: Change,
     #[comptime] taps: Taps,
 ) {
     let (line, left) = sizes.out_width.div_mod(pixel);
@@ -97,19 +173,26 @@ fn add_window<F: Float, N: Size>(
         let at = left * comptime!(taps.stride[1]) + comptime!(tap % taps.kernel[1] * taps.dilation[1]);
         if row >= above && row < sizes.height + above && at >= beside && at < sizes.width + beside {
             let place = (image * sizes.height + row - above) * sizes.width + at - beside;
-            sums[tap] += dy * Vector::<f32, N>::cast_from(x[place * sizes.x_pitch + column]);
+            let at = place * sizes.x_pitch + column;
+            sums[tap] += dy * read_changed::<F, N>(x, x, at, scale, shift, Vector::new(0.0), change);
         }
     }
 }
 
-/// Computes `pieces[piece][tap][channels]` of a depthwise convolution.
+/// Computes `pieces[piece][tap][channels]` of a depthwise convolution. `x` and `dy` are changed while they are read; `norm_input` has
+/// the layout of `dy`.
 #[cube(launch_unchecked)]
 pub(super) fn depthwise_pieces<F: Float, N: Size>(
     x: &[Vector<F, N>],
+    x_factors: &[Vector<f32, N>],
     dy: &[Vector<F, N>],
+    norm_input: &[Vector<F, N>],
+    dy_factors: &[Vector<f32, N>],
     pieces: &mut [Vector<f32, N>],
     columns: usize,
     sizes: &Sizes,
+    #[comptime] change_of_x: Change,
+    #[comptime] change_of_dy: Change,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -123,10 +206,13 @@ pub(super) fn depthwise_pieces<F: Float, N: Size>(
     let start = CUBE_POS_Y as usize * sizes.piece;
     let end = min(start + sizes.piece, sizes.pixels);
     if column < columns {
+        let (scale, shift, _) = load_factors::<N>(x_factors, column, columns, change_of_x);
+        let (first, second, third) = load_factors::<N>(dy_factors, column, columns, change_of_dy);
         let mut pixel = start + UNIT_POS_Y as usize;
         while pixel < end {
-            let grad = Vector::<f32, N>::cast_from(dy[pixel * sizes.dy_pitch + column]);
-            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, taps);
+            let at = pixel * sizes.dy_pitch + column;
+            let grad = read_changed::<F, N>(dy, norm_input, at, first, second, third, change_of_dy);
+            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, scale, shift, change_of_x, taps);
             pixel += CUBE_DIM_Y as usize;
         }
     }
@@ -163,7 +249,8 @@ pub(super) fn grouped_pieces<F: Float, N: Size>(
         let mut pixel = start + UNIT_POS_Y as usize;
         while pixel < end {
             let grad = Vector::<f32, N>::new(f32::cast_from(dy[pixel * sizes.dy_pitch + channel]));
-            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, taps);
+            let (one, zero) = (Vector::<f32, N>::new(1.0), Vector::<f32, N>::new(0.0));
+            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, one, zero, comptime!(Change::Nothing), taps);
             pixel += CUBE_DIM_Y as usize;
         }
     }
