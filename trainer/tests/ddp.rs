@@ -39,7 +39,7 @@ name = "vgg11"
 name = "fashion-mini"
 image_size = 32
 augment = ["crop", "flip"]
-limit_train = 160
+limit_train = 80
 limit_test = 8
 [train]
 epochs = 1
@@ -54,7 +54,7 @@ batch_norm = "sync"
 fn synchronised_batch_norm_makes_the_losses_independent_of_the_number_of_processes() {
     let bench = Bench::new(VGG);
     let one = loss_values(&train(&bench, "one", "1", &[]));
-    assert_eq!(one.len(), 20);
+    assert_eq!(one.len(), 10);
     for (workers, extra) in [("2", &[][..]), ("4", &[]), ("2", &["--set", "parallel.backend=tcp"])] {
         let root = format!("{workers}{}", extra.len());
         let several = loss_values(&train(&bench, &root, workers, extra));

@@ -17,8 +17,8 @@ name = "resnet18_imagenet"
 [data]
 name = "fashion-mini"
 image_size = 32
-limit_train = 48
-limit_test = 16
+limit_train = 32
+limit_test = 8
 [train]
 epochs = 2
 batch_size = 16
@@ -74,7 +74,7 @@ fn frozen_layers_stay_as_they_are_in_every_mode_and_precision() {
         ("dp", &["--cpus", "2", "--mode", "dp"]),
     ] {
         // Only the last checkpoint is looked at.
-        let last = ["--set", "checkpoint.every=0", "--set", "checkpoint.keep_best=false"];
+        let last = ["--epochs", "1", "--set", "checkpoint.every=0", "--set", "checkpoint.keep_best=false"];
         let run = bench.train(root, &[&TUNED[..], &last, extra].concat());
         check_frozen(&bench, &run, "model.safetensors");
         check_frozen(&bench, &run, "ema.safetensors");
@@ -266,10 +266,10 @@ fn what_cannot_be_is_refused_with_a_hint() {
       --> --set optimizer.lr_factors={ "layer1.0" = 0.1 }
       hint: remove the factor of "layer1.0", or remove the layer from `model.freeze`
     "#);
-    let single = ["--set", "train.batch_size=47"];
+    let single = ["--set", "train.batch_size=31"];
     insta::assert_snapshot!(refused(&Bench::new(RESNET), &single), @r#"
     error: a step has a single image on a device, and resnet18_imagenet reduces 32x32 pixels to one: batch norm needs two values
-      --> --set train.batch_size=47
+      --> --set train.batch_size=31
       hint: use larger images, such as data.image_size = 64, another batch_size, or drop_last = true
     "#);
     insta::assert_snapshot!(refused(&Bench::new(RESNET), &["--set", "model.weights=none.pth"]), @r#"
