@@ -289,7 +289,7 @@ pub(crate) fn round(dtype: DType, from: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Widens 16-bit floats ([`f16`] or [`bf16`]) to f32.
+/// Widens 16-bit floats (`f16` or `bf16`) to f32.
 ///
 /// # Panics
 ///
@@ -299,7 +299,7 @@ pub fn widen_16_bits<T: Element>(from: &[T], to: &mut [f32]) {
     widen(T::DTYPE, cast_slice(from), cast_slice_mut(to));
 }
 
-/// Rounds f32 to 16-bit floats ([`f16`] or [`bf16`]), to nearest, ties to even.
+/// Rounds f32 to 16-bit floats (`f16` or `bf16`), to nearest, ties to even.
 ///
 /// # Panics
 ///

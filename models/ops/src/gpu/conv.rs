@@ -52,7 +52,7 @@ pub struct SavedConv {
 
 /// Returns true for a convolution that [`implicit_gemm`] computes: all but depthwise ones. `weight`: `[out, in / groups, height, width]`.
 pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
-    (options.groups == 1 || !direct::is_depthwise(weight, options))
+    !direct::is_depthwise(weight, options)
         && GpuConv::chosen() != GpuConv::Burn
         && implicit_gemm::supports(input, options)
 }
@@ -60,10 +60,7 @@ pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &
 /// Returns true for a depthwise convolution whose kernels apply deferred batch norms, see [`direct`].
 pub(super) fn applies_norms(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
     let [_, _, height, width] = weight;
-    options.groups > 1
-        && direct::is_depthwise(weight, options)
-        && height * width <= MAX_TAPS
-        && implicit_gemm::supports(input, options)
+    direct::is_depthwise(weight, options) && height * width <= MAX_TAPS && implicit_gemm::supports(input, options)
 }
 
 /// Casts a tensor, unless it has the element type.

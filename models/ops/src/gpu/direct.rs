@@ -79,9 +79,9 @@ impl<'a> Reads<'a> {
     }
 }
 
-/// Returns true if each group has one channel on both sides.
+/// Returns true if there are several groups, each with one channel on both sides.
 pub(super) fn is_depthwise([outputs, inputs, ..]: [usize; 4], options: &ConvOptions) -> bool {
-    inputs == 1 && outputs == options.groups
+    options.groups > 1 && inputs == 1 && outputs == options.groups
 }
 
 /// Returns a depthwise weight as `[taps, 1, channels, 1]`: its order in memory, see [`mod@crate::parameter`].
