@@ -12,7 +12,9 @@ use super::igemm::{Igemm, Image};
 use super::kernel::{Isa, Operand};
 use super::packing::{Weights, pad_bias};
 use super::shape::ConvShape;
-use super::{col2im, depthwise, group_conv, grouped, weight_grad as direct, winograd, winograd_grad};
+use super::{
+    col2im, depthwise, group_conv, group_weight_grad, grouped, weight_grad as direct, winograd, winograd_grad,
+};
 
 /// Returns the instruction set for a convolution: vectors instead of matrix registers, where a group would fill at most half of
 /// a matrix register.
@@ -179,7 +181,7 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     let narrow = (shape.groups > 1).then(|| group_conv::fits(isa, depth, columns)).flatten();
     // With 16 lanes these kernels are faster only for bf16, which they multiply in pairs.
     if let Some(narrow) = narrow.filter(|isa| isa.cols <= 8 || E::STEP > 1)
-        && let Some(grad) = group_conv::weight_grad(narrow, shape, x, dy)
+        && let Some(grad) = group_weight_grad::weight_grad(narrow, shape, x, dy)
     {
         return grad;
     }

@@ -4,22 +4,23 @@
 //! vector has lanes (oneDNN's `nChw16c`). The copy takes little time compared with the products, and stays in L1. The
 //! micro-kernels ([`super::group_kernel`]) then read at constant distances.
 //!
-//! Tasks are bands of images. The weight gradient has one sum for each of 16 parts of the batch and adds the sums in order, so
-//! it does not depend on the number of threads.
+//! Groups of half a vector's channels are copied two at a time, and their channels alternate in a pixel ([`GroupKernels::groups`]).
+//!
+//! Tasks are bands of images.
 
 use std::ops::Range;
 
 use bytemuck::Pod;
 
 use super::allocator::Buffer;
-use super::group_kernel::{GroupOuter, GroupTile, TileOf};
+use super::group_kernel::{GroupKernels, GroupTile, TileOf};
 use super::igemm::Igemm;
 use super::kernel::{Isa, Operand};
+use super::packing::{Packed, Weights};
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
-use super::shape::ConvShape;
 
-/// Limit in bytes of a plane. A few of them stay in L1 beside the weights.
-const PLANE: usize = 12 << 10;
+/// Limit in bytes of a group's plane. A few of them stay in L1 beside the weights.
+pub(super) const PLANE: usize = 12 << 10;
 /// Elements of the result per task.
 const PIECE: usize = 1 << 14;
 
@@ -29,6 +30,19 @@ pub(crate) fn fits<E: Operand>(isa: &'static Isa<E>, depth: usize, columns: usiz
     let widths = [&[isa], isa.narrower].concat().into_iter().rev();
     let isa = widths.filter(|isa| isa.cols == isa.groups.lanes).find(|isa| depth.max(columns) <= isa.cols)?;
     (2 * columns > isa.cols).then_some(isa)
+}
+
+/// Returns the kernels of an instruction set from [`fits`], for two groups at a time where possible.
+pub(super) fn kernels<E>(
+    isa: &'static Isa<E>,
+    depth: usize,
+    columns: usize,
+    groups: usize,
+) -> &'static GroupKernels<E> {
+    match &isa.two_groups {
+        Some(kernels) if groups > 1 && depth == isa.cols && columns == isa.cols => kernels,
+        _ => &isa.groups,
+    }
 }
 
 /// Source planes of an [`Igemm`].
@@ -57,7 +71,7 @@ impl Planes {
         grid: [usize; 2],
         tile: [usize; 2],
         lanes: usize,
-        size: usize,
+        limit: usize,
     ) -> Self {
         let least = [0, 1].map(|i| taps.iter().map(|tap| tap[i]).min().unwrap_or(0));
         let at = |tap: &[isize; 2], i: usize| (tap[i] - least[i]) as usize;
@@ -65,7 +79,7 @@ impl Planes {
         let phases = step[1];
         let columns = ((grid[1].next_multiple_of(tile[1]) - 1) * step[1] + span[1]).div_ceil(phases);
         let row = phases * columns * lanes;
-        let most = (PLANE / (row * size)).saturating_sub(span[0]) / step[0] + 1;
+        let most = (limit / row).saturating_sub(span[0]) / step[0] + 1;
         let band = (most / tile[0] * tile[0]).clamp(tile[0], grid[0].next_multiple_of(tile[0]));
         let offset =
             |tap: &[isize; 2]| at(tap, 0) * row + (at(tap, 1) % phases * columns + at(tap, 1) / phases) * lanes;
@@ -77,19 +91,26 @@ impl Planes {
 impl<E: Operand> Igemm<'_, E> {
     /// Computes the result's pixels of the grid for groups that fit into a vector of `isa`.
     pub(super) fn run_groups(&self, isa: &'static Isa<E>, target: &mut [E]) {
-        let kernels = &isa.groups;
+        let Weights { depth, columns, groups, .. } = *self.weights;
+        // The kernels add a bias in the order of the channels, but a padded bias is not in that order for two groups.
+        let kernels = if self.bias.is_some() { &isa.groups } else { kernels(isa, depth, columns, groups) };
         let wasted = |tile: &&TileOf<E>| {
             self.grid[0].next_multiple_of(tile.size[0]) * self.grid[1].next_multiple_of(tile.size[1])
         };
         let tile = kernels.tiles.iter().min_by_key(wasted).expect("three tiles");
-        // Groups whose channels share a cache line.
-        let together = if self.weights.depth == isa.cols { (64 / (isa.cols * size_of::<E>())).max(1) } else { 1 };
-        let planes = Planes::new(self.taps, self.source_step, self.grid, tile.size, kernels.lanes, size_of::<E>());
-        let packed = self.weights.pack(isa, 1);
-        let groups = Groups { conv: self, isa, tile, packed: &packed.values, width: packed.width, planes };
+        // Vectors whose channels share a cache line.
+        let together = if depth == isa.cols { (64 / (kernels.lanes * size_of::<E>())).max(1) } else { 1 };
+        let limit = kernels.groups * PLANE / size_of::<E>();
+        let planes = Planes::new(self.taps, self.source_step, self.grid, tile.size, kernels.lanes, limit);
+        let Packed { mut values, width } = self.weights.pack(isa, 1);
+        if kernels.groups > 1 {
+            values = alternate_groups(&values, isa.cols * width);
+        }
+        let vectors = groups.div_ceil(kernels.groups);
+        let groups = Groups { conv: self, kernels, tile, packed: &values, width, planes };
         let bands = self.grid[0].div_ceil(groups.planes.band);
         let target = SharedSlice::new(target);
-        let results = self.batch * self.grid[0] * self.grid[1] * self.weights.groups * self.weights.columns;
+        let results = self.batch * self.grid[0] * self.grid[1] * self.weights.groups * columns;
         let tasks = chunk_count(results, PIECE);
         for_each(tasks, |task| {
             let plane_len = groups.planes.rows * groups.planes.row;
@@ -100,11 +121,11 @@ impl<E: Operand> Igemm<'_, E> {
                 }
                 let first = index % bands * groups.planes.band;
                 let rows = first..self.grid[0].min(first + groups.planes.band);
-                for first_group in (0..self.weights.groups).step_by(together) {
-                    let together = together.min(self.weights.groups - first_group);
-                    groups.copy(index / bands, first, first_group, &mut planes[..together * plane_len]);
-                    for (group, plane) in planes.chunks_exact(plane_len).take(together).enumerate() {
-                        groups.multiply(index / bands, rows.clone(), first_group + group, plane, target);
+                for first_vector in (0..vectors).step_by(together) {
+                    let together = together.min(vectors - first_vector);
+                    groups.copy(index / bands, first, first_vector, &mut planes[..together * plane_len]);
+                    for (vector, plane) in planes.chunks_exact(plane_len).take(together).enumerate() {
+                        groups.multiply(index / bands, rows.clone(), first_vector + vector, plane, target);
                     }
                 }
             }
@@ -115,7 +136,7 @@ impl<E: Operand> Igemm<'_, E> {
 /// A convolution whose weights are packed.
 struct Groups<'a, E: 'static> {
     conv: &'a Igemm<'a, E>,
-    isa: &'static Isa<E>,
+    kernels: &'static GroupKernels<E>,
     tile: &'a TileOf<E>,
     packed: &'a [E],
     /// Packed elements per column.
@@ -124,12 +145,14 @@ struct Groups<'a, E: 'static> {
 }
 
 impl<E: Operand> Groups<'_, E> {
-    /// Copies the pixels that the band from grid row `first` reads, for the groups from `group` on: one group per plane. Padding
-    /// is not written, so it stays zero.
-    fn copy(&self, n: usize, first: usize, group: usize, to: &mut [E]) {
+    /// Copies the pixels that the band from grid row `first` reads, for the groups from `vector` on: one vector's groups per plane.
+    /// Padding is not written, so it stays zero.
+    fn copy(&self, n: usize, first: usize, vector: usize, to: &mut [E]) {
         let (conv, planes) = (self.conv, &self.planes);
         let [height, width] = conv.source_image.size;
-        let (channels, step, depth) = (conv.source_image.channels, conv.source_step, conv.weights.depth);
+        let (channels, step) = (conv.source_image.channels, conv.source_step);
+        let GroupKernels { lanes, groups, .. } = *self.kernels;
+        let depth = conv.weights.depth * groups;
         let top = (first * step[0]) as isize + planes.least[0];
         let plane = planes.rows * planes.row;
         for row in 0..planes.rows {
@@ -145,17 +168,23 @@ impl<E: Operand> Groups<'_, E> {
                 let from = (-left).max(0).unsigned_abs().div_ceil(planes.phases);
                 let end = (width as isize - left).max(0).unsigned_abs().div_ceil(planes.phases).min(planes.columns);
                 if from < end {
-                    let at = ((from * planes.phases) as isize + left) as usize * channels + group * depth;
-                    let to = &mut to[row * planes.row + (phase * planes.columns + from) * self.isa.cols..];
-                    copy_pixels(&line[at..], planes.phases * channels, depth, end - from, to, self.isa.cols, plane);
+                    let at = ((from * planes.phases) as isize + left) as usize * channels + vector * depth;
+                    let to = &mut to[row * planes.row + (phase * planes.columns + from) * lanes..];
+                    let copy = Copy { step: planes.phases * channels, depth, count: end - from, lanes, plane };
+                    match groups {
+                        1 => copy.pixels(&line[at..], to),
+                        _ => copy.alternating(self.kernels, &line[at..], to),
+                    }
                 }
             }
         }
     }
 
-    /// Computes one group's results of grid rows `rows` from their plane.
-    fn multiply(&self, n: usize, rows: Range<usize>, group: usize, plane: &[E], target: SharedSlice<E>) {
-        let (conv, planes, lanes) = (self.conv, &self.planes, self.isa.cols);
+    /// Computes the results of a vector's groups for grid rows `rows` from their plane.
+    fn multiply(&self, n: usize, rows: Range<usize>, vector: usize, plane: &[E], target: SharedSlice<E>) {
+        let (conv, planes, lanes) = (self.conv, &self.planes, self.kernels.lanes);
+        let group = vector * self.kernels.groups;
+        let groups = self.kernels.groups.min(conv.weights.groups - group);
         let (image, columns) = (&conv.target_image, conv.weights.columns);
         let out_step = [conv.target_step[0] * image.size[1], conv.target_step[1]].map(|pixels| pixels * image.channels);
         let first = (n * image.size[0] + conv.target_first[0]) * image.size[1] + conv.target_first[1];
@@ -169,16 +198,16 @@ impl<E: Operand> Groups<'_, E> {
                     offsets: planes.offsets.as_ptr(),
                     taps: planes.offsets.len(),
                     steps: conv.weights.depth.div_ceil(E::STEP),
-                    w: self.packed[group * lanes * self.width..].as_ptr(),
+                    w: self.packed[vector * lanes * self.width..].as_ptr(),
                     out: target.ptr().wrapping_add(first + y * out_step[0] + x * out_step[1]),
                     out_step,
                     size: [rows.end - y, conv.grid[1] - x],
-                    channels: columns,
+                    channels: groups * columns,
                     bias: conv.bias.map_or(std::ptr::null(), |bias| bias[group * lanes..][..lanes].as_ptr()),
                     relu: conv.relu,
                 };
                 // SAFETY: `Planes::new` made room for whole tiles and all taps. The weights have as many panels of `lanes`
-                // columns as groups. The pixels to store are those of the grid, and only this task writes this image's
+                // columns as vectors. The pixels to store are those of the grid, and only this task writes this image's
                 // band.
                 unsafe { self.tile.run(&call) };
             }
@@ -186,17 +215,42 @@ impl<E: Operand> Groups<'_, E> {
     }
 }
 
-/// Copies `count` pixels that are `step` elements apart to pixels of `lanes` elements. Each group has `depth` elements and goes
-/// to its own plane of `plane` elements; the length of `to` determines the number of groups.
-fn copy_pixels<E: Pod>(from: &[E], step: usize, depth: usize, count: usize, to: &mut [E], lanes: usize, plane: usize) {
+/// Pixels to copy.
+struct Copy {
+    /// Elements between adjacent source pixels.
+    step: usize,
+    /// Elements per pixel and plane.
+    depth: usize,
+    /// Number of pixels.
+    count: usize,
+    /// Elements of a pixel in a plane.
+    lanes: usize,
+    /// Elements of a plane. The length of the target determines the number of planes.
+    plane: usize,
+}
+
+impl Copy {
+    /// Copies pixels to planes of one group each.
+    fn pixels<E: Pod>(&self, from: &[E], to: &mut [E]) {
+        let Self { step, depth, count, lanes, plane } = *self;
+        match (lanes, depth, to.len().div_ceil(plane)) {
+            (8, 8, 1) => self.whole::<E, 8, 1>(from, to),
+            (8, 8, 2) => self.whole::<E, 8, 2>(from, to),
+            (8, 8, 4) => self.whole::<E, 8, 4>(from, to),
+            (_, _, groups) => {
+                for group in 0..groups {
+                    for pixel in 0..count {
+                        let to = &mut to[group * plane + pixel * lanes..][..depth];
+                        to.copy_from_slice(&from[pixel * step + group * depth..][..depth]);
+                    }
+                }
+            }
+        }
+    }
+
     /// Copies whole vectors of `GROUPS` groups.
-    fn whole<E: Pod, const LANES: usize, const GROUPS: usize>(
-        from: &[E],
-        step: usize,
-        count: usize,
-        to: &mut [E],
-        plane: usize,
-    ) {
+    fn whole<E: Pod, const LANES: usize, const GROUPS: usize>(&self, from: &[E], to: &mut [E]) {
+        let Self { step, count, plane, .. } = *self;
         assert!((count - 1) * step + GROUPS * LANES <= from.len());
         assert!((GROUPS - 1) * plane + count * LANES <= to.len());
         for pixel in 0..count {
@@ -210,178 +264,40 @@ fn copy_pixels<E: Pod>(from: &[E], step: usize, depth: usize, count: usize, to: 
             }
         }
     }
-    match (lanes, depth, to.len().div_ceil(plane)) {
-        (8, 8, 1) => whole::<E, 8, 1>(from, step, count, to, plane),
-        (8, 8, 2) => whole::<E, 8, 2>(from, step, count, to, plane),
-        (8, 8, 4) => whole::<E, 8, 4>(from, step, count, to, plane),
-        (_, _, groups) => {
-            for group in 0..groups {
-                for pixel in 0..count {
-                    let to = &mut to[group * plane + pixel * lanes..][..depth];
-                    to.copy_from_slice(&from[pixel * step + group * depth..][..depth]);
-                }
+
+    /// Copies pixels to planes of several groups each, whose elements alternate. If the last pixel ends before the last plane has all
+    /// of its groups, the others get arbitrary values, which no stored result depends on.
+    fn alternating<E: Operand>(&self, kernels: &GroupKernels<E>, from: &[E], to: &mut [E]) {
+        let Self { step, depth, count, lanes, plane } = *self;
+        assert_eq!(lanes, depth);
+        for (index, to) in to.chunks_mut(plane).enumerate() {
+            let from = &from[index * depth..];
+            let last = (count - 1) * step;
+            let whole = if last + lanes <= from.len() { count } else { count - 1 };
+            let mut rest = [E::zeroed(); 16];
+            let available = &from[last..from.len().min(last + lanes)];
+            rest[..available.len()].copy_from_slice(available);
+            // SAFETY: the source has whole pixels, and `rest` has one; the slice of the target has all pixels.
+            unsafe {
+                kernels.copy(from.as_ptr(), step, &mut to[..whole * lanes]);
+                kernels.copy(rest.as_ptr(), step, &mut to[whole * lanes..count * lanes]);
             }
         }
     }
 }
 
-/// Computes the weight gradient in PyTorch's layout, for groups that fit into a vector of `isa`; `None` for a dilation along
-/// rows, with which the taps of a row are not adjacent.
-pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Option<Buffer> {
-    /// Does not depend on the number of threads.
-    const PARTS: usize = 16;
-    if shape.dilation[1] > 1 {
-        return None;
-    }
-    let len = shape.groups * shape.taps() * isa.cols * isa.cols;
-    let parts = PARTS.min(shape.batch).max(1);
-    let mut sums = Buffer::new(parts * len);
-    let shared = SharedSlice::new(&mut sums);
-    let zeros = Buffer::zeroed(shape.channels[0].max(shape.channels[1]));
-    for_each(parts, |index| {
-        // SAFETY: each task has its own sums.
-        let sums = unsafe { shared.slice(index * len..(index + 1) * len) };
-        sums.fill(0.0);
-        let mut part = Part::new(isa, shape, x, dy, &zeros);
-        for n in chunk(shape.batch, 1, parts, index) {
-            part.add_image(n, sums);
-        }
-    });
-    Some(add_parts(isa.cols, shape, &sums, parts))
-}
-
-/// Inputs and copies of a part of the batch.
-struct Part<'a, E: 'static> {
-    isa: &'static Isa<E>,
-    shape: &'a ConvShape,
-    x: &'a [E],
-    dy: &'a [E],
-    zeros: &'a [E],
-    /// Output rows that share planes, a multiple of [`Operand::STEP`].
-    band: usize,
-    /// Rows and columns of `x`'s plane.
-    plane: [usize; 2],
-    /// `[row][column][STEP]`: each step has the pixels that adjacent output rows read.
-    x_pixels: Vec<*const E>,
-    dy_pixels: Vec<*const E>,
-    x_plane: Buffer<E>,
-    dy_plane: Buffer<E>,
-}
-
-impl<'a, E: Operand> Part<'a, E> {
-    fn new(isa: &'static Isa<E>, shape: &'a ConvShape, x: &'a [E], dy: &'a [E], zeros: &'a [E]) -> Self {
-        let columns = (shape.output[1] - 1) * shape.stride[1] + shape.kernel[1];
-        let span = shape.dilation[0] * (shape.kernel[0] - 1) + 1;
-        let row = columns * isa.cols * E::STEP * size_of::<E>();
-        let most = (PLANE / row).saturating_sub(span) / shape.stride[0] + E::STEP;
-        let band = (most / E::STEP * E::STEP).min(shape.output[0].next_multiple_of(E::STEP));
-        let plane = [(band - E::STEP) * shape.stride[0] + span, columns];
-        let step = isa.cols * E::STEP;
-        Self {
-            isa,
-            shape,
-            x,
-            dy,
-            zeros,
-            band,
-            plane,
-            x_pixels: Vec::with_capacity(plane[0] * plane[1] * E::STEP),
-            dy_pixels: Vec::with_capacity(band * shape.output[1]),
-            x_plane: Buffer::new(plane[0] * plane[1] * step),
-            dy_plane: Buffer::new(band / E::STEP * shape.output[1] * step),
-        }
-    }
-
-    /// Adds the products of an image's pixels to `sums` `[group][tap][channel][LANES]`.
-    fn add_image(&mut self, n: usize, sums: &mut [f32]) {
-        let (shape, lanes) = (self.shape, self.isa.cols);
-        let [depth, columns] = shape.group_channels();
-        let step = lanes * E::STEP;
-        for first in (0..shape.output[0]).step_by(self.band) {
-            let lines = (shape.output[0] - first).min(self.band).div_ceil(E::STEP);
-            self.find_pixels(n, first, lines);
-            for (group, sums) in sums.chunks_exact_mut(shape.taps() * lanes * lanes).enumerate() {
-                let (x, dy) = (group * depth, group * columns);
-                // SAFETY: each pixel has the channels of all groups.
-                unsafe {
-                    self.isa.pack(&self.x_pixels, x, shape.channels[0] - x, lanes, &mut self.x_plane);
-                    self.isa.pack(&self.dy_pixels, dy, shape.channels[1] - dy, lanes, &mut self.dy_plane);
-                }
-                let taps = sums.chunks_exact_mut(shape.kernel[1] * lanes * lanes);
-                for (ky, sums) in taps.enumerate() {
-                    let call = GroupOuter {
-                        x: self.x_plane[ky * shape.dilation[0] * self.plane[1] * step..].as_ptr(),
-                        x_step: [E::STEP * shape.stride[0] * self.plane[1], shape.stride[1]]
-                            .map(|pixels| pixels * step),
-                        dy: self.dy_plane.as_ptr(),
-                        lines,
-                        steps: shape.output[1],
-                        sums: sums.as_mut_ptr(),
-                        rows: shape.kernel[1] * lanes,
-                    };
-                    // SAFETY: the planes have the pixels of a band, of which these are the first lines, and the sums have
-                    // a row per tap and lane.
-                    unsafe { self.isa.groups.outer(&call) };
+/// Packs the weights of each two groups as those of one. A group has `len` elements: vectors of 8 lanes, each with a step of 32 bits.
+fn alternate_groups<E: Operand>(packed: &[E], len: usize) -> Buffer<E> {
+    let mut to = Buffer::zeroed(packed.len().next_multiple_of(2 * len));
+    let vector = 8 * E::STEP;
+    for (pair, to) in packed.chunks(2 * len).zip(to.chunks_exact_mut(2 * len)) {
+        for (group, from) in pair.chunks_exact(len).enumerate() {
+            for (from, to) in from.chunks_exact(vector).zip(to.chunks_exact_mut(2 * vector)) {
+                for (lane, step) in from.chunks_exact(E::STEP).enumerate() {
+                    to[(2 * lane + group) * E::STEP..][..E::STEP].copy_from_slice(step);
                 }
             }
         }
     }
-
-    /// Finds the pixels of the band from output row `first`; zeros for padding and for rows after the last.
-    fn find_pixels(&mut self, n: usize, first: usize, lines: usize) {
-        let (shape, zeros) = (self.shape, self.zeros.as_ptr());
-        let pixel = |values: &'a [E], size: [usize; 2], channels: usize, y: isize, x: isize| {
-            // A negative coordinate wraps around to a large number.
-            match (y as usize) < size[0] && (x as usize) < size[1] {
-                true => values[((n * size[0] + y as usize) * size[1] + x as usize) * channels..].as_ptr(),
-                false => zeros,
-            }
-        };
-        self.x_pixels.clear();
-        let rows = (lines - 1) * E::STEP * shape.stride[0] + shape.dilation[0] * (shape.kernel[0] - 1) + 1;
-        for row in 0..rows {
-            for column in 0..self.plane[1] {
-                for step in 0..E::STEP {
-                    let y = (first + step) * shape.stride[0] + row;
-                    let [y, x] = [y as isize - shape.padding[0] as isize, column as isize - shape.padding[1] as isize];
-                    self.x_pixels.push(pixel(self.x, shape.input, shape.channels[0], y, x));
-                }
-            }
-        }
-        self.dy_pixels.clear();
-        for line in 0..lines {
-            for column in 0..shape.output[1] {
-                for step in 0..E::STEP {
-                    let [y, x] = [first + line * E::STEP + step, column].map(|at| at as isize);
-                    self.dy_pixels.push(pixel(self.dy, shape.output, shape.channels[1], y, x));
-                }
-            }
-        }
-    }
-}
-
-/// Adds the parts' sums `[group][tap][channel][lanes]` in order and converts them to PyTorch's layout.
-fn add_parts(lanes: usize, shape: &ConvShape, sums: &[f32], parts: usize) -> Buffer {
-    let ([depth, columns], taps) = (shape.group_channels(), shape.taps());
-    let part = sums.len() / parts;
-    let mut grad = Buffer::new(shape.weight_len());
-    let target = SharedSlice::new(&mut grad);
-    for_each(shape.groups, |group| {
-        let len = columns * depth * taps;
-        // SAFETY: each task has its own group.
-        let grad = unsafe { target.slice(group * len..(group + 1) * len) };
-        for tap in 0..taps {
-            for d in 0..depth {
-                let at = ((group * taps + tap) * lanes + d) * lanes;
-                let mut sum = [0.0_f32; 16];
-                for part in sums.chunks_exact(part) {
-                    sum.iter_mut().zip(&part[at..at + columns]).for_each(|(sum, value)| *sum += value);
-                }
-                for (column, sum) in sum[..columns].iter().enumerate() {
-                    grad[(column * depth + d) * taps + tap] = *sum;
-                }
-            }
-        }
-    });
-    grad
+    to
 }

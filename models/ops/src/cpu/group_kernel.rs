@@ -3,6 +3,9 @@
 //! The tile of [`super::micro_kernel`] reads each row through a pointer. For a tile one vector wide, it would load an address for
 //! every product. Here the pixels of a group are adjacent in memory ([`super::group_conv`] copies them), so an address is a
 //! register plus a constant.
+//!
+//! Groups of half a vector's channels are computed two at a time, if a processor can broadcast the same channel of both to
+//! alternating lanes. Their channels alternate in source pixels, weights and sums.
 
 use super::kernel::Operand;
 use super::micro_kernel::Products;
@@ -10,7 +13,8 @@ use super::vector::{Lanes, Simd};
 
 /// Arguments of the tile micro-kernel: `out[row][col][..] = Σ_tap Σ_k x[tap][row][col][k] · w[tap][k][..]`.
 ///
-/// Source pixels have `LANES` elements each.
+/// Source pixels have `LANES` elements each. With several groups in a vector, they are one group here: their elements alternate in
+/// units of `STEP`.
 pub(crate) struct GroupTile<E> {
     /// The pixel that the tile's first pixel reads at offset 0.
     pub(crate) x: *const E,
@@ -19,7 +23,7 @@ pub(crate) struct GroupTile<E> {
     /// Offset in elements of each tap.
     pub(crate) offsets: *const usize,
     pub(crate) taps: usize,
-    /// Steps per tap: channels over [`Operand::STEP`], rounded up.
+    /// Steps per tap: channels of a group over [`Operand::STEP`], rounded up.
     pub(crate) steps: usize,
     /// Weights `[taps][steps][LANES][STEP]`.
     pub(crate) w: *const E,
@@ -38,7 +42,7 @@ pub(crate) struct GroupTile<E> {
 
 /// Arguments of the outer-product micro-kernel: `sums[row][..] += Σ_line Σ_step x[line][step][row] · dy[line][step][..]`.
 pub(crate) struct GroupOuter<E> {
-    /// `[line][step][rows][STEP]`, overlapping.
+    /// `[line][step][rows][groups][STEP]`, overlapping.
     pub(crate) x: *const E,
     /// Elements between lines, and between steps.
     pub(crate) x_step: [usize; 2],
@@ -48,7 +52,7 @@ pub(crate) struct GroupOuter<E> {
     pub(crate) steps: usize,
     /// `[rows][LANES]`.
     pub(crate) sums: *mut f32,
-    /// A multiple of the lanes.
+    /// A multiple of a group's lanes.
     pub(crate) rows: usize,
 }
 
@@ -63,11 +67,15 @@ pub(crate) struct TileOf<E> {
 /// The micro-kernels of an instruction set.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GroupKernels<E> {
-    /// Lanes of a vector, the maximum number of a group's channels.
+    /// Lanes of a vector.
     pub(crate) lanes: usize,
+    /// Groups of a vector. The lanes over this number are the maximum number of a group's channels.
+    pub(crate) groups: usize,
     /// Tiles for wide, narrow and very narrow images.
     pub(crate) tiles: [TileOf<E>; 3],
     pub(super) outer: unsafe fn(&GroupOuter<E>),
+    pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
+    pub(super) copy: unsafe fn(*const E, usize, usize, *mut E),
 }
 
 impl<E> TileOf<E> {
@@ -95,6 +103,28 @@ impl<E> GroupKernels<E> {
         // SAFETY: guaranteed by the caller.
         unsafe { (self.outer)(call) }
     }
+
+    /// Packs the channels of a vector's groups, from `offset` on, as [`Isa::pack`](super::kernel::Isa::pack).
+    ///
+    /// # Safety
+    ///
+    /// The processor has the kernel's instructions. Each row points to `offset + available` elements.
+    pub(crate) unsafe fn pack(&self, rows: &[*const E], offset: usize, available: usize, to: &mut [E]) {
+        assert!(to.len() >= rows.len() * self.lanes);
+        // SAFETY: guaranteed by the caller; the target is long enough.
+        unsafe { (self.pack)(rows, offset, available, self.lanes, to.as_mut_ptr()) }
+    }
+
+    /// Copies pixels of a vector's groups that are `step` elements apart, and alternates their elements. The length of `to` determines
+    /// the number of pixels.
+    ///
+    /// # Safety
+    ///
+    /// The processor has the kernel's instructions. The source has all pixels.
+    pub(crate) unsafe fn copy(&self, from: *const E, step: usize, to: &mut [E]) {
+        // SAFETY: guaranteed by the caller; the target has as many pixels.
+        unsafe { (self.copy)(from, step, to.len() / self.lanes, to.as_mut_ptr()) }
+    }
 }
 
 /// Micro-kernel of [`GroupTile`].
@@ -120,14 +150,14 @@ pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usiz
                         acc[row][col] = P::add(P::splat(from.add(col * lanes)), vw, acc[row][col]);
                     }
                 }
-                from = from.add(step);
+                from = from.add(step * P::GROUPS);
                 w = w.add(lanes * step);
             }
         }
         for row in 0..ROWS {
             for col in 0..COLS {
                 if row < call.size[0] && col < call.size[1] {
-                    let mut value = acc[row][col];
+                    let mut value = P::by_group(acc[row][col]);
                     if !call.bias.is_null() {
                         value = P::S::add(value, P::S::load(call.bias));
                     }
@@ -148,7 +178,20 @@ pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usiz
     }
 }
 
-/// Micro-kernel of [`GroupOuter`]: `MANY` rows at once, then `FEW`, which divides the lanes.
+/// Copies pixels as [`GroupKernels::copy`].
+///
+/// # Safety
+///
+/// As for [`GroupKernels::copy`], and the target has `count` pixels.
+#[inline(always)]
+pub(super) unsafe fn group_copy<P: Products>(from: *const P::E, step: usize, count: usize, to: *mut P::E) {
+    for pixel in 0..count {
+        // SAFETY: guaranteed by the caller.
+        unsafe { P::copy(from.add(pixel * step), to.add(pixel * P::S::LANES)) };
+    }
+}
+
+/// Micro-kernel of [`GroupOuter`]: `MANY` rows at once, then `FEW`, which divides a group's lanes.
 ///
 /// # Safety
 ///
@@ -162,7 +205,7 @@ pub(super) unsafe fn group_outer<P: Products, const MANY: usize, const FEW: usiz
         first += MANY;
     }
     while first < call.rows {
-        // SAFETY: guaranteed by the caller. `FEW` divides the remaining rows, since it divides the lanes and `MANY`.
+        // SAFETY: guaranteed by the caller. `FEW` divides the remaining rows, since it divides a group's lanes and `MANY`.
         unsafe { outer_rows::<P, FEW>(call, first) };
         first += FEW;
     }
@@ -177,14 +220,15 @@ unsafe fn outer_rows<P: Products, const ROWS: usize>(call: &GroupOuter<P::E>, fi
     // SAFETY: `GroupOuter` documents every address as valid.
     unsafe {
         let (lanes, step) = (P::S::LANES, P::E::STEP);
+        let of_groups = step * P::GROUPS;
         let mut acc = [P::S::zero(); ROWS];
         let mut dy = call.dy;
         for line in 0..call.lines {
-            let mut x = call.x.add(line * call.x_step[0] + first * step);
+            let mut x = call.x.add(line * call.x_step[0] + first * of_groups);
             for _ in 0..call.steps {
                 let vdy = P::load(dy);
                 for row in 0..ROWS {
-                    acc[row] = P::add(P::splat(x.add(row * step)), vdy, acc[row]);
+                    acc[row] = P::add(P::splat(x.add(row * of_groups)), vdy, acc[row]);
                 }
                 x = x.wrapping_add(call.x_step[1]);
                 dy = dy.wrapping_add(lanes * step);

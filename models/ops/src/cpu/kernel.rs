@@ -18,7 +18,7 @@
 use half::bf16;
 
 use super::allocator::Buffer;
-use super::group_kernel::{GroupKernels, TileOf, group_outer, group_tile};
+use super::group_kernel::{GroupKernels, TileOf, group_copy, group_outer, group_tile};
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
@@ -155,6 +155,8 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
     pub(super) winograd: Transforms<E>,
     pub(super) groups: GroupKernels<E>,
+    /// For two groups of [`Self::cols`] channels at a time, where vectors have room for them.
+    pub(super) two_groups: Option<GroupKernels<E>>,
 }
 
 impl<E: Operand> Isa<E> {
@@ -285,13 +287,17 @@ macro_rules! portable {
             },
             groups: GroupKernels {
                 lanes: 8,
+                groups: 1,
                 tiles: [
                     TileOf { size: [1, 4], run: group_tile::<$products, 1, 4> },
                     TileOf { size: [2, 2], run: group_tile::<$products, 2, 2> },
                     TileOf { size: [4, 1], run: group_tile::<$products, 4, 1> },
                 ],
                 outer: group_outer::<$products, 4, 4>,
+                pack: pack_rows::<$products>,
+                copy: group_copy::<$products>,
             },
+            two_groups: None,
         }
     };
 }

@@ -1,13 +1,15 @@
 //! The micro-kernels for AVX-512 and AVX2: the generic loops of [`super::micro_kernel`] with these instructions.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::mem::transmute;
 
 use half::bf16;
 
-use super::group_kernel::{GroupKernels, GroupOuter, GroupTile, TileOf, group_outer, group_tile};
+use super::group_kernel::{GroupKernels, GroupOuter, GroupTile, TileOf, group_copy, group_outer, group_tile};
 use super::kernel::{Isa, Operand, Outer, Tile};
-use super::micro_kernel::{Pairs, Products, Single, outer_any, pack_pairs, pack_rows, tile};
+use super::micro_kernel::{Pairs, PartialStep, Products, Single, outer_any, pack_pairs, pack_rows, tile};
+use super::vector::Simd;
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
 use super::winograd_tile::{
     Filters, StepLayout, Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile,
@@ -27,11 +29,6 @@ macro_rules! dot_products {
                 unsafe { $splat(from.cast::<i32>().read_unaligned()) }
             }
             #[inline(always)]
-            unsafe fn splat_one(from: *const bf16) -> $steps {
-                // SAFETY: as above, of one element.
-                unsafe { $splat((*from).to_bits().into()) }
-            }
-            #[inline(always)]
             unsafe fn load(from: *const bf16) -> $steps {
                 // SAFETY: as above, of two elements per lane.
                 unsafe { $load(from.cast()) }
@@ -47,11 +44,135 @@ macro_rules! dot_products {
                 unsafe { $dot(c, transmute::<$steps, $bf16>(a), transmute::<$steps, $bf16>(b)) }
             }
         }
+
+        // SAFETY: as above.
+        unsafe impl PartialStep for $simd {
+            #[inline(always)]
+            unsafe fn splat_one(from: *const bf16) -> $steps {
+                // SAFETY: the instructions are enabled; the caller guarantees the address of one element.
+                unsafe { $splat((*from).to_bits().into()) }
+            }
+        }
     };
 }
 
 dot_products!(Avx512Bf16, __m512, __m512i, __m512bh, _mm512_set1_epi32, _mm512_loadu_si512, _mm512_dpbf16_ps);
 dot_products!(Avx512Bf16Half, __m256, __m256i, __m256bh, _mm256_set1_epi32, _mm256_loadu_si256, _mm256_dpbf16_ps);
+
+/// The products of two groups with 8 channels each. The lanes of the groups alternate, so one broadcast of 64 bits has a step of
+/// both.
+struct TwoGroups<P>(PhantomData<P>);
+
+/// Products with vectors of 512 bits.
+trait Wide: Products {
+    /// Converts a vector of steps of 32 bits, one per lane.
+    unsafe fn steps(bits: __m512) -> Self::Steps;
+    /// [`Products::copy`] of two groups.
+    unsafe fn copy_two(from: *const Self::E, to: *mut Self::E);
+}
+
+/// Alternates the steps of two groups.
+#[inline(always)]
+unsafe fn alternate(from: *const f32, to: *mut f32) {
+    // SAFETY: the caller enables the instructions and guarantees the addresses of 16 floats.
+    unsafe {
+        let order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+        _mm512_storeu_ps(to, _mm512_permutexvar_ps(order, _mm512_loadu_ps(from)));
+    }
+}
+
+/// Alternates the steps of two groups with 8 channels of bf16.
+#[inline(always)]
+unsafe fn alternate_bf16(from: *const bf16, to: *mut bf16) {
+    // SAFETY: the caller enables the instructions and guarantees the addresses of 16 elements.
+    unsafe {
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let steps = _mm256_permutexvar_epi32(order, _mm256_loadu_si256(from.cast()));
+        _mm256_storeu_si256(to.cast(), steps);
+    }
+}
+
+impl Wide for Single<Avx512> {
+    #[inline(always)]
+    unsafe fn steps(bits: __m512) -> __m512 {
+        bits
+    }
+    #[inline(always)]
+    unsafe fn copy_two(from: *const f32, to: *mut f32) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { alternate(from, to) }
+    }
+}
+
+impl Wide for Pairs<Avx512> {
+    #[inline(always)]
+    unsafe fn steps(bits: __m512) -> [__m512; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { Avx512::split(bits) }
+    }
+    #[inline(always)]
+    unsafe fn copy_two(from: *const bf16, to: *mut bf16) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { alternate_bf16(from, to) }
+    }
+}
+
+impl Wide for Avx512Bf16 {
+    #[inline(always)]
+    unsafe fn steps(bits: __m512) -> __m512i {
+        // SAFETY: guaranteed by the caller.
+        unsafe { _mm512_castps_si512(bits) }
+    }
+    #[inline(always)]
+    unsafe fn copy_two(from: *const bf16, to: *mut bf16) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { alternate_bf16(from, to) }
+    }
+}
+
+// SAFETY: used only by functions that enable the instructions.
+unsafe impl<P: Wide<S: Simd<V = __m512>>> Products for TwoGroups<P> {
+    type E = P::E;
+    type S = P::S;
+    type Steps = P::Steps;
+    const GROUPS: usize = 2;
+    #[inline(always)]
+    unsafe fn splat(from: *const P::E) -> P::Steps {
+        // SAFETY: the instructions are enabled; the caller guarantees the address of two steps.
+        unsafe { P::steps(_mm512_castpd_ps(_mm512_set1_pd(from.cast::<f64>().read_unaligned()))) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const P::E) -> P::Steps {
+        // SAFETY: guaranteed by the caller.
+        unsafe { P::load(from) }
+    }
+    #[inline(always)]
+    unsafe fn pack(rows: &[*const P::E], to: *mut P::E) {
+        // SAFETY: as in `splat`. A step of all lanes has the size of a vector.
+        unsafe {
+            P::pack(rows, to);
+            alternate(to.cast(), to.cast());
+        }
+    }
+    #[inline(always)]
+    unsafe fn copy(from: *const P::E, to: *mut P::E) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { P::copy_two(from, to) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: P::Steps, b: P::Steps, c: __m512) -> __m512 {
+        // SAFETY: guaranteed by the caller.
+        unsafe { P::add(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn by_group(sums: __m512) -> __m512 {
+        // SAFETY: the instructions are enabled.
+        unsafe {
+            let order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+            _mm512_permutexvar_ps(order, sums)
+        }
+    }
+}
 
 /// The kernels for narrow groups: tiles of `$wide`, `$narrow` and `$least` pixels, and outer products of `$many` or `$few` rows.
 macro_rules! groups {
@@ -68,8 +189,19 @@ macro_rules! groups {
             // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { group_outer::<$products, $many, $few>(call) }
         }
+        #[target_feature(enable = $features)]
+        unsafe fn pack(rows: &[*const $element], offset: usize, available: usize, stride: usize, to: *mut $element) {
+            // SAFETY: as above.
+            unsafe { pack_rows::<$products>(rows, offset, available, stride, to) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn copy(from: *const $element, step: usize, count: usize, to: *mut $element) {
+            // SAFETY: as above.
+            unsafe { group_copy::<$products>(from, step, count, to) }
+        }
         GroupKernels {
-            lanes: <$simd as super::vector::Simd>::LANES,
+            lanes: <$simd as Simd>::LANES,
+            groups: <$products as Products>::GROUPS,
             tiles: [$({
                 #[target_feature(enable = $features)]
                 unsafe fn tile(call: &GroupTile<$element>) {
@@ -79,6 +211,8 @@ macro_rules! groups {
                 TileOf { size: [$rows, $cols], run: tile }
             }),*],
             outer,
+            pack,
+            copy,
         }
     }};
 }
@@ -157,7 +291,7 @@ macro_rules! isa {
         Isa {
             name: $name,
             rows: $rows,
-            cols: $vecs * <$simd as super::vector::Simd>::LANES,
+            cols: $vecs * <$simd as Simd>::LANES,
             depth: <$element as Operand>::STEP,
             outer_rows: $outer_rows,
             narrower: $narrower,
@@ -171,11 +305,12 @@ macro_rules! isa {
                 output,
                 input_steps: steps_of_input,
                 grad_steps: steps_of_grad,
-                lanes: <$simd as super::vector::Simd>::LANES,
+                lanes: <$simd as Simd>::LANES,
                 filters: transformed_filters,
                 filter_grads: grads_of_filters,
             },
             groups: groups!($registers, $features, $element, $products, $simd),
+            two_groups: None,
         }
     }};
 }
@@ -190,7 +325,10 @@ macro_rules! single {
 pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
 static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[]);
 /// Vectors of half the width, with all of AVX-512's registers.
-static AVX512_8: Isa = single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[]);
+static AVX512_8: Isa = Isa {
+    two_groups: Some(groups!(32, "avx512f,avx512vl", f32, TwoGroups<Single<Avx512>>, Avx512)),
+    ..single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[])
+};
 pub(super) static AVX2: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 2, 6, &[&AVX2_8]);
 static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 1, 6, &[]);
 
@@ -203,7 +341,10 @@ macro_rules! dot {
 
 pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
 pub(super) static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 1, 8, &[&AVX512_BF16_8]);
-static AVX512_BF16_8: Isa<bf16> = dot!(Avx512Bf16Half, 32, 12 x 1, 8, &[]);
+static AVX512_BF16_8: Isa<bf16> = Isa {
+    two_groups: Some(groups!(32, "avx512f,avx512vl,avx512bw,avx512bf16", bf16, TwoGroups<Avx512Bf16>, Avx512Bf16)),
+    ..dot!(Avx512Bf16Half, 32, 12 x 1, 8, &[])
+};
 
 /// An [`isa!`] for bf16 with products in f32.
 macro_rules! pairs {
@@ -215,7 +356,10 @@ macro_rules! pairs {
 pub(super) static AVX512_PAIRS: Isa<bf16> =
     pairs!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
 static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
-static AVX512_PAIRS_8: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[]);
+static AVX512_PAIRS_8: Isa<bf16> = Isa {
+    two_groups: Some(groups!(32, "avx512f,avx512vl", bf16, TwoGroups<Pairs<Avx512>>, Avx512)),
+    ..pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[])
+};
 /// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
 pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 16, 4 x 2, 4, &[&AVX2_PAIRS_8]);
 static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 16, 4 x 1, 4, &[]);

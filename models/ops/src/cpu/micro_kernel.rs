@@ -19,16 +19,37 @@ pub(super) unsafe trait Products {
     type S: Simd;
     /// One step's elements of every lane.
     type Steps: Copy;
-    /// Broadcasts a step.
+    /// Number of groups of a grouped convolution whose lanes alternate in a vector.
+    const GROUPS: usize = 1;
+    /// Broadcasts a step of each group to the lanes of the group.
     unsafe fn splat(from: *const Self::E) -> Self::Steps;
-    /// Broadcasts one element, followed by zeros.
-    unsafe fn splat_one(from: *const Self::E) -> Self::Steps;
     /// Loads a step per lane.
     unsafe fn load(from: *const Self::E) -> Self::Steps;
     /// Packs `LANES` columns of a step's rows.
     unsafe fn pack(rows: &[*const Self::E], to: *mut Self::E);
     /// `a · b + c`
     unsafe fn add(a: Self::Steps, b: Self::Steps, c: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    /// Copies `LANES` channels of a pixel, and alternates those of the groups.
+    #[inline(always)]
+    unsafe fn copy(from: *const Self::E, to: *mut Self::E) {
+        // SAFETY: guaranteed by the caller.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, Self::S::LANES) }
+    }
+    /// Orders sums by group.
+    #[inline(always)]
+    unsafe fn by_group(sums: <Self::S as Simd>::V) -> <Self::S as Simd>::V {
+        sums
+    }
+}
+
+/// [`Products`] of a depth that is not a multiple of a step.
+///
+/// # Safety
+///
+/// As for [`Products`].
+pub(super) unsafe trait PartialStep: Products {
+    /// Broadcasts one element, followed by zeros.
+    unsafe fn splat_one(from: *const Self::E) -> Self::Steps;
 }
 
 /// Steps of one f32.
@@ -41,11 +62,6 @@ unsafe impl<S: Simd> Products for Single<S> {
     type Steps = S::V;
     #[inline(always)]
     unsafe fn splat(from: *const f32) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::splat(from) }
-    }
-    #[inline(always)]
-    unsafe fn splat_one(from: *const f32) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { S::splat(from) }
     }
@@ -66,6 +82,15 @@ unsafe impl<S: Simd> Products for Single<S> {
     }
 }
 
+// SAFETY: the instructions are `S`'s.
+unsafe impl<S: Simd> PartialStep for Single<S> {
+    #[inline(always)]
+    unsafe fn splat_one(from: *const f32) -> S::V {
+        // SAFETY: guaranteed by the caller.
+        unsafe { S::splat(from) }
+    }
+}
+
 /// Steps of two bf16, for instruction sets without such products: both are widened to f32.
 pub(super) struct Pairs<S>(PhantomData<S>);
 
@@ -78,11 +103,6 @@ unsafe impl<S: Simd> Products for Pairs<S> {
     unsafe fn splat(from: *const bf16) -> [S::V; 2] {
         // SAFETY: guaranteed by the caller. A pair has the size of a float.
         unsafe { S::split(S::splat(from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn splat_one(from: *const bf16) -> [S::V; 2] {
-        // SAFETY: guaranteed by the caller.
-        unsafe { [S::splat(&(*from).to_f32()), S::zero()] }
     }
     #[inline(always)]
     unsafe fn load(from: *const bf16) -> [S::V; 2] {
@@ -98,6 +118,15 @@ unsafe impl<S: Simd> Products for Pairs<S> {
     unsafe fn add(a: [S::V; 2], b: [S::V; 2], c: S::V) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { S::fma(a[1], b[1], S::fma(a[0], b[0], c)) }
+    }
+}
+
+// SAFETY: the instructions are `S`'s.
+unsafe impl<S: Simd> PartialStep for Pairs<S> {
+    #[inline(always)]
+    unsafe fn splat_one(from: *const bf16) -> [S::V; 2] {
+        // SAFETY: guaranteed by the caller.
+        unsafe { [S::splat(&(*from).to_f32()), S::zero()] }
     }
 }
 
@@ -143,7 +172,7 @@ unsafe fn add_step<P: Products, const ROWS: usize, const VECS: usize>(
 /// `VECS · LANES = Isa::cols`.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
-pub(super) unsafe fn tile<P: Products, O: Lanes, const ROWS: usize, const VECS: usize>(call: &Tile<P::E, O>) {
+pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VECS: usize>(call: &Tile<P::E, O>) {
     // SAFETY: `Tile` documents every address as valid.
     unsafe {
         let lanes = P::S::LANES;
@@ -271,14 +300,21 @@ pub(super) unsafe fn pack_rows<P: Products>(
                     to.fill(bytemuck::Zeroable::zeroed());
                     for (i, row) in rows.iter().enumerate() {
                         let row = std::slice::from_raw_parts(row.add(offset), available.min(stride));
-                        for (to, from) in to.chunks_exact_mut(P::E::STEP).zip(row) {
-                            to[i] = *from;
+                        for (column, from) in row.iter().enumerate() {
+                            to[lane::<P>(column) * P::E::STEP + i] = *from;
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Returns the lane of a column, counted over all vectors.
+#[inline(always)]
+fn lane<P: Products>(column: usize) -> usize {
+    let (of_group, in_vector) = (P::S::LANES / P::GROUPS, column % P::S::LANES);
+    column - in_vector + in_vector % of_group * P::GROUPS + in_vector / of_group
 }
 
 /// Packs rows of `VECS` vectors.

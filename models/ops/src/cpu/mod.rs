@@ -16,6 +16,7 @@ mod flex;
 mod fold_taps;
 mod group_conv;
 mod group_kernel;
+mod group_weight_grad;
 mod grouped;
 mod igemm;
 mod igemm_matrix;

@@ -140,8 +140,8 @@ prop_compose! {
     fn shapes()(
         batch in 1..4_usize,
         groups in prop_oneof![Just(1_usize), 1..5_usize],
-        depth in prop_oneof![1..6_usize, 14..40_usize],
-        columns in prop_oneof![1..6_usize, 14..40_usize],
+        depth in prop_oneof![1..6_usize, Just(8), 14..40_usize],
+        columns in prop_oneof![1..6_usize, Just(8), 14..40_usize],
         kernel in [1..5_usize, 1..5_usize],
         stride in [1..4_usize, 1..4_usize],
         padding in [0..4_usize, 0..4_usize],

@@ -56,6 +56,7 @@ macro_rules! amx {
             pack: $vectors.pack,
             winograd: $vectors.winograd,
             groups: $vectors.groups,
+            two_groups: $vectors.two_groups,
         }
     }};
 }
