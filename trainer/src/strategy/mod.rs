@@ -22,6 +22,7 @@ mod learner;
 mod multi_label;
 mod replica;
 pub mod single;
+mod threads;
 mod tuning;
 
 pub use device_dataset::{DeviceDataset, DeviceDatasets};

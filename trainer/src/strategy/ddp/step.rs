@@ -2,17 +2,14 @@
 
 use std::{sync::Arc, time::Instant};
 
-use burn::tensor::Device;
 use data::loader::Batch;
 use models::{Context, ParameterInfo};
 use ops::StatisticsReduce;
-use rayon::ThreadPool;
 
 use super::{Ddp, reducer::ReducedGradients, verify::UnusedParameters};
 use crate::{
-    device::StreamEvent,
     failure::Failure,
-    strategy::{StepOutcome, graph},
+    strategy::{StepOutcome, graph, threads::on_threads},
     timeline::Track,
 };
 use comm::Communicator;
@@ -83,19 +80,6 @@ pub(super) fn queue_step(
     ddp.steps += 1;
     ddp.check_sync()?;
     Ok(Some(outcome))
-}
-
-/// Runs `compute` on the thread pool of `parallel.threads`, or on the calling thread if there is no such pool.
-fn on_threads<R: Send>(threads: Option<&ThreadPool>, device: &Device, compute: impl FnOnce() -> R + Send) -> R {
-    let Some(threads) = threads else { return compute() };
-    // Each thread has its own stream on a GPU, and weights and statistics are updated in place, so order the streams by events.
-    let before = StreamEvent::record(device);
-    let (result, after) = threads.install(|| {
-        before.wait();
-        (compute(), StreamEvent::record(device))
-    });
-    after.wait();
-    result
 }
 
 /// The counts of a step that ranks exchange, as numbers that an all-gather moves.

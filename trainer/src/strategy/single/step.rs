@@ -7,7 +7,7 @@ use super::Single;
 use crate::{
     failure::Failure,
     optim::FlatGradients,
-    strategy::{StepOutcome, graph, graph_record::OneProcess},
+    strategy::{StepOutcome, graph, graph_record::OneProcess, threads},
 };
 
 /// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
@@ -24,14 +24,17 @@ pub(super) fn queue_step(
     let queued = graph::queue_step(&mut single.learner, &mut OneProcess::default(), batches, lr, outcome)?;
     let Some(batches) = queued else { return Ok(None) };
 
-    let replica = &single.learner.replica;
-    let mut gradients = FlatGradients::default();
-    for batch in batches {
-        let forward = replica.forward(batch, Context::train(), &mut outcome);
-        gradients.accumulate(replica.backward(forward, &mut outcome));
-    }
+    let device = single.learner.replica.inner_device();
+    threads::on_threads(None, &device, || {
+        let replica = &single.learner.replica;
+        let mut gradients = FlatGradients::default();
+        for batch in batches {
+            let forward = replica.forward(batch, Context::train(), &mut outcome);
+            gradients.accumulate(replica.backward(forward, &mut outcome));
+        }
 
-    outcome.check_finite(lr)?;
-    single.learner.optimizer_step(gradients, lr, &mut outcome);
-    Ok(Some(outcome))
+        outcome.check_finite(lr)?;
+        single.learner.optimizer_step(gradients, lr, &mut outcome);
+        Ok(Some(outcome))
+    })
 }
