@@ -1,6 +1,6 @@
 """Times each layer in PyTorch for benches/benches/layers.
 
-usage: layers.py VARIANT BATCH STEPS THREADS LAYERS        VARIANT: nchw, channels_last
+usage: layers.py VARIANT BATCH STEPS THREADS LAYERS        VARIANT: nchw, channels_last, channels_last_bf16 (autocast; images are bf16, weights f32)
 
 LAYERS is JSON, a list of {"conv": [in, out, kernel, stride, side]}, {"norm": [channels, side, relu, add]},
 {"mean": [channels, side]} and {"linear": [in, out]}; side is the input's, relu and add are 0 or 1.
@@ -17,9 +17,9 @@ import torch
 from torch.nn import functional as F
 
 
-def tensors(layer, batch, layout):
+def tensors(layer, batch, layout, dtype):
     """Returns the inputs that need a gradient (data first), and the function of these inputs."""
-    image = lambda c, side: torch.randn(batch, c, side, side).to(memory_format=layout).requires_grad_()
+    image = lambda c, side: torch.randn(batch, c, side, side).to(dtype, memory_format=layout).requires_grad_()
     vector = lambda c: torch.rand(c).requires_grad_()
     [(kind, numbers)] = layer.items()
     if kind == "conv":
@@ -39,7 +39,7 @@ def tensors(layer, batch, layout):
     if kind == "mean":
         return [image(*numbers)], lambda x: F.adaptive_avg_pool2d(x, 1).flatten(1)
     inputs, outputs = numbers
-    x = torch.randn(batch, inputs, requires_grad=True)
+    x = torch.randn(batch, inputs).to(dtype).requires_grad_()
     weight = (0.01 * torch.randn(outputs, inputs)).requires_grad_()
     return [x, weight, vector(outputs)], F.linear
 
@@ -47,11 +47,17 @@ def tensors(layer, batch, layout):
 def main():
     variant, batch, steps, threads, layers = sys.argv[1], *map(int, sys.argv[2:5]), json.loads(sys.argv[5])
     torch.set_num_threads(threads)
-    layout = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}[variant]
+    layout = torch.contiguous_format if variant == "nchw" else torch.channels_last
+    dtype = torch.bfloat16 if variant.endswith("bf16") else torch.float32
     found = []
     for layer in layers:
         torch.manual_seed(0)
-        inputs, run = tensors(layer, batch, layout)
+        inputs, operation = tensors(layer, batch, layout, dtype)
+
+        def run(*inputs):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                return operation(*inputs)
+
         output = run(*inputs)
         grad = torch.randn_like(output)  # in the output's memory format
         apart = not {"conv", "linear"}.isdisjoint(layer)

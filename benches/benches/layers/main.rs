@@ -1,17 +1,19 @@
-//! Times each layer of ResNet-18, forward and backward, with our kernels, burn's operations and PyTorch:
+//! Times each layer of ResNet-18, forward and backward, with our kernels and PyTorch:
 //! `cargo bench -p benches --bench layers -- [--python PYTHON] [--batch N] [--steps N] [--rounds N] [--markdown]`.
 //!
-//! Images of 3x32x32, f32, on the CPU. Each distinct layer is timed alone, with inputs as in the middle of a network
+//! Images of 3x32x32, in f32 and bf16, on the CPU. Each distinct layer is timed alone, with inputs as in the middle of a network
 //! (channels-last for ours and PyTorch's channels_last). Convolutions and the linear layer are timed in three parts:
 //! forward, gradient of the data, gradient of the weight. Batch norm (with the following sum and ReLU) and pooling are timed
-//! in two parts. Ours are the kernels of the crate `ops`; burn's are the operations that burn's layers run on this backend.
-//! Both run without autodiff; PyTorch (`peers/layers.py`) includes its autograd. A round runs each side once; the table has
+//! in two parts. Ours are the kernels of the crate `ops`, without autodiff; PyTorch (`peers/layers.py`) includes its autograd. A round runs each side once; the table has
 //! medians of the rounds' medians. The last lines are sums over the network, each layer as often as it occurs.
 //!
 //! `peak` is the rate of a convolution, counted as direct convolution with two operations per multiply-add, as a share of
 //! the cores' peak rate. The peak rate is that of a loop of multiply-adds in registers of the widest vector unit, on all
-//! threads; it is measured in every round, and the best counts. A Winograd convolution needs fewer operations and may exceed
-//! 100 %.
+//! threads; it is measured in every round, and the best counts. With AVX512-BF16, twice this rate counts in bf16. A
+//! Winograd convolution needs fewer operations and may exceed 100 %.
+//!
+//! In bf16, activations and their gradients are bf16 and weights are f32, as in training. PyTorch's is autocast with
+//! channels_last, whose weights are cast in the forward pass.
 
 #[path = "../shared/mod.rs"]
 mod shared;
@@ -25,12 +27,14 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, FloatDType};
 use resnet18::Layer;
 use shared::median;
 
 /// All sides in the order of the table.
-const SIDES: [&str; 4] = ["ours", "burn", "nchw", "channels_last"];
+const SIDES: [&str; 5] = ["ours", "ours_bf16", "nchw", "channels_last", "channels_last_bf16"];
+/// PyTorch's sides; the last one is bf16.
+const PYTORCH: [&str; 3] = ["nchw", "channels_last", "channels_last_bf16"];
 
 struct Options {
     python: Option<String>,
@@ -38,6 +42,13 @@ struct Options {
     steps: usize,
     rounds: usize,
     markdown: bool,
+}
+
+/// The peak rates of all threads in FLOP/s.
+struct Peak {
+    f32: f64,
+    /// With AVX512-BF16.
+    bf16: Option<f64>,
 }
 
 /// Milliseconds of each round by layer, part and side.
@@ -62,22 +73,21 @@ fn run() -> Result<(), Box<dyn Error>> {
     for round in 0..options.rounds {
         peak = peak.max(peak::flop_rate());
         for (index, layer) in layers.iter().enumerate() {
-            for (side, parts) in
-                [("ours", sides::ours(layer.kind, options.batch)), ("burn", sides::burns(layer.kind, options.batch))]
-            {
-                for (part, time) in turn(parts, options.steps) {
+            for (side, dtype) in [("ours", FloatDType::F32), ("ours_bf16", FloatDType::BF16)] {
+                for (part, time) in turn(sides::ours(layer.kind, options.batch, dtype), options.steps) {
                     times.entry((index, part, side)).or_default().push(time);
                 }
             }
         }
         if let Some(python) = &options.python {
-            for variant in ["nchw", "channels_last"] {
+            for variant in PYTORCH {
                 pytorch(python, variant, &layers, &options, &mut times)?;
             }
         }
         eprintln!("round {} of {}", round + 1, options.rounds);
     }
-    print(&layers, &times, peak, &options);
+    let peak = Peak { f32: peak, bf16: peak::bf16_factor().map(|factor| factor * peak) };
+    print(&layers, &times, &peak, &options);
     Ok(())
 }
 
@@ -137,30 +147,33 @@ fn pytorch(
     Ok(())
 }
 
-fn print(layers: &[Layer], times: &Times, peak: f64, options: &Options) {
+fn print(layers: &[Layer], times: &Times, peak: &Peak, options: &Options) {
     let threads = rayon::current_num_threads();
     println!(
-        "ResNet-18, batch {}, {threads} threads, medians of {} rounds of {} steps, milliseconds; peak {:.0} GFLOP/s",
+        "ResNet-18, batch {}, {threads} threads, medians of {} rounds of {} steps, milliseconds; peak {:.0} GFLOP/s, in bf16 {}",
         options.batch,
         options.rounds,
         options.steps,
-        peak / 1e9
+        peak.f32 / 1e9,
+        peak.bf16.map_or("not measured".into(), |peak| format!("{:.0}", peak / 1e9))
     );
     let header = [
         "layer",
         "times",
         "part",
         "ours",
-        "burn",
+        "bf16",
         "PyTorch NCHW",
         "channels_last",
-        "burn/ours",
+        "PyTorch bf16",
         "PyTorch/ours",
+        "best/bf16",
         "peak",
+        "bf16 peak",
     ];
     row(header.map(String::from), options.markdown);
     if options.markdown {
-        println!("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+        println!("| --- | ---: | --- |{}", " ---: |".repeat(9));
     }
     let mut sums: BTreeMap<&str, BTreeMap<&str, f64>> = BTreeMap::new();
     let mut flop: BTreeMap<&str, f64> = BTreeMap::new();
@@ -189,19 +202,24 @@ fn print(layers: &[Layer], times: &Times, peak: f64, options: &Options) {
 }
 
 /// Prints a line of the table; `work` counts floating-point operations.
-fn line(names: [&str; 3], times: &BTreeMap<&str, f64>, work: f64, peak: f64, markdown: bool) {
+fn line(names: [&str; 3], times: &BTreeMap<&str, f64>, work: f64, peak: &Peak, markdown: bool) {
     let number = |side: &str| times.get(side).map_or("-".into(), |time| format!("{time:.2}"));
-    let ours = times.get("ours").copied().unwrap_or(f64::NAN);
-    let best = ["nchw", "channels_last"].iter().filter_map(|side| times.get(side)).copied().reduce(f64::min);
-    let ratio = |time: Option<f64>| time.map_or("-".into(), |time| format!("{:.2}", time / ours));
-    let share = if work > 0.0 { format!("{:.0} %", 100.0 * work / (ours / 1000.0) / peak) } else { "-".into() };
+    let [ours, bf16] = ["ours", "ours_bf16"].map(|side| times.get(side).copied().unwrap_or(f64::NAN));
+    let best = |sides: &[&str]| sides.iter().filter_map(|side| times.get(side)).copied().reduce(f64::min);
+    let ratio = |time: Option<f64>, ours: f64| time.map_or("-".into(), |time| format!("{:.2}", time / ours));
+    let share = |ours: f64, peak: Option<f64>| match peak {
+        Some(peak) if work > 0.0 => format!("{:.0} %", 100.0 * work / (ours / 1000.0) / peak),
+        _ => "-".into(),
+    };
     let [name, count, part] = names.map(String::from);
-    let [own, burn, nchw, last] = SIDES.map(number);
-    let (to_burn, to_best) = (ratio(times.get("burn").copied()), ratio(best));
-    row([name, count, part, own, burn, nchw, last, to_burn, to_best, share], markdown);
+    let [own, own_bf16, nchw, last, last_bf16] = SIDES.map(number);
+    let (to_f32, to_best) = (ratio(best(&PYTORCH[..2]), ours), ratio(best(&PYTORCH), bf16));
+    let (of_f32, of_bf16) = (share(ours, Some(peak.f32)), share(bf16, peak.bf16));
+    let cells = [name, count, part, own, own_bf16, nchw, last, last_bf16, to_f32, to_best, of_f32, of_bf16];
+    row(cells, markdown);
 }
 
-fn row(cells: [String; 10], markdown: bool) {
+fn row(cells: [String; 12], markdown: bool) {
     if markdown {
         println!("| {} |", cells.join(" | "));
     } else {
