@@ -145,7 +145,7 @@ pub(super) fn depthwise(
     let images = Rows::new(input);
     let Fused { input: input_norm, statistics } = fused;
     let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
-    let output = direct::depthwise_forward(&images, Reads::images(input_norm.as_ref()), weight.clone(), options);
+    let output = direct::depthwise_forward(&images, Reads::images(input_norm.as_ref()), weight.clone(), None, options);
     let statistics = statistics.map(|norm| norm_moments::statistics(&Rows::new(output.clone()), norm));
     let input = images.into_tensor();
     let saved =
@@ -203,7 +203,9 @@ fn depthwise_gradients(
     let (images, dy) = (Rows::new(input), &grad.grad);
     let reads = [Reads::images(input_norm.as_ref()), Reads::gradient(grad.norm.as_ref())];
     let input_grad = required[0].then(|| {
-        let gradient = direct::depthwise_data_gradient(&images, dy, reads[1], weight.clone(), &options);
+        let [batch, height, width, channels] = images.dims();
+        let shape = [batch, channels, height, width];
+        let gradient = direct::depthwise_data_gradient(shape, dy, reads[1], weight.clone(), &options);
         let gradient = match addend {
             Some(addend) => Cube::float_add(addend, gradient),
             None => gradient,

@@ -34,6 +34,12 @@ impl Taps {
         let window = self.dilation[axis] * (self.kernel[axis] - 1) + 1;
         (extent + 2 * self.padding[axis] - window) / self.stride[axis] + 1
     }
+
+    /// Shape `[B, C, H, W]` of the output of a convolution of `images`.
+    fn output_of(&self, images: &Rows, channels: usize) -> [usize; 4] {
+        let [batch, height, width, _] = images.dims();
+        [batch, channels, self.windows(0, height), self.windows(1, width)]
+    }
 }
 
 /// What a depthwise convolution reads.
@@ -106,17 +112,16 @@ pub(super) fn forward(
         });
         return concat_channels(parts.collect());
     }
-    let [batch, _, in_height, in_width]: [usize; 4] = input.shape().dims();
-    let taps = Taps::of(&weight, options);
-    let target = [batch, outputs, taps.windows(0, in_height), taps.windows(1, in_width)];
+    let images = Rows::new(input);
     if is_depthwise(weight.shape().dims(), options) {
-        let weight = taps_first(weight);
-        return launch(Rows::new(input), Reads::Plain, weight, bias, target, options.groups, taps, false);
+        return depthwise_forward(&images, Reads::Plain, weight, bias, options);
     }
+    let taps = Taps::of(&weight, options);
+    let target = taps.output_of(&images, outputs);
     // [groups, out, in, taps] -> [taps, in, groups, out]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 2, 0, 1]);
-    launch(Rows::new(input), Reads::Plain, weight, bias, target, options.groups, taps, false)
+    launch(images, Reads::Plain, weight, bias, target, options.groups, taps, false)
 }
 
 /// Computes the gradient of an input of `shape`.
@@ -139,14 +144,15 @@ pub(super) fn data_gradient(
         });
         return concat_channels(parts.collect());
     }
-    let taps = Taps::of(&weight, options);
+    let grad = Rows::new(grad);
     if is_depthwise(weight.shape().dims(), options) {
-        return launch(Rows::new(grad), Reads::Plain, taps_first(weight), None, shape, options.groups, taps, true);
+        return depthwise_data_gradient(shape, &grad, Reads::Plain, weight, options);
     }
+    let taps = Taps::of(&weight, options);
     // [groups, out, in, taps] -> [taps, out, groups, in]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 1, 0, 2]);
-    launch(Rows::new(grad), Reads::Plain, weight, None, shape, options.groups, taps, true)
+    launch(grad, Reads::Plain, weight, None, shape, options.groups, taps, true)
 }
 
 /// Convolves images with the weight `[channels, 1, kh, kw]` of a depthwise convolution.
@@ -154,26 +160,24 @@ pub(super) fn depthwise_forward(
     images: &Rows,
     reads: Reads<'_>,
     weight: CubeTensor,
+    bias: Option<CubeTensor>,
     options: &ConvOptions,
 ) -> CubeTensor {
     let taps = Taps::of(&weight, options);
-    let [batch, height, width, channels] = images.dims();
-    let target = [batch, channels, taps.windows(0, height), taps.windows(1, width)];
-    launch(images.clone(), reads, taps_first(weight), None, target, channels, taps, false)
+    let target = taps.output_of(images, options.groups);
+    launch(images.clone(), reads, taps_first(weight), bias, target, options.groups, taps, false)
 }
 
-/// Computes the gradient of the images of a depthwise convolution.
+/// Computes the gradient of the images of a depthwise convolution. `shape`: that of the images, `[B, C, H, W]`.
 pub(super) fn depthwise_data_gradient(
-    images: &Rows,
+    shape: [usize; 4],
     grad: &Rows,
     reads: Reads<'_>,
     weight: CubeTensor,
     options: &ConvOptions,
 ) -> CubeTensor {
     let taps = Taps::of(&weight, options);
-    let [batch, height, width, channels] = images.dims();
-    let target = [batch, channels, height, width];
-    launch(grad.clone(), reads, taps_first(weight), None, target, channels, taps, true)
+    launch(grad.clone(), reads, taps_first(weight), None, shape, options.groups, taps, true)
 }
 
 /// Launches a kernel with `weight` `[taps, source channels of a group, groups, target channels of a group]`. Only depthwise kernels

@@ -174,10 +174,7 @@ fn statistics_of_rows<F: Float, N: Size>(
         of_batch[columns + column] = inverse;
         of_batch[2 * columns + column] = scale;
         of_batch[3 * columns + column] = bias[column] - mean * scale;
-        let variance = squares / Vector::new(max(count - 1.0, 1.0));
-        let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-        moving_mean[column] = old * moving_mean[column] + new * mean;
-        moving_variance[column] = old * moving_variance[column] + new * variance;
+        update_running::<N>(mean, squares, count, column, moving_mean, moving_variance, momentum);
     }
 }
 
@@ -256,6 +253,28 @@ pub(super) fn inverse_of<N: Size>(squares: Vector<f32, N>, count: f32, epsilon: 
     Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt()
 }
 
+/// Returns the unbiased variance. A single row has none; its value is not used.
+#[cube]
+fn unbiased_variance<N: Size>(squares: Vector<f32, N>, count: f32) -> Vector<f32, N> {
+    squares / Vector::new(max(count - 1.0, 1.0))
+}
+
+/// Moves the running statistics of a column towards the mean and the unbiased variance.
+#[cube]
+fn update_running<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    column: usize,
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
+    momentum: f32,
+) {
+    let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
+    moving_mean[column] = old * moving_mean[column] + new * mean;
+    moving_variance[column] = old * moving_variance[column] + new * unbiased_variance::<N>(squares, count);
+}
+
 /// Writes the mean and the reciprocal of the biased standard deviation of a column. Also writes the mean and the unbiased
 /// variance or, with `updates`, updates the running statistics that are there.
 #[cube]
@@ -273,15 +292,11 @@ pub(super) fn write_statistics<N: Size>(
     #[comptime] updates: bool,
 ) {
     mean_out[column] = mean;
-    // A single row has no unbiased variance; its value is not used.
-    let variance = squares / Vector::new(max(count - 1.0, 1.0));
     if comptime!(updates) {
-        let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-        moving_mean[column] = old * moving_mean[column] + new * mean;
-        moving_variance[column] = old * moving_variance[column] + new * variance;
+        update_running::<N>(mean, squares, count, column, moving_mean, moving_variance, momentum);
     } else {
         moving_mean[column] = mean;
-        moving_variance[column] = variance;
+        moving_variance[column] = unbiased_variance::<N>(squares, count);
     }
     inverse_out[column] = inverse_of::<N>(squares, count, epsilon);
 }
