@@ -4,8 +4,9 @@
 //! Images of 3x32x32, in f32 and bf16, on the CPU. Each distinct layer is timed alone, with inputs as in the middle of a network
 //! (channels-last for ours and PyTorch's channels_last). Convolutions and the linear layer are timed in three parts:
 //! forward, gradient of the data, gradient of the weight. Batch norm (with the following sum and ReLU) and pooling are timed
-//! in two parts. Ours are the kernels of the crate `ops`, without autodiff; PyTorch (`peers/layers.py`) includes its autograd. A round runs each side once; the table has
-//! medians of the rounds' medians. The last lines are sums over the network, each layer as often as it occurs.
+//! in two parts. Ours are the kernels of the crate `ops`, without autodiff; PyTorch (`peers/layers.py`) includes its autograd.
+//! A round runs each side once; the table has medians of the rounds' medians. The last lines are sums over the network, each
+//! layer as often as it occurs.
 //!
 //! `peak` is the rate of a convolution, counted as direct convolution with two operations per multiply-add, as a share of
 //! the cores' peak rate. The peak rate is that of a loop of multiply-adds in registers of the widest vector unit, on all

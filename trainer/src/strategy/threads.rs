@@ -1,7 +1,6 @@
 //! The threads that compute a step.
 
 use burn::tensor::Device;
-
 use rayon::ThreadPool;
 
 use crate::device::StreamEvent;
