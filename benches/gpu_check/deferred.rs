@@ -89,7 +89,7 @@ impl Block {
 
 /// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile or
 /// of 16 bytes.
-const BLOCKS: [Block; 30] = [
+const BLOCKS: [Block; 31] = [
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Convolution),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Norm),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Sum),
@@ -123,6 +123,8 @@ const BLOCKS: [Block; 30] = [
     Block::new([2, 40, 7, 9], [40, 40], [3, 5], 1, End::ProjectionReader).first_groups(40).groups(40),
     Block::new([2, 64, 6, 6], [64, 64], [5, 3], 1, End::Sum).first_groups(64).groups(64),
     Block::new([2, 24, 5, 5], [24, 24], [1, 3], 1, End::NormMean).groups(24).activation(Activation::Swish),
+    // Threads that process several runs of pixels.
+    Block::new([17, 8, 32, 32], [128, 128], [1, 3], 1, End::Norm).groups(128),
     // Rows that are not a multiple of 16 bytes.
     Block::new([2, 16, 8, 8], [33, 24], [1, 3], 1, End::Norm).fused([false, true]),
     // The kernels do not compute GELU.

@@ -142,7 +142,7 @@ pub(super) fn launch_apply(
 /// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradient` in
 /// `implicit_gemm/prologue.cu`), from the sums over all rows. `part` is the reciprocal of the number of rows.
 #[cube]
-fn write_gradient<N: Size>(
+pub(super) fn write_gradient<N: Size>(
     sum: Vector<f32, N>,
     product: Vector<f32, N>,
     statistics: &[Vector<f32, N>],

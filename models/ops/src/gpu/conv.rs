@@ -16,14 +16,13 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nchw_to_n
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::apply_kernels::GradientPass;
 use super::deferred::Deferred;
 use super::direct::Reads;
 use super::implicit_gemm::{Fused, OutputGradient};
 use super::rows::{Rows, UNITS, all, arg};
-use super::side_results::{NormGradient, NormOutput};
+use super::side_results::NormOutput;
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
-use super::{activation, copies, direct, head, implicit_gemm, norm_moments};
+use super::{activation, copies, depthwise_norms, direct, head, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 use crate::gpu_conv::GpuConv;
 
@@ -145,8 +144,17 @@ pub(super) fn depthwise(
     let images = Rows::new(input);
     let Fused { input: input_norm, statistics } = fused;
     let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
-    let output = direct::depthwise_forward(&images, Reads::images(input_norm.as_ref()), weight.clone(), None, options);
-    let statistics = statistics.map(|norm| norm_moments::statistics(&Rows::new(output.clone()), norm));
+    let (output, statistics) = match statistics {
+        Some(norm) => {
+            let (output, of_batch) =
+                depthwise_norms::forward(&images, input_norm.as_ref(), weight.clone(), options, norm);
+            (output, Some(of_batch))
+        }
+        None => {
+            let reads = Reads::images(input_norm.as_ref());
+            (direct::depthwise_forward(&images, reads, weight.clone(), None, options), None)
+        }
+    };
     let input = images.into_tensor();
     let saved =
         SavedConv { input, weight, weight_dtype, bias: None, options: *options, output: None, norm, input_norm };
@@ -196,27 +204,24 @@ fn depthwise_gradients(
     required: [bool; 3],
 ) -> ConvGrads<Cube> {
     let SavedConv { input, weight, weight_dtype, options, norm, input_norm, .. } = saved;
-    // This kernel computes no sums for the batch norm.
+    // These kernels compute no sums for a batch norm that is not deferred.
     if let Some(norm) = norm {
         norm.done();
     }
     let (images, dy) = (Rows::new(input), &grad.grad);
     let reads = [Reads::images(input_norm.as_ref()), Reads::gradient(grad.norm.as_ref())];
     let input_grad = required[0].then(|| {
+        if let Some(norm) = &input_norm {
+            assert!(addend.is_none(), "this convolution is the only reader of a deferred batch norm");
+            return depthwise_norms::data_gradient(&images, norm, dy, reads[1], weight.clone(), &options);
+        }
         let [batch, height, width, channels] = images.dims();
         let shape = [batch, channels, height, width];
         let gradient = direct::depthwise_data_gradient(shape, dy, reads[1], weight.clone(), &options);
-        let gradient = match addend {
+        match addend {
             Some(addend) => Cube::float_add(addend, gradient),
             None => gradient,
-        };
-        let Some(norm) = &input_norm else { return gradient };
-        let (dy, masked) = (Rows::new(gradient), images.output());
-        let pass =
-            GradientPass { x: &images, norm, residual: None, dy: &dy, pooled: false, out: None, masked: Some(&masked) };
-        let (values, _) = pass.launch();
-        NormGradient::keep(&masked, &images, values);
-        masked.into_tensor()
+        }
     });
     let weight_grad = required[1].then(|| grouped_weight_gradient(&images, &weight, dy, reads, &options, weight_dtype));
     ConvGrads { input: input_grad, weight: weight_grad, bias: None }

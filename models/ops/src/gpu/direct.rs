@@ -36,7 +36,7 @@ impl Taps {
     }
 
     /// Shape `[B, C, H, W]` of the output of a convolution of `images`.
-    fn output_of(&self, images: &Rows, channels: usize) -> [usize; 4] {
+    pub(super) fn output_of(&self, images: &Rows, channels: usize) -> [usize; 4] {
         let [batch, height, width, _] = images.dims();
         [batch, channels, self.windows(0, height), self.windows(1, width)]
     }
@@ -91,7 +91,7 @@ pub(super) fn is_depthwise([outputs, inputs, ..]: [usize; 4], options: &ConvOpti
 }
 
 /// Returns a depthwise weight as `[taps, 1, channels, 1]`: its order in memory, see [`mod@crate::parameter`].
-fn taps_first(weight: CubeTensor) -> CubeTensor {
+pub(super) fn taps_first(weight: CubeTensor) -> CubeTensor {
     let [channels, _, height, width]: [usize; 4] = weight.shape().dims();
     Cube::float_reshape(Cube::float_permute(weight, &[2, 3, 1, 0]), Shape::from([height * width, 1, channels, 1]))
 }

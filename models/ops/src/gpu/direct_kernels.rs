@@ -109,7 +109,7 @@ fn write<F: Float, N: Size>(
 
 /// Initialises the thread's sums with the bias or zero.
 #[cube]
-fn init_sums<F: Float, N: Size>(
+pub(super) fn init_sums<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,
     bias: &[Vector<F, N>],
     column: usize,
@@ -128,6 +128,39 @@ fn init_sums<F: Float, N: Size>(
 fn thread_position() -> (usize, usize) {
     let column = CUBE_POS_Y as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     (column, (CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize) * PIXELS)
+}
+
+/// Adds to the sums of a thread's pixels their windows times `weight[tap][channels]`. The factors are those of [`load_factors`].
+#[cube]
+pub(super) fn add_windows<F: Float, N: Size>(
+    sums: &mut Array<Vector<f32, N>>,
+    source: &[Vector<F, N>],
+    norm_input: &[Vector<F, N>],
+    weight: &[Vector<F, N>],
+    first: usize,
+    column: usize,
+    images: &Images,
+    scale: Vector<f32, N>,
+    second: Vector<f32, N>,
+    third: Vector<f32, N>,
+    #[comptime] transposed: bool,
+    #[comptime] change: Change,
+    #[comptime] taps: Taps,
+) {
+    let mut pixels = Array::<usize>::new(PIXELS);
+    let mut inside = Array::<bool>::new(PIXELS);
+    #[unroll]
+    for tap in 0..comptime!(taps.kernel[0] * taps.kernel[1]) {
+        source_pixels(&mut pixels, &mut inside, first, images, tap, taps, transposed);
+        let weights = Vector::<f32, N>::cast_from(weight[tap * images.columns + column]);
+        #[unroll]
+        for k in 0..PIXELS {
+            if inside[k] {
+                let at = pixels[k] * images.source_pitch + column;
+                sums[k] += weights * read_changed::<F, N>(source, norm_input, at, scale, second, third, change);
+            }
+        }
+    }
 }
 
 /// Depthwise convolution with `weight[tap][channels]`. The source is changed while it is read; `norm_input` has its layout.
@@ -153,20 +186,9 @@ pub(super) fn depthwise<F: Float, N: Size>(
     let (scale, second, third) = load_factors::<N>(factors, column, images.columns, change);
     let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
     init_sums::<F, N>(&mut sums, bias, column, has_bias);
-    let mut pixels = Array::<usize>::new(PIXELS);
-    let mut inside = Array::<bool>::new(PIXELS);
-    #[unroll]
-    for tap in 0..comptime!(taps.kernel[0] * taps.kernel[1]) {
-        source_pixels(&mut pixels, &mut inside, first, images, tap, taps, transposed);
-        let weights = Vector::<f32, N>::cast_from(weight[tap * images.columns + column]);
-        #[unroll]
-        for k in 0..PIXELS {
-            if inside[k] {
-                let at = pixels[k] * images.source_pitch + column;
-                sums[k] += weights * read_changed::<F, N>(source, norm_input, at, scale, second, third, change);
-            }
-        }
-    }
+    add_windows::<F, N>(
+        &mut sums, source, norm_input, weight, first, column, images, scale, second, third, transposed, change, taps,
+    );
     write::<F, N>(&sums, out, first, column, images);
 }
 

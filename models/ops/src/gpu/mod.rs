@@ -12,6 +12,7 @@ mod conv;
 pub(crate) mod copies;
 mod counters;
 mod deferred;
+mod depthwise_norms;
 mod direct;
 mod direct_kernels;
 pub(crate) mod feed;

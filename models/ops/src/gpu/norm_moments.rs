@@ -4,14 +4,11 @@
 //! (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean is far from zero. The order of merging depends on
 //! the shape alone.
 
-use burn::backend::cubecl::dtype_to_storage_type;
-use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::counters::{counters, is_last_block};
-use super::implicit_gemm::StatisticsOfBatch;
+use super::counters::is_last_block;
 use super::norm_kernels::thread_position;
-use super::rows::{Blocks, Rows, UNITS, all};
+use super::rows::UNITS;
 
 /// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.
 #[cube]
@@ -102,6 +99,24 @@ fn moments_of_column<F: Float, N: Size>(
         mean = pivot + shift;
         squares = max(squares - shift * sum, Vector::new(0.0));
     }
+    merge_blocks::<N>(mean, squares, count, pieces, counters, rows, columns, piece, count_of_pieces)
+}
+
+/// Merges the sets of all threads of a column, each with its mean, the sum of squares around the mean and its count. Returns what
+/// [`moments_of_column`] returns.
+#[cube]
+pub(super) fn merge_blocks<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    pieces: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    rows: usize,
+    columns: usize,
+    piece: usize,
+    count_of_pieces: usize,
+) -> (Vector<f32, N>, Vector<f32, N>, bool) {
+    let (column, y, _, _) = thread_position();
     let (mean, squares, _) = merge_over_block::<N>(mean, squares, count);
     if y == 0 && column < columns {
         let at = CUBE_POS_Y as usize * 2 * columns + column;
@@ -142,79 +157,30 @@ pub(super) fn moments_of_rows<F: Float, N: Size>(
     }
 }
 
-/// Computes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)), and
+/// Writes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)), and
 /// updates the running statistics: `write_statistics` of `implicit_gemm/moments.cu`.
-#[cube(launch_unchecked)]
-fn statistics_of_rows<F: Float, N: Size>(
-    x: &[Vector<F, N>],
-    pieces: &mut [Vector<f32, N>],
+#[cube]
+pub(super) fn write_of_batch<N: Size>(
+    mean: Vector<f32, N>,
+    squares: Vector<f32, N>,
+    count: f32,
+    column: usize,
+    columns: usize,
     of_batch: &mut [Vector<f32, N>],
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
     moving_mean: &mut [Vector<f32, N>],
     moving_variance: &mut [Vector<f32, N>],
-    counters: &mut [Atomic<u32>],
-    rows: usize,
-    columns: usize,
-    pitch: usize,
-    piece: usize,
-    count_of_pieces: usize,
-    count: f32,
     epsilon: f32,
     momentum: f32,
-    #[define(F)] _dtype: ElemType,
 ) {
-    let (mean, squares, has_result) =
-        moments_of_column::<F, N>(x, pieces, counters, rows, columns, pitch, piece, count_of_pieces);
-    if has_result {
-        let (column, _, _, _) = thread_position();
-        let inverse = inverse_of::<N>(squares, count, epsilon);
-        let scale = inverse * weight[column];
-        of_batch[column] = mean;
-        of_batch[columns + column] = inverse;
-        of_batch[2 * columns + column] = scale;
-        of_batch[3 * columns + column] = bias[column] - mean * scale;
-        update_running::<N>(mean, squares, count, column, moving_mean, moving_variance, momentum);
-    }
-}
-
-/// Computes the statistics of a deferred batch norm of `x`, `[4·C]`, in one pass.
-pub(super) fn statistics(x: &Rows, norm: &StatisticsOfBatch) -> CubeTensor {
-    let StatisticsOfBatch { affine: [weight, bias], running: [mean, variance], epsilon, momentum } = norm;
-    let of_batch = x.of_columns(4);
-    let vector = x.vector(&[], &[weight, bias, mean, variance]);
-    let blocks = Blocks::over(x, vector);
-    let [piece, pieces] = blocks.pieces();
-    let workspace = x.of_columns(2 * pieces);
-    let [zeros, _] = counters(&workspace);
-    // SAFETY: `x` has the rows and columns that the kernel gets, vectors one element per column, the statistics four and the
-    // workspace two per piece; a tile of columns has a counter.
-    unsafe {
-        statistics_of_rows::launch_unchecked(
-            x.client(),
-            blocks.reduction(),
-            blocks.dim(),
-            vector,
-            x.arg(),
-            all(&workspace),
-            all(&of_batch),
-            all(weight),
-            all(bias),
-            all(mean),
-            all(variance),
-            all(&zeros),
-            x.rows(),
-            blocks.columns,
-            x.pitch(vector),
-            piece,
-            pieces,
-            x.rows() as f32,
-            *epsilon,
-            *momentum,
-            dtype_to_storage_type(x.dtype()),
-        );
-    }
-    of_batch
+    let inverse = inverse_of::<N>(squares, count, epsilon);
+    let scale = inverse * weight[column];
+    of_batch[column] = mean;
+    of_batch[columns + column] = inverse;
+    of_batch[2 * columns + column] = scale;
+    of_batch[3 * columns + column] = bias[column] - mean * scale;
+    update_running::<N>(mean, squares, count, column, moving_mean, moving_variance, momentum);
 }
 
 /// Merges the pieces of a column. The column's first thread gets the mean and the sum of squares around it.

@@ -249,10 +249,16 @@ impl Blocks {
     /// Returns the rows per piece and the number of pieces of a reduction over all rows. They depend on the shape
     /// alone, so the result's bits do too.
     pub(super) fn pieces(&self) -> [usize; 2] {
+        self.pieces_of_runs(1)
+    }
+
+    /// [`Self::pieces`] for threads that process runs of `run` adjacent rows: a piece has as many runs for each thread of a column.
+    pub(super) fn pieces_of_runs(&self, run: usize) -> [usize; 2] {
         /// Number of blocks that occupies a large GPU.
         const BLOCKS: usize = 1024;
         let depth = UNITS / self.lanes;
-        let piece = self.rows.div_ceil((BLOCKS / self.tiles).clamp(1, 512)).next_multiple_of(depth).max(depth * 4);
+        let least = self.rows.div_ceil((BLOCKS / self.tiles).clamp(1, 512));
+        let piece = least.next_multiple_of(depth * run).max(depth * 4);
         [piece, self.rows.div_ceil(piece)]
     }
 
@@ -268,7 +274,12 @@ impl Blocks {
 
     /// Returns the grid of a reduction over all rows.
     pub(super) fn reduction(&self) -> CubeCount {
-        CubeCount::Static(self.tiles as u32, self.pieces()[1] as u32, 1)
+        self.grid(self.pieces()[1])
+    }
+
+    /// Returns the grid of a reduction over pieces of rows.
+    pub(super) fn grid(&self, pieces: usize) -> CubeCount {
+        CubeCount::Static(self.tiles as u32, pieces as u32, 1)
     }
 }
 

@@ -1,0 +1,318 @@
+//! Depthwise convolutions that also compute what the deferred batch norms around them need: the statistics of their output, and in the
+//! backward pass the sums over their data gradient. Each thread computes runs of [`PIXELS`] adjacent pixels of a piece.
+
+use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+
+use super::activation::activation_grad;
+use super::apply_kernels::write_gradient;
+use super::counters::{counters, is_last_block};
+use super::deferred::Deferred;
+use super::direct::{Reads, taps_first};
+use super::direct_kernels::{Images, ImagesLaunch, PIXELS, add_windows, init_sums};
+use super::implicit_gemm::StatisticsOfBatch;
+use super::norm_kernels::{sum_of_pieces, sum_over_block, thread_position};
+use super::norm_moments::{merge_blocks, write_of_batch};
+use super::rows::{Blocks, Rows, all};
+use super::side_results::NormGradient;
+use super::weight_kernels::{Change, Taps, load_factors};
+use crate::extension::{Activation, ConvOptions};
+
+/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_of_batch`] writes
+/// them. `pieces[piece][2][columns]` is a workspace.
+#[cube(launch_unchecked)]
+fn convolve_with_statistics<F: Float, N: Size>(
+    source: &[Vector<F, N>],
+    factors: &[Vector<f32, N>],
+    weight: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    of_batch: &mut [Vector<f32, N>],
+    norm_weight: &[Vector<f32, N>],
+    norm_bias: &[Vector<f32, N>],
+    moving_mean: &mut [Vector<f32, N>],
+    moving_variance: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    images: &Images,
+    piece: usize,
+    count_of_pieces: usize,
+    rows: f32,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] change: Change,
+    #[comptime] taps: Taps,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, depth) = thread_position();
+    let start = CUBE_POS_Y as usize * piece;
+    let end = min(start + piece, images.pixels);
+    // The sums are those of the differences from the thread's first pixel.
+    let mut pivot = Vector::<f32, N>::new(0.0);
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut squares = Vector::<f32, N>::new(0.0);
+    let mut count = 0.0f32;
+    if column < images.columns {
+        let (scale, second, third) = load_factors::<N>(factors, column, images.columns, change);
+        let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
+        let mut first = start + y * PIXELS;
+        while first < end {
+            init_sums::<F, N>(&mut sums, weight, column, false);
+            add_windows::<F, N>(
+                &mut sums, source, source, weight, first, column, images, scale, second, third, false, change, taps,
+            );
+            #[unroll]
+            for k in 0..PIXELS {
+                if first + k < end {
+                    let rounded = Vector::<F, N>::cast_from(sums[k]);
+                    out[(first + k) * images.pitch + column] = rounded;
+                    let value = Vector::<f32, N>::cast_from(rounded);
+                    if count == 0.0 {
+                        pivot = value;
+                    }
+                    let difference = value - pivot;
+                    sum += difference;
+                    squares += difference * difference;
+                    count += 1.0;
+                }
+            }
+            first += depth * PIXELS;
+        }
+    }
+    let shift = sum / Vector::new(max(count, 1.0));
+    let squares = max(squares - shift * sum, Vector::new(0.0));
+    let (mean, squares, has_result) = merge_blocks::<N>(
+        pivot + shift,
+        squares,
+        count,
+        pieces,
+        counters,
+        images.pixels,
+        images.columns,
+        piece,
+        count_of_pieces,
+    );
+    if has_result {
+        write_of_batch::<N>(
+            mean,
+            squares,
+            rows,
+            column,
+            images.columns,
+            of_batch,
+            norm_weight,
+            norm_bias,
+            moving_mean,
+            moving_variance,
+            epsilon,
+            momentum,
+        );
+    }
+}
+
+/// Computes the gradient of the images of a depthwise convolution and, from it, `g`, the gradient of the values before the activation.
+/// The images are the output of the deferred batch norm of `x`. Also computes the sums over all pixels of `g` and of `g · x̂`, and
+/// everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `part` is the reciprocal of the number of rows.
+#[cube(launch_unchecked)]
+fn gradient_with_sums<F: Float, N: Size>(
+    grad: &[Vector<F, N>],
+    norm_input: &[Vector<F, N>],
+    factors: &[Vector<f32, N>],
+    weight: &[Vector<F, N>],
+    x: &[Vector<F, N>],
+    statistics: &[Vector<f32, N>],
+    g_out: &mut [Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    weight_out: &mut [Vector<f32, N>],
+    bias_out: &mut [Vector<f32, N>],
+    factors_out: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    images: &Images,
+    x_pitch: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    part: f32,
+    #[comptime] activation: Activation,
+    #[comptime] change: Change,
+    #[comptime] taps: Taps,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (column, y, _, depth) = thread_position();
+    let columns = images.columns;
+    let start = CUBE_POS_Y as usize * piece;
+    let end = min(start + piece, images.pixels);
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let (mean, inverse) = (statistics[column], statistics[columns + column]);
+        let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
+        let (first_factor, second, third) = load_factors::<N>(factors, column, columns, change);
+        let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
+        let mut first = start + y * PIXELS;
+        while first < end {
+            init_sums::<F, N>(&mut sums, weight, column, false);
+            add_windows::<F, N>(
+                &mut sums,
+                grad,
+                norm_input,
+                weight,
+                first,
+                column,
+                images,
+                first_factor,
+                second,
+                third,
+                true,
+                change,
+                taps,
+            );
+            #[unroll]
+            for k in 0..PIXELS {
+                if first + k < end {
+                    let x = Vector::<f32, N>::cast_from(x[(first + k) * x_pitch + column]);
+                    // The sums are those of the rounded gradient.
+                    let rounded =
+                        Vector::<F, N>::cast_from(activation_grad::<N>(x * scale + shift, sums[k], activation));
+                    g_out[(first + k) * images.pitch + column] = rounded;
+                    let g = Vector::<f32, N>::cast_from(rounded);
+                    sum += g;
+                    product += g * ((x - mean) * inverse);
+                }
+            }
+            first += depth * PIXELS;
+        }
+    }
+    let (sum, product) = sum_over_block::<N>(sum, product);
+    if y == 0 && column < columns {
+        let at = CUBE_POS_Y as usize * 2 * columns + column;
+        pieces[at] = sum;
+        pieces[at + columns] = product;
+    }
+    if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
+        let (sum, product) = sum_of_pieces::<N>(pieces, 0usize, 2 * columns, count_of_pieces, columns);
+        if y == 0 && column < columns {
+            write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors_out, column, columns, part);
+        }
+    }
+}
+
+/// Makes the size arguments of a launch that reads `source` and writes `target`.
+fn sizes_of(target: &Rows, source: &Rows, vector: usize) -> ImagesLaunch {
+    let ([_, height, width, channels], [_, source_height, source_width, _]) = (target.dims(), source.dims());
+    let (pixels, pitch, source_pitch) = (target.rows(), target.pitch(vector), source.pitch(vector));
+    ImagesLaunch::new(pixels, height, width, source_height, source_width, channels / vector, pitch, source_pitch)
+}
+
+/// Convolves images, to which `input_norm` is applied, with the weight `[channels, 1, kh, kw]` of a depthwise convolution. Also returns
+/// the statistics of the batch norm that follows, `[4·C]`.
+pub(super) fn forward(
+    images: &Rows,
+    input_norm: Option<&Deferred>,
+    weight: CubeTensor,
+    options: &ConvOptions,
+    norm: &StatisticsOfBatch,
+) -> (CubeTensor, CubeTensor) {
+    let taps = Taps::of(&weight, options);
+    let [batch, channels, height, width] = taps.output_of(images, options.groups);
+    let weight = into_contiguous(taps_first(weight));
+    let (out, reads) = (images.images(batch, height, width, channels), Reads::images(input_norm));
+    let StatisticsOfBatch { affine: [scale, bias], running: [mean, variance], epsilon, momentum } = norm;
+    let of_batch = out.of_columns(4);
+    // Not read without a change.
+    let factors = reads.factors().unwrap_or(&of_batch);
+    let vector = images.vector(&[&out], &[&weight, factors, scale, bias, mean, variance]);
+    let blocks = Blocks::over(&out, vector);
+    let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
+    let workspace = out.of_columns(2 * pieces);
+    let [zeros, _] = counters(&workspace);
+    // SAFETY: the sizes are those of the images, vectors have one element per column, the statistics four and the workspace two per
+    // piece; a tile of columns has a counter.
+    unsafe {
+        convolve_with_statistics::launch_unchecked(
+            images.client(),
+            blocks.grid(pieces),
+            blocks.dim(),
+            vector,
+            images.arg(),
+            all(factors),
+            all(&weight),
+            out.arg(),
+            all(&workspace),
+            all(&of_batch),
+            all(scale),
+            all(bias),
+            all(mean),
+            all(variance),
+            all(&zeros),
+            sizes_of(&out, images, vector),
+            piece,
+            pieces,
+            out.rows() as f32,
+            *epsilon,
+            *momentum,
+            reads.change(),
+            taps,
+            dtype_to_storage_type(images.dtype()),
+        );
+    }
+    (out.into_tensor(), of_batch)
+}
+
+/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps [`NormGradient`] for
+/// it. `x` is the batch norm's input, `grad` the gradient of the convolution's output.
+pub(super) fn data_gradient(
+    x: &Rows,
+    norm: &Deferred,
+    grad: &Rows,
+    reads: Reads<'_>,
+    weight: CubeTensor,
+    options: &ConvOptions,
+) -> CubeTensor {
+    let taps = Taps::of(&weight, options);
+    let weight = into_contiguous(taps_first(weight));
+    let (out, values, statistics) = (x.output(), NormGradient::of(x), norm.statistics());
+    let NormGradient { affine: [norm_weight, norm_bias], factors: factors_out } = &values;
+    // Not read without a change.
+    let (norm_input, factors) = (reads.norm_input().unwrap_or(grad), reads.factors().unwrap_or(statistics));
+    let columns = [&weight, factors, statistics, norm_weight, norm_bias, factors_out];
+    let vector = x.vector(&[&out, grad, norm_input], &columns);
+    let blocks = Blocks::over(&out, vector);
+    let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
+    let workspace = out.of_columns(2 * pieces);
+    let [zeros, _] = counters(&workspace);
+    // SAFETY: the sizes are those of the images; statistics have four vectors over the columns, factors three, the workspace two per
+    // piece, and a tile of columns has a counter.
+    unsafe {
+        gradient_with_sums::launch_unchecked(
+            x.client(),
+            blocks.grid(pieces),
+            blocks.dim(),
+            vector,
+            grad.arg(),
+            norm_input.arg(),
+            all(factors),
+            all(&weight),
+            x.arg(),
+            all(statistics),
+            out.arg(),
+            all(&workspace),
+            all(norm_weight),
+            all(norm_bias),
+            all(factors_out),
+            all(&zeros),
+            sizes_of(&out, grad, vector),
+            x.pitch(vector),
+            piece,
+            pieces,
+            1.0 / x.rows() as f32,
+            norm.activation,
+            reads.change(),
+            taps,
+            dtype_to_storage_type(x.dtype()),
+        );
+    }
+    NormGradient::keep(&out, x, values);
+    out.into_tensor()
+}
