@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use data::augment::{Augment, Fill};
-use data::loader::{Batch, Loader, LoaderConfig};
+use data::loader::{Batch, Loader, LoaderConfig, SmallImages};
 use data::sampler::{DistributedSampler, FIRST_EPOCH, weighted_draws};
 use data::{Dataset, ImageShape};
 
@@ -68,8 +68,9 @@ fn steps(len: usize, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<B
             if steps.len() == batch.index {
                 steps.push(BTreeMap::new());
             }
-            assert_eq!((batch.epoch, batch.shape, batch.ids.len()), (epoch, SHAPE, batch.len()));
-            for (i, pixels) in batch.images.chunks(SHAPE.len()).enumerate() {
+            let shape = config.shape_in(epoch, SHAPE);
+            assert_eq!((batch.epoch, batch.shape, batch.ids.len()), (epoch, shape, batch.len()));
+            for (i, pixels) in batch.images.chunks(shape.len()).enumerate() {
                 let mix = batch.mix.as_ref().map(|mix| (mix.labels[i], mix.lambda.to_bits()));
                 let twice = steps[batch.index].insert(batch.ids[i], (bits(pixels), batch.labels[i], mix));
                 assert!(twice.is_none(), "sample {} twice in step {}", batch.ids[i], batch.index);
@@ -79,9 +80,33 @@ fn steps(len: usize, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<B
     steps
 }
 
+fn growing() -> LoaderConfig {
+    let small = |last_epoch, side| SmallImages { last_epoch, side };
+    LoaderConfig { small_images: vec![small(2, 3), small(4, 5)], ..config() }
+}
+
+/// The mean of images stays, apart from what the border's pixels weigh. Evaluations have whole images.
+#[test]
+fn images_grow_over_the_epochs() {
+    let exact = LoaderConfig { exact: true, ..growing() };
+    for (epoch, [height, width]) in [(1, [4, 3]), (2, [4, 3]), (3, [7, 5]), (4, [7, 5]), (5, [8, 6])] {
+        let (small, whole) = (load(40, growing(), epoch, 1), load(40, config(), epoch, 1));
+        let shape = ImageShape { height, width, ..SHAPE };
+        assert!(small.iter().all(|batch| batch.shape == shape && batch.images.len() == batch.len() * shape.len()));
+        let mean = |batches: &[Batch]| {
+            let pixels = || batches.iter().flat_map(|batch| &batch.images);
+            pixels().map(|&pixel| f64::from(pixel)).sum::<f64>() / pixels().count() as f64
+        };
+        assert!((mean(&small) - mean(&whole)).abs() < 0.05, "epoch {epoch}: {} and {}", mean(&small), mean(&whole));
+        assert_eq!(small == whole, epoch == 5);
+        assert!(load(40, exact.clone(), epoch, 0).iter().all(|batch| batch.shape == SHAPE));
+    }
+}
+
 #[test]
 fn every_world_sees_the_same_samples_in_every_step() {
-    for config in [config(), mixed()] {
+    let reduced_and_mixed = LoaderConfig { small_images: growing().small_images, ..mixed() };
+    for config in [config(), mixed(), growing(), reduced_and_mixed] {
         // 100 samples are six batches of 16 and one of 4. Worlds of 1, 2 and 4 share them without padding.
         let one = steps(100, &config, 1, 2);
         assert_eq!(one.iter().map(BTreeMap::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 4]);
@@ -317,7 +342,8 @@ fn a_half_consumed_epoch_can_be_dropped_and_another_begun() {
 
 #[test]
 fn impossible_configurations_are_errors_with_a_hint() {
-    let cases: [(&str, LoaderConfig); 16] = [
+    let sides = |side| LoaderConfig { small_images: vec![SmallImages { last_epoch: 1, side }], ..config() };
+    let cases: [(&str, LoaderConfig); 19] = [
         ("global_batch: 0 is too few", LoaderConfig { global_batch: 0, ..config() }),
         ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),
         (
@@ -342,6 +368,12 @@ fn impossible_configurations_are_errors_with_a_hint() {
         ("sampler_weights: no image has a weight above 0", LoaderConfig { sampler_weights: vec![0.0; 10], ..config() }),
         ("mixup: alpha = 0 is not a positive number", LoaderConfig { mixup: Some(0.0), ..config() }),
         ("cutmix: alpha = -2 is not a positive number", LoaderConfig { cutmix: Some(-2.0), ..config() }),
+        ("image_sizes: images of 3x8x6 cannot be reduced to a side of 6", sides(6)),
+        ("image_sizes: images of 3x8x6 cannot be reduced to a side of 0", sides(0)),
+        (
+            "image_sizes: images are reduced on the host, by the loader",
+            LoaderConfig { pixels: false, augment: Vec::new(), ..sides(4) },
+        ),
         (
             "pixels: `trivial-augment` computes pixels, and a device only gathers them",
             LoaderConfig { pixels: false, ..config() },

@@ -22,6 +22,7 @@ mod first_light;
 mod foreign_launchers;
 mod hostile_input;
 mod hosts;
+mod image_sizes;
 mod imbalance;
 mod layers;
 mod messages;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use super::reduce::reduce;
 use super::{OnError, Shared};
 use crate::augment::AugmentParams;
 use crate::{DataError, EncodedImages, ImageShape, TEN_CROP};
@@ -42,7 +43,7 @@ pub struct Batch {
     /// The images of the batch and of its partners that another image of their class replaces, each with its mistake
     /// ([`OnError::Replace`]).
     pub replaced: Vec<DataError>,
-    /// Shape of each image.
+    /// Shape of each image in `images`.
     pub shape: ImageShape,
 }
 
@@ -161,8 +162,10 @@ impl Epoch {
         for one in decoded {
             replaced.extend(one?);
         }
+        let smaller = config.shape_in(self.epoch, *shape);
+        let images = if smaller == *shape { images } else { reduce(&images, *shape, smaller) };
         let batch = self.assemble(index, global, &mine, Pixels::Done(images), mix);
-        Ok(Batch { replaced, ..batch })
+        Ok(Batch { replaced, shape: smaller, ..batch })
     }
 
     fn assemble(&self, index: usize, global: Range<usize>, mine: &[usize], pixels: Pixels, mix: Option<Mix>) -> Batch {

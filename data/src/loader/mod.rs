@@ -3,11 +3,13 @@
 
 mod batch;
 mod prefetch;
+mod reduce;
 
 use std::sync::Arc;
 
 pub use batch::{Batch, Mix};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+pub use reduce::SmallImages;
 
 use crate::augment::{Augment, Mixing, Pipeline};
 use crate::sampler::{check_shard, epoch_order, repetitions, resize_repeating, weighted_draws};
@@ -57,6 +59,16 @@ pub struct LoaderConfig {
     pub on_error: OnError,
     /// For evaluation (`exact`): each image as ten crops of its file's pixels (torchvision's `TenCrop`).
     pub ten_crop: bool,
+    /// Sizes to which augmented images are reduced, by ascending epoch; later epochs have whole images. Ignored by `exact`.
+    pub small_images: Vec<SmallImages>,
+}
+
+impl LoaderConfig {
+    /// Returns the shape of an epoch's images, which is `shape` without [`Self::small_images`].
+    pub fn shape_in(&self, epoch: usize, shape: ImageShape) -> ImageShape {
+        let small = self.small_images.iter().find(|small| epoch <= small.last_epoch && !self.exact);
+        small.map_or(shape, |small| small.of(shape))
+    }
 }
 
 /// What a loader does about an encoded image that cannot be read or decoded.
@@ -94,6 +106,7 @@ impl Default for LoaderConfig {
             pixels: true,
             on_error: OnError::Fail,
             ten_crop: false,
+            small_images: Vec::new(),
         }
     }
 }
@@ -138,6 +151,7 @@ impl Loader {
         check_multi_label(&config, &dataset)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         check_encoded(&config, &dataset)?;
+        check_small_images(&config, shape)?;
         let mixing = Mixing::new(config.mixup, config.cutmix)?;
         let total = epoch_total(&config, dataset.len());
         if total == 0 {
@@ -302,6 +316,23 @@ fn check_encoded(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataErr
             Err(DataError::new("", cause, hint).at("augment"))
         }
         _ => Ok(()),
+    }
+}
+
+/// Checks that smaller images are smaller than those of the data set.
+fn check_small_images(config: &LoaderConfig, shape: ImageShape) -> Result<(), DataError> {
+    let mistake = |cause: String, hint: String| Err(DataError::new("", cause, hint).at("image_sizes"));
+    let shorter = shape.height.min(shape.width);
+    match config.small_images.iter().find(|small| small.side == 0 || small.side >= shorter) {
+        Some(small) => {
+            let cause = format!("images of {shape} cannot be reduced to a side of {}", small.side);
+            mistake(cause, format!("use sides below {shorter}; the last epochs have whole images"))
+        }
+        None if !config.pixels && !config.small_images.is_empty() => {
+            let cause = "images are reduced on the host, by the loader".to_owned();
+            mistake(cause, "let the loader augment the images".into())
+        }
+        None => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use super::multi_label;
 use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
+use super::sections::TrainConfig;
 use super::suggest;
 use super::{DatasetFacts, Registry};
 use comm::TransportKind;
@@ -23,6 +24,7 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
     data(plan, reader, registry);
     train(plan, reader);
+    image_sizes(plan, reader);
     multi_label::check(plan, reader);
     if plan.optimizer.kind == OptimizerKind::Sgd && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
         reader.reject(
@@ -169,11 +171,34 @@ fn train(plan: &RunPlan, reader: &mut Reader) {
     }
 }
 
+/// Checks the sizes of the first epochs' images.
+fn image_sizes(plan: &RunPlan, reader: &mut Reader) {
+    let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
+    if image_sizes.len() != image_milestones.len() {
+        let cause = format!("{} milestones for {} sizes", image_milestones.len(), image_sizes.len());
+        let hint = "image_sizes = [16, 24] with image_milestones = [0.3, 0.6]: sides of 16 pixels until 30 % of the epochs, of 24 \
+                    until 60 %, then whole images";
+        return reader.reject("train.image_milestones", cause, hint);
+    }
+    if let Some(pair) = image_sizes.windows(2).find(|pair| pair[0] >= pair[1]) {
+        let cause = format!("expected rising sizes, found {} before {}", pair[0], pair[1]);
+        reader.reject("train.image_sizes", cause, "sort them; each may be there once");
+    }
+    if image_sizes.is_empty() || reader.is_broken("train", "image_milestones") {
+        return;
+    }
+    milestones("train.image_milestones", image_milestones, reader);
+    if *epochs == 0 && image_milestones[0] < 1.0 {
+        let cause = "fractions of a run that has no length in epochs";
+        reader.reject("train.image_milestones", cause, "give epochs, such as [5, 10], or set train.epochs");
+    }
+}
+
 /// Checks `[schedule]`: milestones, and the warm-up against the run's length.
 fn schedule(plan: &RunPlan, reader: &mut Reader) {
     let schedule = &plan.schedule;
     if schedule.kind == ScheduleKind::MultiStep && !reader.is_broken("schedule", "milestones") {
-        milestones(&schedule.milestones, reader);
+        milestones("schedule.milestones", &schedule.milestones, reader);
     }
     // A run limited by steps has no length in epochs before the data are read.
     if plan.train.epochs == 0 || plan.train.max_steps > 0 {
@@ -195,7 +220,7 @@ fn schedule(plan: &RunPlan, reader: &mut Reader) {
 }
 
 /// Checks that milestones are in ascending order, and either all fractions or all epochs.
-fn milestones(list: &[f64], reader: &mut Reader) {
+fn milestones(key: &str, list: &[f64], reader: &mut Reader) {
     let fractions = list.iter().filter(|milestone| **milestone < 1.0).count();
     let falling = list.windows(2).find(|pair| pair[0] >= pair[1]);
     let (cause, hint) = if list.is_empty() {
@@ -209,7 +234,7 @@ fn milestones(list: &[f64], reader: &mut Reader) {
     } else {
         return;
     };
-    reader.reject("schedule.milestones", cause, hint);
+    reader.reject(key, cause, hint);
 }
 
 /// Checks `[parallel]`.

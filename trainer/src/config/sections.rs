@@ -114,6 +114,11 @@ sections! {
         cutmix: f64 = 0.0, in 0..=100, unset "off";
         /// Side in pixels of the square that is cut out of each training image.
         cutout: usize = 0, in 0..=PIXELS, unset "off";
+        /// Sides in pixels to which the training images are reduced at first, one after the other (progressive resizing). Evaluations
+        /// and the last epochs have whole images.
+        image_sizes: Vec<usize> = vec![], in 1..=PIXELS, unset "off", also ["progressive_resizing", "progressive_sizes"];
+        /// When each of `image_sizes` ends: fractions of `epochs`, or epochs where above 1.
+        image_milestones: Vec<f64> = vec![], in (Excluded(0), Included(MANY)), unset "none";
         /// Decay of the exponential moving average of the weights (0.999 is usual).
         ema: f64 = 0.0, in 0..1, unset "off", also ["ema_decay"];
         /// Largest global L2 norm of the gradients.

@@ -10,13 +10,13 @@ use data::{
     DataError, SplitOptions, Splits,
     augment::Augment,
     formats::{self, DecodeTime, LoadRequest},
-    loader::{self, LoaderConfig},
+    loader::{self, LoaderConfig, SmallImages},
 };
 
 use super::{class_weights, shared_images};
 use crate::cli::TrainArgs;
 use crate::config::{
-    self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy,
+    self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy, TrainConfig,
 };
 use crate::console;
 use crate::failure::Failure;
@@ -342,8 +342,17 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
         augment,
         mixup: on(train.mixup),
         cutmix: on(train.cutmix),
+        small_images: small_images(plan),
         ..common(plan, strategy, pixels)?
     })
+}
+
+/// Returns the sizes of the first epochs' images. A milestone below 1 is a fraction of the run; above 1 it is an epoch.
+pub(super) fn small_images(plan: &RunPlan) -> Vec<SmallImages> {
+    let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
+    let last = |milestone: f64| if milestone < 1.0 { milestone * *epochs as f64 } else { milestone };
+    let pairs = image_sizes.iter().zip(image_milestones);
+    pairs.map(|(&side, &milestone)| SmallImages { last_epoch: last(milestone).round() as usize, side }).collect()
 }
 
 /// Configures the loader of an evaluated split: every sample once, without augmentation. `pixels` as in [`train_loader`].

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use data::augment::{AugmentParams, Pipeline};
 use data::{
-    Dataset, Splits,
+    Dataset, ImageShape, Splits,
     loader::{Loader, LoaderConfig},
 };
 use models::{Network, Spec};
@@ -57,6 +57,9 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
     }
     if plan.train.mixup > 0.0 || plan.train.cutmix > 0.0 {
         return Some("mixup and cutmix are the loader's".into());
+    }
+    if !plan.train.image_sizes.is_empty() {
+        return Some("train.image_sizes reduces them there".into());
     }
     if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
         return Some(format!("`{step}` is the loader's"));
@@ -117,6 +120,36 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usi
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
     fine_tune::check_layers(plan, &network)?;
     Ok(network)
+}
+
+/// Checks that the network accepts the images of the first epochs too. `samples` and `devices` as in [`fine_tune::check_batches`].
+///
+/// # Errors
+/// The images are too small for the network, or a layer's size depends on them.
+pub(super) fn check_small_images(
+    plan: &RunPlan,
+    network: &Network,
+    spec: &Spec,
+    samples: usize,
+    devices: usize,
+) -> Result<(), Failure> {
+    let ([height, width], name) = (spec.image_size, &plan.model.name);
+    let lengths = |network: &Network| models::parameters(network).iter().map(|one| one.len()).collect::<Vec<_>>();
+    for small in super::plan::small_images(plan) {
+        let shape = small.of(ImageShape { channels: spec.in_channels, height, width });
+        let small_spec = Spec { image_size: [shape.height, shape.width], ..*spec };
+        let mistake = |cause: String| plan.mistake(&["train.image_sizes"], cause, "use larger sizes, or none");
+        let built = models::skip_init(name, &small_spec).map_err(|error| mistake(error.to_string()))?;
+        if lengths(&built) != lengths(network) {
+            let cause = format!(
+                "{name} for images of {}x{} pixels has other weights than for {height}x{width}",
+                shape.height, shape.width
+            );
+            return Err(mistake(cause).into());
+        }
+        fine_tune::check_batches(plan, network, &small_spec, samples, devices)?;
+    }
+    Ok(())
 }
 
 /// Sets initial weights that depend on the training images, if the network has such weights. They are computed from the first

@@ -120,6 +120,7 @@ impl Training<'_> {
         let devices =
             if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
         fine_tune::check_batches(plan, &network, &spec, splits.train.len(), devices)?;
+        setup::check_small_images(plan, &network, &spec, splits.train.len(), devices)?;
         let network = setup::initialise(network, plan, &splits.train)?;
         let reads = self.rank.is_none_or(|rank| rank.comm.rank() == 0);
         let (network, mut fine_tuning) = fine_tune::initial_weights(network, plan, spec, self.resumed, reads)?;

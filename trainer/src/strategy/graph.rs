@@ -38,9 +38,14 @@ use crate::{
     timeline::Track,
 };
 
-/// The kind of a step: for each batch, the number of images of this rank and of all ranks, and the bits of its weight. A graph can
-/// run steps of one kind only. If two steps have the same kind on one rank, they have on all ranks.
-pub(super) type Kind = Vec<(usize, usize, u64)>;
+/// The kind of a step: for each batch, the number of images of this rank and of all ranks, the bits of its weight, and height and width
+/// of its images. A graph can run steps of one kind only. If two steps have the same kind on one rank, they have on all ranks.
+pub(super) type Kind = Vec<(usize, usize, u64, [usize; 2])>;
+
+/// Returns true if the images of two kinds have the same size. It changes between epochs only, when no step is queued.
+fn same_images(one: &Kind, other: &Kind) -> bool {
+    one.first().map(|batch| batch.3) == other.first().map(|batch| batch.3)
+}
 
 /// The graph of a learner's step.
 #[derive(Debug, Default)]
@@ -165,7 +170,9 @@ pub(super) fn queue_step(
     lr: f64,
     outcome: StepOutcome,
 ) -> Result<Option<Vec<Batch>>, Failure> {
-    let kind = batches.iter().map(|batch| (batch.len(), batch.global_len, batch.global_weight.to_bits())).collect();
+    let size = |batch: &Batch| [batch.shape.height, batch.shape.width];
+    let kind_of = |batch: &Batch| (batch.len(), batch.global_len, batch.global_weight.to_bits(), size(batch));
+    let kind = batches.iter().map(kind_of).collect();
     // A timeline shows the launches of a step, which a graph hides. If a batch has fewer images than there are ranks, a rank has no
     // inputs.
     let empty = batches.iter().any(|batch| batch.global_len < ranks.world());
@@ -199,7 +206,7 @@ pub(super) fn queue_step(
             learner.graph.waiting.0.extend(words);
             learner.graph.waiting.1 += 1;
         }
-        Phase::Recorded(of_graph, mut recorded) => {
+        Phase::Recorded(of_graph, mut recorded) if same_images(&of_graph, &kind) => {
             recorded.check = true;
             learner.graph.phase = Phase::Recorded(of_graph, recorded);
             return learner.before_kernels(ranks, batches, lr, outcome);
