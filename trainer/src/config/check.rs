@@ -175,7 +175,8 @@ fn train(plan: &RunPlan, reader: &mut Reader) {
 fn image_sizes(plan: &RunPlan, reader: &mut Reader) {
     let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
     if image_sizes.len() != image_milestones.len() {
-        let cause = format!("{} milestones for {} sizes", image_milestones.len(), image_sizes.len());
+        let (sizes, milestones) = (image_sizes.len(), image_milestones.len());
+        let cause = format!("expected as many milestones as sizes ({sizes}), found {milestones}");
         let hint = "image_sizes = [16, 24] with image_milestones = [0.3, 0.6]: sides of 16 pixels until 30 % of the epochs, of 24 \
                     until 60 %, then whole images";
         return reader.reject("train.image_milestones", cause, hint);
