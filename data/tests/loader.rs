@@ -105,8 +105,8 @@ fn images_grow_over_the_epochs() {
 
 #[test]
 fn every_world_sees_the_same_samples_in_every_step() {
-    let reduced_and_mixed = LoaderConfig { small_images: growing().small_images, ..mixed() };
-    for config in [config(), mixed(), growing(), reduced_and_mixed] {
+    let resized_and_mixed = LoaderConfig { small_images: growing().small_images, ..mixed() };
+    for config in [config(), mixed(), growing(), resized_and_mixed] {
         // 100 samples are six batches of 16 and one of 4. Worlds of 1, 2 and 4 share them without padding.
         let one = steps(100, &config, 1, 2);
         assert_eq!(one.iter().map(BTreeMap::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 4]);
@@ -368,10 +368,10 @@ fn impossible_configurations_are_errors_with_a_hint() {
         ("sampler_weights: no image has a weight above 0", LoaderConfig { sampler_weights: vec![0.0; 10], ..config() }),
         ("mixup: alpha = 0 is not a positive number", LoaderConfig { mixup: Some(0.0), ..config() }),
         ("cutmix: alpha = -2 is not a positive number", LoaderConfig { cutmix: Some(-2.0), ..config() }),
-        ("image_sizes: images of 3x8x6 cannot be reduced to a side of 6", sides(6)),
-        ("image_sizes: images of 3x8x6 cannot be reduced to a side of 0", sides(0)),
+        ("image_sizes: images of 3x8x6 cannot be resized to a smaller side of 6", sides(6)),
+        ("image_sizes: images of 3x8x6 cannot be resized to a smaller side of 0", sides(0)),
         (
-            "image_sizes: images are reduced on the host, by the loader",
+            "image_sizes: images are resized on the host, by the loader",
             LoaderConfig { pixels: false, augment: Vec::new(), ..sides(4) },
         ),
         (

@@ -67,5 +67,5 @@ fn a_network_whose_weights_depend_on_the_size_is_refused() {
     assert!(ended.stderr.contains("train.image_sizes") && ended.stderr.contains("hint:"), "{}", ended.stderr);
     let large = ["--set", "train.image_sizes=[28]", "--set", "train.image_milestones=[0.5]"];
     let ended = Bench::new(GROWING).run(&[&["--config", "config.toml"], &large[..]].concat()).expect(2);
-    assert!(ended.stderr.contains("cannot be reduced to a side of 28"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("cannot be resized to a smaller side of 28"), "{}", ended.stderr);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::reduce::reduce;
+use super::resize::resize;
 use super::{OnError, Shared};
 use crate::augment::AugmentParams;
 use crate::{DataError, EncodedImages, ImageShape, TEN_CROP};
@@ -163,7 +163,7 @@ impl Epoch {
             replaced.extend(one?);
         }
         let smaller = config.shape_in(self.epoch, *shape);
-        let images = if smaller == *shape { images } else { reduce(&images, *shape, smaller) };
+        let images = if smaller == *shape { images } else { resize(&images, *shape, smaller) };
         let batch = self.assemble(index, global, &mine, Pixels::Done(images), mix);
         Ok(Batch { replaced, shape: smaller, ..batch })
     }

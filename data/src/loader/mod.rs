@@ -3,13 +3,13 @@
 
 mod batch;
 mod prefetch;
-mod reduce;
+mod resize;
 
 use std::sync::Arc;
 
 pub use batch::{Batch, Mix};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-pub use reduce::SmallImages;
+pub use resize::SmallImages;
 
 use crate::augment::{Augment, Mixing, Pipeline};
 use crate::sampler::{check_shard, epoch_order, repetitions, resize_repeating, weighted_draws};
@@ -59,7 +59,7 @@ pub struct LoaderConfig {
     pub on_error: OnError,
     /// For evaluation (`exact`): each image as ten crops of its file's pixels (torchvision's `TenCrop`).
     pub ten_crop: bool,
-    /// Sizes to which augmented images are reduced, by ascending epoch; later epochs have whole images. Ignored by `exact`.
+    /// Sizes to which augmented images are resized, by ascending epoch; later epochs have whole images. Ignored by `exact`.
     pub small_images: Vec<SmallImages>,
 }
 
@@ -325,11 +325,11 @@ fn check_small_images(config: &LoaderConfig, shape: ImageShape) -> Result<(), Da
     let shorter = shape.height.min(shape.width);
     match config.small_images.iter().find(|small| small.side == 0 || small.side >= shorter) {
         Some(small) => {
-            let cause = format!("images of {shape} cannot be reduced to a side of {}", small.side);
+            let cause = format!("images of {shape} cannot be resized to a smaller side of {}", small.side);
             mistake(cause, format!("use sides below {shorter}; the last epochs have whole images"))
         }
         None if !config.pixels && !config.small_images.is_empty() => {
-            let cause = "images are reduced on the host, by the loader".to_owned();
+            let cause = "images are resized on the host, by the loader".to_owned();
             mistake(cause, "let the loader augment the images".into())
         }
         None => Ok(()),

@@ -114,7 +114,7 @@ sections! {
         cutmix: f64 = 0.0, in 0..=100, unset "off";
         /// Side in pixels of the square that is cut out of each training image.
         cutout: usize = 0, in 0..=PIXELS, unset "off";
-        /// Sides in pixels to which the training images are reduced at first, one after the other (progressive resizing). Evaluations
+        /// Sides in pixels to which the training images are resized at first, one after the other (progressive resizing). Evaluations
         /// and the last epochs have whole images.
         image_sizes: Vec<usize> = vec![], in 1..=PIXELS, unset "off", also ["progressive_resizing", "progressive_sizes"];
         /// When each of `image_sizes` ends: fractions of `epochs`, or epochs where above 1.

@@ -59,7 +59,7 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
         return Some("mixup and cutmix are the loader's".into());
     }
     if !plan.train.image_sizes.is_empty() {
-        return Some("train.image_sizes reduces them there".into());
+        return Some("train.image_sizes resizes them there".into());
     }
     if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
         return Some(format!("`{step}` is the loader's"));

@@ -1,11 +1,11 @@
-//! Reduces the images of a batch: bilinear with antialiasing, as `torch.nn.functional.interpolate(images, size, mode="bilinear",
+//! Resizes the images of a batch to smaller ones: bilinear with antialiasing, as `torch.nn.functional.interpolate(images, size, mode="bilinear",
 //! antialias=True)`.
 
 use rayon::prelude::*;
 
 use crate::ImageShape;
 
-/// Images of the first epochs that the loader reduces (progressive resizing).
+/// The size of the first epochs' images (progressive resizing).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SmallImages {
     /// The last epoch with images of this size, from [`FIRST_EPOCH`](crate::sampler::FIRST_EPOCH) = 1.
@@ -15,11 +15,11 @@ pub struct SmallImages {
 }
 
 impl SmallImages {
-    /// Returns the shape to which images of `shape` are reduced. Their proportions stay, within a pixel.
+    /// Returns the shape to which images of `shape` are resized. Their proportions stay, within a pixel.
     pub fn of(self, shape: ImageShape) -> ImageShape {
         let shorter = shape.height.min(shape.width).max(1);
-        let reduced = |extent: usize| ((extent * self.side + shorter / 2) / shorter).max(1);
-        ImageShape { height: reduced(shape.height), width: reduced(shape.width), ..shape }
+        let resized = |extent: usize| ((extent * self.side + shorter / 2) / shorter).max(1);
+        ImageShape { height: resized(shape.height), width: resized(shape.width), ..shape }
     }
 }
 
@@ -46,12 +46,12 @@ fn weights(source: usize, target: usize) -> Vec<Weights> {
     (0..target).map(of).collect()
 }
 
-/// Reduces images of `from`, `[N, C, H, W]`, to `to`.
-pub(super) fn reduce(images: &[f32], from: ImageShape, to: ImageShape) -> Vec<f32> {
+/// Resizes images of `from`, `[N, C, H, W]`, to `to`.
+pub(super) fn resize(images: &[f32], from: ImageShape, to: ImageShape) -> Vec<f32> {
     let (columns, rows) = (weights(from.width, to.width), weights(from.height, to.height));
-    let mut reduced = vec![0.0; images.len() / from.len() * to.len()];
+    let mut resized = vec![0.0; images.len() / from.len() * to.len()];
     let planes = images.par_chunks(from.height * from.width);
-    let targets = reduced.par_chunks_mut(to.height * to.width);
+    let targets = resized.par_chunks_mut(to.height * to.width);
     planes.zip(targets).for_each_init(
         || vec![0.0; from.height * to.width],
         |narrow, (plane, target)| {
@@ -68,7 +68,7 @@ pub(super) fn reduce(images: &[f32], from: ImageShape, to: ImageShape) -> Vec<f3
             }
         },
     );
-    reduced
+    resized
 }
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
             0.712774, 0.538265, 0.54195, 0.794063, 0.777365, 0.768707, 0.387755, 0.371882, 0.574212, 0.535353,
             0.568489, 0.885582, 0.185185, 0.668831, 1.371985, 0.030234, 0.625, 0.5548, -0.004638,
         ];
-        let found = reduce(&numbers(80), shape(1, 5, 8), shape(1, 3, 5));
+        let found = resize(&numbers(80), shape(1, 5, 8), shape(1, 3, 5));
         assert_eq!(found.len(), expected.len());
         assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{found:?}");
     }
@@ -104,7 +104,7 @@ mod tests {
             (24, 986.144_17, 757.175_17, [1.172_727_3, 0.227_272_72, 0.759_150_1, 0.553_718_6]),
         ];
         for (side, sum, squares, row) in expected {
-            let found = reduce(&numbers(3 * 32 * 32), shape(3, 32, 32), shape(3, side, side));
+            let found = resize(&numbers(3 * 32 * 32), shape(3, 32, 32), shape(3, side, side));
             let total: f64 = found.iter().map(|&x| f64::from(x)).sum();
             let of_squares: f64 = found.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
             assert!((total - sum).abs() < 1e-2 && (of_squares - squares).abs() < 1e-2, "{side}: {total}, {of_squares}");
