@@ -1,7 +1,6 @@
 //! Depthwise convolutions that also compute what the deferred batch norms around them need: the statistics of their output, and in the
 //! backward pass the sums over their data gradient. Each thread computes runs of [`PIXELS`] adjacent pixels of a piece.
 
-use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
