@@ -1,16 +1,18 @@
 //! Checks our kernels on GPUs (those of `trainer/comm/src/cuda` and of the crate `ops`) and prints tables:
 //!
 //! ```text
-//! gpu_check [--ops [--random 16] [--alternate]] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20]
+//! gpu_check [--ops [--cases all] [--random 16] [--alternate]] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20]
 //!     [--trainer PATH [--train 1,2,4] [--steps 24]]
 //! ```
 //!
 //! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` (the number of
 //! wrong elements) must be 0 on every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs
 //! and synchronize on the host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on
-//! the first GPU with the CPU, `--random` convolutions of random shapes among them, each in f32 and bf16 or, with `--alternate`, in turn; `--networks` the gradients of whole networks. `--trainer` (the path of the trainer's binary)
-//! trains with the numbers of ranks in `--train` for `--steps` steps and compares the losses with those of the CPU. `first_light.sh` runs this
-//! program, also under compute-sanitizer; `on_cpu.sh` runs it without a GPU.
+//! the first GPU with the CPU, `--random` convolutions of random shapes among them, each in f32 and bf16 or, with `--alternate`, in
+//! turn. `--cases deferred` selects batch norms that convolutions apply, `--cases single` all other operations. `--networks`
+//! compares the gradients of whole networks. `--trainer` (the path of the trainer's binary) trains with the numbers of ranks in
+//! `--train` for `--steps` steps and compares the losses with those of the CPU. `first_light.sh` runs this program, also under
+//! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod batches;
 mod convolutions;
@@ -42,6 +44,8 @@ struct Arguments {
     /// Number of training steps whose losses are compared; even.
     steps: usize,
     ops: bool,
+    /// Whether `ops` includes deferred batch norms, and the other operations.
+    cases: [bool; 2],
     random: usize,
     alternate: bool,
     networks: Vec<String>,
@@ -59,6 +63,7 @@ impl Arguments {
             train: vec![1, 2, 4],
             steps: 24,
             ops: false,
+            cases: [true, true],
             random: 16,
             alternate: false,
             networks: Vec::new(),
@@ -84,6 +89,14 @@ impl Arguments {
                 "--ranks" => this.ranks = list(&value)?,
                 "--sizes" => this.sizes = list(&value)?,
                 "--rounds" => this.rounds = number(&value)?,
+                "--cases" => {
+                    this.cases = match value.as_str() {
+                        "all" => [true, true],
+                        "deferred" => [true, false],
+                        "single" => [false, true],
+                        _ => return Err(format!("--cases {value} is not all, deferred or single")),
+                    }
+                }
                 "--random" => this.random = number(&value)?,
                 "--networks" => this.networks = value.split(',').map(str::to_owned).collect(),
                 "--near" => this.near = value.parse().map_err(|_| format!("{word}: {value:?} is not a number"))?,
@@ -95,7 +108,7 @@ impl Arguments {
                 }
                 _ => {
                     return Err(format!(
-                        "unknown option {word}: the options are --ops, --random, --alternate, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
+                        "unknown option {word}: the options are --ops, --cases, --random, --alternate, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
                     ));
                 }
             }
@@ -155,9 +168,13 @@ fn run() -> Result<bool, String> {
         return rank(&place, &arguments);
     }
     let mut well = true;
-    if let Arguments { ops: true, random, alternate, .. } = arguments {
-        well &= deferred::run(alternate)? & ops::run()? & convolutions::run(random, alternate)?;
-        well &= batches::run()? & updates::run()?;
+    if let Arguments { ops: true, cases: [deferred, single], random, alternate, .. } = arguments {
+        if deferred {
+            well &= deferred::run(alternate)?;
+        }
+        if single {
+            well &= ops::run()? & convolutions::run(random, alternate)? & batches::run()? & updates::run()?;
+        }
     }
     if !arguments.networks.is_empty() {
         well &= networks::run(&arguments.networks, arguments.near)?;

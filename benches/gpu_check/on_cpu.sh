@@ -52,8 +52,8 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
 }
 step doctor 2 "$programs/trainer" doctor
 # first_light.sh with small runs, whose shapes are those of the other steps: other groups would tune more shapes for minutes. It runs
-# beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`.
-small=(OPS="--random 4 --alternate" NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
+# beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`, whose deferred batch norms run beside it.
+small=(OPS="--cases single --random 4 --alternate" NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
     EPOCH_CONFIG=configs/quickstart.toml LIMIT=5400 STEP_LIMIT=1800
     TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
@@ -65,6 +65,9 @@ first_light() {
 }
 first_light >"$out/first-light.txt" 2>&1 &
 first_light=$!
+deferred() { step deferred 1 "$programs/gpu_check" --ops --cases deferred --alternate --ranks 1; return $failed; }
+deferred >"$out/deferred.txt" 2>&1 &
+deferred=$!
 case $features in *mpi*)
     while read -r manifest test; do
         step "mpi-$(basename "$(dirname "$manifest")")" 0 env -C "$(dirname "$manifest")" "$test" </dev/null
@@ -112,8 +115,9 @@ CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' f
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
     until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
+wait $deferred || failed=1
 wait $first_light || failed=1
-cat "$out/first-light.txt"
+cat "$out/deferred.txt" "$out/first-light.txt"
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
 }
