@@ -11,7 +11,9 @@ const NEWEST: f64 = 0.02;
 pub struct Pace {
     epochs: usize,
     steps_per_epoch: usize,
-    /// Mean seconds per step.
+    /// Pixels of an image in each of the first epochs, as parts of those of a whole image. Later images are whole.
+    pixel_shares: Vec<f64>,
+    /// Mean seconds of a step with whole images. That of small images is estimated from their pixels.
     step: f64,
     steps: u64,
     /// Seconds of the steps in the current epoch.
@@ -22,9 +24,15 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Creates the estimate for a run of `epochs` epochs.
-    pub fn new(epochs: usize, steps_per_epoch: usize) -> Self {
-        Self { epochs, steps_per_epoch, step: 0.0, steps: 0, in_epoch: 0.0, beyond: 0.0, epochs_seen: 0 }
+    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares`: pixels of an image in each of the first epochs, as parts of
+    /// those of a whole image; later images are whole.
+    pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
+        Self { epochs, steps_per_epoch, pixel_shares, step: 0.0, steps: 0, in_epoch: 0.0, beyond: 0.0, epochs_seen: 0 }
+    }
+
+    /// Returns the pixels of an image in `epoch` (from 1), as a part of those of a whole image.
+    fn share(&self, epoch: usize) -> f64 {
+        self.pixel_shares.get(epoch.saturating_sub(1)).copied().unwrap_or(1.0)
     }
 
     /// Counts a step.
@@ -37,7 +45,7 @@ impl Pace {
         self.in_epoch += seconds;
         // The first step allocates and tunes, so the second step replaces the first one in the mean.
         let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
-        self.step += (seconds - self.step) * weight;
+        self.step += (seconds / self.share(record.epoch) - self.step) * weight;
     }
 
     /// Counts a finished epoch.
@@ -50,17 +58,18 @@ impl Pace {
         }
     }
 
-    /// Returns the seconds left in an epoch's steps after `done` steps; `None` before the first step.
-    pub fn left_in_epoch(&self, done: usize) -> Option<f64> {
-        (self.steps > 0).then(|| self.step * self.steps_per_epoch.saturating_sub(done) as f64)
+    /// Returns the seconds left in the steps of `epoch` (from 1) after `done` steps; `None` before the first step.
+    pub fn left_in_epoch(&self, epoch: usize, done: usize) -> Option<f64> {
+        (self.steps > 0).then(|| self.step * self.share(epoch) * self.steps_per_epoch.saturating_sub(done) as f64)
     }
 
     /// Returns the seconds left in the run after `done` steps of `epoch` (from 1); `None` before the first step. The time
     /// of an evaluation is known from the second epoch on.
     pub fn left_in_run(&self, epoch: usize, done: usize) -> Option<f64> {
         let later = self.epochs.saturating_sub(epoch) as f64;
-        let epoch_seconds = self.step * self.steps_per_epoch as f64 + self.beyond;
-        self.left_in_epoch(done).map(|now| now + self.beyond + later * epoch_seconds)
+        let saved: f64 = self.pixel_shares.iter().skip(epoch).map(|share| 1.0 - share).sum();
+        let steps = self.step * self.steps_per_epoch as f64 * (later - saved);
+        self.left_in_epoch(epoch, done).map(|now| now + self.beyond + steps + later * self.beyond)
     }
 }
 
@@ -70,11 +79,11 @@ mod tests {
 
     #[test]
     fn steps_and_evaluations_are_counted_apart() {
-        let mut pace = Pace::new(3, 4);
+        let mut pace = Pace::new(3, 4, Vec::new());
         assert_eq!(pace.left_in_run(1, 0), None);
         let step = StepRecord { step_ms: 2000.0, ..StepRecord::default() };
         (0..4).for_each(|_| pace.step(&step));
-        assert_eq!(pace.left_in_epoch(1), Some(6.0));
+        assert_eq!(pace.left_in_epoch(1, 1), Some(6.0));
         assert_eq!(pace.left_in_run(1, 3), Some(2.0 + 16.0));
         pace.epoch(&EpochRecord { seconds: 11.0, ..EpochRecord::default() }); // 8 s of steps, 3 s of evaluation
         assert_eq!(pace.left_in_run(2, 0), Some(8.0 + 3.0 + 8.0 + 3.0));
@@ -83,10 +92,23 @@ mod tests {
 
     #[test]
     fn a_slow_first_step_is_forgotten() {
-        let mut pace = Pace::new(1, 1000);
+        let mut pace = Pace::new(1, 1000, Vec::new());
         pace.step(&StepRecord { step_ms: 60_000.0, ..StepRecord::default() });
-        assert_eq!(pace.left_in_epoch(999), Some(60.0));
+        assert_eq!(pace.left_in_epoch(1, 999), Some(60.0));
         pace.step(&StepRecord { step_ms: 125.0, ..StepRecord::default() });
-        assert_eq!(pace.left_in_epoch(998), Some(0.25));
+        assert_eq!(pace.left_in_epoch(1, 998), Some(0.25));
+    }
+
+    #[test]
+    fn steps_take_time_by_their_pixels() {
+        let mut pace = Pace::new(3, 4, vec![0.25, 0.5]);
+        let step = |epoch, step_ms| StepRecord { epoch, step_ms, ..StepRecord::default() };
+        pace.step(&step(1, 1000.0));
+        assert_eq!(pace.left_in_epoch(1, 1), Some(3.0));
+        assert_eq!(pace.left_in_run(1, 1), Some(3.0 + 8.0 + 16.0));
+        pace.step(&step(1, 1000.0));
+        pace.step(&step(2, 2000.0));
+        assert_eq!(pace.left_in_run(2, 1), Some(6.0 + 16.0));
+        assert_eq!(pace.left_in_run(3, 0), Some(16.0));
     }
 }

@@ -94,7 +94,7 @@ impl Mean {
 
 impl Progress {
     /// Creates the progress. Draws nothing before the first step.
-    pub fn new(options: ProgressOptions, screen: Screen) -> Self {
+    pub fn new(options: ProgressOptions, pace: Pace, screen: Screen) -> Self {
         let style = |before: &str, after: &str| {
             let bar = if screen.colour { "{wide_bar:.cyan/dim}" } else { "{wide_bar}" };
             ProgressStyle::with_template(&format!("epoch {{prefix}} {before}{bar} {{pos}}/{{len}}{after}"))
@@ -108,7 +108,7 @@ impl Progress {
             step_lines: screen.step_lines,
             // Two lines: all of the text fits 80 columns, and most of it fits 60.
             styles: (style("", "{msg}"), style("evaluating ", "")),
-            pace: Pace::new(options.epochs, options.steps_per_epoch),
+            pace,
             epoch: 0,
             loss: Mean::default(),
             top1: Mean::default(),
@@ -134,7 +134,7 @@ impl Progress {
         let top1 = percent(self.top1.add(record.top1));
         let speed = text::speed(record.images_per_s);
         let lr = text::rate(record.lr);
-        let left = text::duration(self.pace.left_in_epoch(done).unwrap_or(f64::NAN));
+        let left = text::duration(self.pace.left_in_epoch(record.epoch, done).unwrap_or(f64::NAN));
         let left_in_run = text::duration(self.pace.left_in_run(record.epoch, done).unwrap_or(f64::NAN));
         if let Some(bar) = &self.bar {
             bar.set_position(done as u64);
@@ -253,6 +253,10 @@ mod tests {
 
     const OPTIONS: ProgressOptions = ProgressOptions { epochs: 12, steps_per_epoch: 4, every: 2, accuracy: "top-1" };
 
+    fn shown_on(screen: Screen) -> Progress {
+        Progress::new(OPTIONS, Pace::new(OPTIONS.epochs, OPTIONS.steps_per_epoch, Vec::new()), screen)
+    }
+
     fn step(step: u64) -> StepRecord {
         StepRecord {
             epoch: 1 + step as usize / 4,
@@ -293,7 +297,7 @@ mod tests {
 
     fn plain() -> (Progress, TestOutput) {
         let output = TestOutput::default();
-        (Progress::new(OPTIONS, Screen { bar: None, lines: output.writer(), step_lines: true, colour: false }), output)
+        (shown_on(Screen { bar: None, lines: output.writer(), step_lines: true, colour: false }), output)
     }
 
     #[test]
@@ -340,7 +344,7 @@ mod tests {
             let output = TestOutput::default();
             let target = ProgressDrawTarget::term_like(Box::new(term.clone()));
             let screen = Screen { bar: Some(target), lines: output.writer(), step_lines: false, colour: false };
-            let mut progress = Progress::new(OPTIONS, screen);
+            let mut progress = shown_on(screen);
             let shown = |progress: &Progress| {
                 progress.bar.as_ref().unwrap().force_draw();
                 term.contents()
@@ -387,9 +391,9 @@ mod tests {
             }
         }
         let on = |kind| Screen { lines: Some(Box::new(Gone(kind))), step_lines: true, ..Screen::quiet() };
-        Progress::new(OPTIONS, Screen::quiet()).step(&step(0)).unwrap();
-        Progress::new(OPTIONS, on(ErrorKind::BrokenPipe)).step(&step(0)).unwrap();
-        let error = Progress::new(OPTIONS, on(ErrorKind::StorageFull)).step(&step(0)).unwrap_err();
+        shown_on(Screen::quiet()).step(&step(0)).unwrap();
+        shown_on(on(ErrorKind::BrokenPipe)).step(&step(0)).unwrap();
+        let error = shown_on(on(ErrorKind::StorageFull)).step(&step(0)).unwrap_err();
         assert_eq!(error.to_string(), "standard output: cannot write: no storage space");
     }
 }

@@ -8,6 +8,7 @@ use crate::report::curves::Curves;
 use crate::report::environment::Environment;
 use crate::report::metrics::{MetricsWriter, read_metrics};
 use crate::report::missing::missing_lines;
+use crate::report::pace::Pace;
 use crate::report::progress::{Progress, ProgressOptions, Screen};
 use crate::report::screen::start_table;
 use crate::report::summary::summary_screen;
@@ -22,6 +23,8 @@ pub struct ReporterOptions {
     pub epochs: usize,
     /// Steps of each epoch.
     pub steps_per_epoch: usize,
+    /// Pixels of an image in each of the first epochs, as parts of those of a whole image. Later images are whole.
+    pub pixel_shares: Vec<f64>,
     /// Steps between two plain lines, and between two points of TensorBoard's training curves. 0: only the ends of
     /// epochs.
     pub every: usize,
@@ -91,7 +94,8 @@ impl Reporter {
         let ReporterOptions { epochs, steps_per_epoch, every, multi_label, .. } = options;
         let accuracy = if multi_label { "exact" } else { "top-1" };
         let columns = Columns::of(multi_label);
-        let mut progress = Progress::new(ProgressOptions { epochs, steps_per_epoch, every, accuracy }, screen);
+        let pace = Pace::new(epochs, steps_per_epoch, options.pixel_shares.clone());
+        let mut progress = Progress::new(ProgressOptions { epochs, steps_per_epoch, every, accuracy }, pace, screen);
         let table = start_table(sections);
         if !table.is_empty() {
             progress.say(&table)?;
@@ -257,6 +261,7 @@ mod tests {
         ReporterOptions {
             epochs: 3,
             steps_per_epoch: 4,
+            pixel_shares: Vec::new(),
             every: 2,
             tensorboard: true,
             quiet: true,

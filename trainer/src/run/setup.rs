@@ -152,6 +152,17 @@ pub(super) fn check_small_images(
     Ok(())
 }
 
+/// Returns the pixels of an image in each of the first epochs, as parts of those of a whole image, until images are whole. `shape`: that
+/// of a whole image, `[C, H, W]`.
+pub(super) fn pixel_shares(plan: &RunPlan, [channels, height, width]: [usize; 3]) -> Vec<f64> {
+    let (whole, mut shares) = (ImageShape { channels, height, width }, Vec::new());
+    for small in super::plan::small_images(plan) {
+        let share = small.of(whole).len() as f64 / whole.len() as f64;
+        shares.resize(small.last_epoch.max(shares.len()), share);
+    }
+    shares
+}
+
 /// Sets initial weights that depend on the training images, if the network has such weights. They are computed from the first
 /// images of the training set, normalised and not augmented. All ranks of a job have the same images, so they compute the same
 /// weights.

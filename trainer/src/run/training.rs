@@ -248,6 +248,7 @@ impl Training<'_> {
         let options = ReporterOptions {
             epochs: lengths.epochs,
             steps_per_epoch: lengths.steps_per_epoch as usize,
+            pixel_shares: setup::pixel_shares(plan, description.dataset.shape),
             every: plan.log.every,
             tensorboard: plan.log.tensorboard,
             quiet: self.arguments.quiet,
