@@ -69,6 +69,7 @@ pub fn run(
     let options = ReporterOptions {
         epochs: 2,
         steps_per_epoch: loaders.train.batches_per_epoch(),
+        pixel_shares: Vec::new(),
         every: 0,
         tensorboard: false,
         quiet: true,
