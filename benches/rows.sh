@@ -2,7 +2,7 @@
 # Trains a list of configurations one after another, at the lowest priority: "leave it running overnight".
 #
 #   rows.sh train OUT [CONFIG.toml ...]   train; without CONFIG, continue with the list of the last call
-#   rows.sh status OUT                    show epoch, accuracy and hours left of each configuration
+#   rows.sh status OUT                    show epoch, accuracy and time left of each configuration
 #   rows.sh pause OUT, rows.sh continue OUT
 #   rows.sh stop OUT                      save a checkpoint and end; `train OUT` continues there, also after a reboot
 #
@@ -37,20 +37,24 @@ state_of() {
     elif [ -n "$(run_of "$1")" ]; then echo interrupted
     else echo waiting; fi
 }
-# One line per configuration: the epochs of summary.csv, and the time that the others will take by the last epoch's.
+# The time left by the program's last line in the log; empty before its first line.
+left_of() {
+    if [ -e "$out/results/$1.done" ]; then echo 0
+    else grep -ao 'run [0-9][0-9dhms.]*$' "$out/logs/$1.log" 2>/dev/null | tail -n 1 | cut -c 5-; fi
+}
+# One line per configuration: the epochs of summary.csv, and the time that the others will take.
 status() {
-    printf '%-28s %-10s %9s %9s %11s\n' configuration epoch 'best %' 'last %' 'hours left'
+    printf '%-28s %-10s %9s %9s %11s\n' configuration epoch 'best %' 'last %' 'time left'
     for name in $(queue); do
         run=$(run_of "$name")
         epochs=$(sed -n 's/^epochs = //p' "${run:-/nonexistent}/config.toml" 2>/dev/null)
-        awk -F, -v name="$name" -v epochs="${epochs:--}" -v state="$(state_of "$name")" '
+        awk -F, -v name="$name" -v epochs="${epochs:--}" -v left="$(left_of "$name")" -v state="$(state_of "$name")" '
             NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
             $column["eval_top1"] != "" { last = $column["eval_top1"]; if (best == "" || last + 0 > best + 0) best = last }
-            { done = $column["epoch"]; seconds = $column["seconds"] }
+            { done = $column["epoch"] }
             END {
-                left = state == "finished" ? 0 : (seconds == "" ? "" : (epochs - done) * seconds / 3600)
                 printf "%-28s %-10s %9s %9s %11s  %s\n", name, (done == "" ? 0 : done) "/" epochs, best == "" ? "-" : best,
-                    last == "" ? "-" : last, left == "" ? "-" : sprintf("%.1f", left), state
+                    last == "" ? "-" : last, left == "" ? "-" : left, state
             }' "${run:-/nonexistent}/summary.csv" 2>/dev/null ||
             printf '%-28s %-10s %9s %9s %11s  %s\n' "$name" "0/${epochs:--}" - - - "$(state_of "$name")"
     done

@@ -63,6 +63,9 @@ fn a_queue_is_paused_stopped_and_continued_to_its_end() {
     let stopped = Ended::from(queue.wait_with_output().unwrap()).expect(0);
     assert!(stopped.stdout.contains("interrupted"), "{}", stopped.stdout);
     assert!(status(&bench, "second").ends_with("waiting"), "the queue ends with the run that is stopped");
+    let time_left = |name: &str| status(&bench, name).split_whitespace().nth(4).unwrap_or_default().to_owned();
+    assert!(time_left("first").ends_with(['s', 'm']), "{}", status(&bench, "first"));
+    assert_eq!(time_left("second"), "-");
 
     let done = run(&bench, &["train", "out"]).expect(0).stdout;
     assert_eq!(entries(&bench.path("out/runs/first")).len(), 1, "the run was continued");

@@ -5,6 +5,8 @@ use crate::report::{EpochRecord, StepRecord};
 
 /// Weight of the newest step in the mean step time after the first steps: about the last hundred steps count.
 const NEWEST: f64 = 0.02;
+/// The longest time of a step, as a multiple of the mean step time.
+const MOST: f64 = 5.0;
 
 /// Time per step and per epoch so far.
 #[derive(Debug, Clone)]
@@ -45,7 +47,10 @@ impl Pace {
         self.in_epoch += seconds;
         // The first step allocates and tunes, so the second step replaces the first one in the mean.
         let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
-        self.step += (seconds / self.share(record.epoch) - self.step) * weight;
+        let seconds = seconds / self.share(record.epoch);
+        // A pause of the process counts as a slow step, not with its hours.
+        let most = if self.steps > 2 { MOST * self.step } else { f64::INFINITY };
+        self.step += (seconds.min(most) - self.step) * weight;
     }
 
     /// Counts a finished epoch.
@@ -97,6 +102,17 @@ mod tests {
         assert_eq!(pace.left_in_epoch(1, 999), Some(60.0));
         pace.step(&StepRecord { step_ms: 125.0, ..StepRecord::default() });
         assert_eq!(pace.left_in_epoch(1, 998), Some(0.25));
+    }
+
+    #[test]
+    fn a_pause_is_one_slow_step() {
+        let mut pace = Pace::new(1, 1000, Vec::new());
+        let step = |seconds: f64| StepRecord { step_ms: seconds * 1000.0, ..StepRecord::default() };
+        (0..100).for_each(|_| pace.step(&step(1.0)));
+        pace.step(&step(3600.0));
+        assert!((pace.left_in_epoch(1, 900).unwrap() - 108.0).abs() < 1e-9);
+        (0..1000).for_each(|_| pace.step(&step(100.0)));
+        assert!((pace.left_in_epoch(1, 900).unwrap() - 1e4).abs() < 1.0, "steps may become slower");
     }
 
     #[test]
