@@ -59,12 +59,15 @@ status() {
             printf '%-28s %-10s %9s %9s %11s  %s\n' "$name" "0/${epochs:--}" - - - "$(state_of "$name")"
     done
 }
-signal() { pid=$(training) || die "nothing is being trained in $out" "rows.sh status $out shows the queue"; kill "-$1" "$pid"; }
+# The training process: the launcher, if there are several workers.
+pid_or_die() { training || die "nothing is being trained in $out" "rows.sh status $out shows the queue"; }
+# All processes of the training, which has its own session.
+session() { local pid; pid=$(pid_or_die) && kill "-$1" $(pgrep -s "$pid"); }
 case $command in
 status) status; exit ;;
-pause) signal STOP; exit ;;
-continue) signal CONT; exit ;;
-stop) touch "$out/stop"; signal CONT; signal TERM; exit ;;
+pause) session STOP; exit ;;
+continue) session CONT; exit ;;
+stop) touch "$out/stop"; session CONT && kill -TERM "$(pid_or_die)"; exit ;;
 esac
 
 trainer=$(realpath -e "${TRAINER:-target/release/trainer}" 2>/dev/null) ||

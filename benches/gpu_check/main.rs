@@ -33,6 +33,16 @@ use trainer::device::{DeviceRequest, DeviceSet, LocalRank};
 /// Variable of a process that is a rank: rank, world size, store address, secret.
 const RANK: &str = "GPU_CHECK_RANK";
 
+/// Operations to check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cases {
+    All,
+    /// Batch norms that convolutions apply.
+    Deferred,
+    /// All other operations.
+    Single,
+}
+
 /// Command-line arguments.
 #[derive(Clone, Debug)]
 struct Arguments {
@@ -44,8 +54,8 @@ struct Arguments {
     /// Number of training steps whose losses are compared; even.
     steps: usize,
     ops: bool,
-    /// Whether `ops` includes deferred batch norms, and the other operations.
-    cases: [bool; 2],
+    /// The operations that `ops` checks.
+    cases: Cases,
     random: usize,
     alternate: bool,
     networks: Vec<String>,
@@ -63,7 +73,7 @@ impl Arguments {
             train: vec![1, 2, 4],
             steps: 24,
             ops: false,
-            cases: [true, true],
+            cases: Cases::All,
             random: 16,
             alternate: false,
             networks: Vec::new(),
@@ -91,9 +101,9 @@ impl Arguments {
                 "--rounds" => this.rounds = number(&value)?,
                 "--cases" => {
                     this.cases = match value.as_str() {
-                        "all" => [true, true],
-                        "deferred" => [true, false],
-                        "single" => [false, true],
+                        "all" => Cases::All,
+                        "deferred" => Cases::Deferred,
+                        "single" => Cases::Single,
                         _ => return Err(format!("--cases {value} is not all, deferred or single")),
                     }
                 }
@@ -168,11 +178,11 @@ fn run() -> Result<bool, String> {
         return rank(&place, &arguments);
     }
     let mut well = true;
-    if let Arguments { ops: true, cases: [deferred, single], random, alternate, .. } = arguments {
-        if deferred {
+    if let Arguments { ops: true, cases, random, alternate, .. } = arguments {
+        if cases != Cases::Single {
             well &= deferred::run(alternate)?;
         }
-        if single {
+        if cases != Cases::Deferred {
             well &= ops::run()? & convolutions::run(random, alternate)? & batches::run()? & updates::run()?;
         }
     }

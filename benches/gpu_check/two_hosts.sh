@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs a job of two hosts with two GPUs each on one machine with four: two_hosts.sh TRAINER OUT [FLAG…]
 #
-# To the ranks, a PID namespace looks like a second host (Linux, root). Gradients go through our kernels inside a host, and
+# To the ranks, a PID namespace looks like a second host (Linux, root). Gradients go through the custom kernels inside a host, and
 # through NCCL between hosts, or TCP without NCCL.
 set -uo pipefail
 trainer=$(realpath "$1") out=$2
@@ -16,5 +16,6 @@ export -f node
 export trainer port out
 node 0 0,1 "$@" &
 first=$!
+trap 'kill $first 2>/dev/null' EXIT
 unshare --pid --fork --mount-proc bash -c 'node 1 2,3 "$@"' - "$@" || exit 1
 wait $first

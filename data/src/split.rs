@@ -79,8 +79,9 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         && let Some(class) = (0..sizes.len()).find(|&class| sizes[class] > 0 && rest[class] == 0)
     {
         let fraction = options.validation.unwrap_or_default();
-        let cause = format!("{fraction} holds out all {}: none is left to train on", stratum_of(train, class));
-        return Err(error("validation", cause, other_fraction(sizes[class], true)));
+        let cause =
+            format!("{fraction} holds out all {}: none is left to train on", stratum_of(train, class, sizes[class]));
+        return Err(error("validation", cause, other_fraction("validation", sizes[class], true)));
     }
     let kept = match options.fraction {
         None => rest,
@@ -119,7 +120,8 @@ fn check_classes_left(option: &str, train: &Dataset, training: &[u32]) -> Result
         training.iter().flat_map(|&id| sets.of(id as usize)).for_each(|&class| left[usize::from(class)] = true);
     }
     let Some(class) = left.iter().position(|left| !left) else { return Ok(()) };
-    let cause = format!("none of the {} is left to train on", images_of(train, class));
+    let count = train.class_sizes()[class];
+    let cause = format!("none of the {} is left to train on", images_of(train, class, count));
     Err(error(option, cause, "take another part or another seed, or name the split of each image in the manifest"))
 }
 
@@ -134,31 +136,31 @@ fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) 
     match (0..sizes.len()).find(|&class| sizes[class] > 0 && parts[class] == 0) {
         None => Ok(parts),
         Some(class) => {
-            let cause = format!("{fraction} of the {} is none", stratum_of(train, class));
-            Err(error(option, cause, other_fraction(sizes[class], false)))
+            let cause = format!("{fraction} of the {} is none", stratum_of(train, class, sizes[class]));
+            Err(error(option, cause, other_fraction(option, sizes[class], false)))
         }
     }
 }
 
-/// Returns `3 training images of the class `cat``.
-fn images_of(train: &Dataset, class: usize) -> String {
-    format!("{} training images of the class `{}`", train.class_sizes()[class], train.classes[class])
+/// Returns `3 training images of the class `cat``, for a `count` of 3.
+fn images_of(train: &Dataset, class: usize, count: usize) -> String {
+    format!("{count} training images of the class `{}`", train.classes[class])
 }
 
 /// Returns the text of [`images_of`] for a class of [`strata`].
-fn stratum_of(train: &Dataset, class: usize) -> String {
+fn stratum_of(train: &Dataset, class: usize, count: usize) -> String {
     match train.label_sets {
-        None => images_of(train, class),
-        Some(_) => format!("{} training images", train.len()),
+        None => images_of(train, class, count),
+        Some(_) => format!("{count} training images"),
     }
 }
 
 /// Returns what to do about a fraction that takes all (`too_many`) or none of the `size` images of a class.
-fn other_fraction(size: usize, too_many: bool) -> String {
+fn other_fraction(option: &str, size: usize, too_many: bool) -> String {
     // Half an image is rounded up. Four digits are enough for a hint.
     let digits = |images: f64| (images / size as f64 * 1e4).ceil();
     match (size, too_many) {
-        (1, _) => "one image cannot be split: add images of the class, or remove it".into(),
+        (1, _) if option == "validation" => "one image cannot be split: add images of the class, or remove it".into(),
         (_, true) => format!("use at most {}", (digits(size as f64 - 0.5) - 1.0) / 1e4),
         (_, false) => format!("use at least {}", digits(0.5) / 1e4),
     }
@@ -295,7 +297,7 @@ mod tests {
         );
         assert!(split(small(), &options(0.8333, None, 0)).is_ok());
         assert!(
-            said(small(), &options(0.2, 0.1, 0)).starts_with("fraction: 0.1 of the 3 training images of the class")
+            said(small(), &options(0.2, 0.1, 0)).starts_with("fraction: 0.1 of the 2 training images of the class")
         );
         let mut with_val = small();
         with_val.val = Some(dataset(&[1, 1]));
@@ -311,13 +313,14 @@ mod tests {
     fn the_fraction_of_a_hint_works() {
         for size in 2..300 {
             for too_many in [false, true] {
-                let hint = other_fraction(size, too_many);
+                let hint = other_fraction("fraction", size, too_many);
                 let fraction: f64 = hint.rsplit(' ').next().unwrap().parse().unwrap();
                 let sizes = [size, 300];
                 assert!(split(splits(&sizes, &[1, 1]), &options(fraction, None, 0)).is_ok(), "{size}: {hint}");
             }
         }
-        assert!(other_fraction(1, true).starts_with("one image cannot be split"));
+        assert!(other_fraction("validation", 1, false).starts_with("one image cannot be split"));
+        assert_eq!(other_fraction("fraction", 1, false), "use at least 0.5");
     }
 
     /// A limit may leave classes out; that is not the split's fault.

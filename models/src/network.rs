@@ -110,7 +110,7 @@ impl Network {
 
     /// Maps normalised images `[B, C, H, W]` to logits `[B, classes]`. Logits are f32 in every precision.
     ///
-    /// The images must have the size that the network was built for. A training [`Context`] updates batch norm's running
+    /// The images must have the size that the network was built for, or another one for which it has the same weights. A training [`Context`] updates batch norm's running
     /// statistics.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         upcast(match self {

@@ -35,12 +35,15 @@ pub struct DatasetRecord {
 /// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunProgress {
-    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done.
+    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done, or after early stopping.
     pub epoch: usize,
     /// Next batch of the epoch, from 0: the sampler's position.
     pub batch: usize,
     /// Optimizer steps taken.
     pub step: u64,
+    /// Optimizer steps of an epoch. Absent in checkpoints of older versions.
+    #[serde(default)]
+    pub steps_per_epoch: Option<u64>,
     /// Sums over the epoch in progress.
     pub partial: PartialEpoch,
     /// Best evaluation so far, by `checkpoint.best`.
@@ -58,6 +61,7 @@ impl RunProgress {
             epoch: FIRST_EPOCH,
             batch: 0,
             step: 0,
+            steps_per_epoch: None,
             partial: PartialEpoch::default(),
             best: None,
             last: None,

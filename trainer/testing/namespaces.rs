@@ -1,6 +1,8 @@
 //! Two hosts on one machine: network namespaces, joined by a virtual cable that tests can unplug. Included with `#[path]` by the
 //! tests of several crates, after `shared.rs`.
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::shared::skip_or_fail;
@@ -32,6 +34,16 @@ impl Namespaces {
         Ok(made)
     }
 
+    /// Sets the `/etc/hosts` of programs that `ip netns exec` starts in a node's namespace.
+    pub fn set_hosts(&self, node: usize, text: &str) {
+        let folder = self.own_etc(node);
+        fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join("hosts"), text)).unwrap();
+    }
+
+    fn own_etc(&self, node: usize) -> PathBuf {
+        Path::new("/etc/netns").join(&self.names[node])
+    }
+
     /// Sets node 0's end of the cable `up` or `down`.
     pub fn cable(&self, state: &str) {
         ip(&["-n", &self.names[0], "link", "set", &self.cable, state]).unwrap();
@@ -40,8 +52,9 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        for name in &self.names {
+        for (node, name) in self.names.iter().enumerate() {
             let _ = ip(&["netns", "del", name]);
+            let _ = fs::remove_dir_all(self.own_etc(node));
         }
     }
 }

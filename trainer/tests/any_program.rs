@@ -194,6 +194,44 @@ main()";
     assert!(bench.path("logs/none/attempt_0/1/error.json").exists());
 }
 
+/// Reads lines until one has this text.
+fn read_until(lines: &mut impl BufRead, text: &str) {
+    let mut read = String::new();
+    while !read.contains(text) {
+        assert!(lines.read_line(&mut read).expect("a line") > 0, "no {text:?} in {read}");
+    }
+}
+
+#[test]
+fn a_signal_to_one_node_stops_all_and_does_not_count_as_a_second_one() {
+    let bench = Bench::new("");
+    let port = common::free_port().to_string();
+    // A program that saves something after a signal, for as long as the test wants.
+    let script = "trap 'while [ ! -e go ]; do sleep 0.05; done; echo saved; exit 1' TERM; echo started; \
+                  while :; do sleep 0.05; done";
+    let [mut first, mut second] = ["0", "1"].map(|node| {
+        let nodes = ["launch", "--cpus", "1", "--nnodes", "2", "--node-rank", node, "--master-port", &port];
+        bench.spawn(&[&nodes[..], &["--master-addr", "127.0.0.1", "--", "sh", "-c", script]].concat())
+    });
+    let mut out = [&mut first, &mut second].map(|child| BufReader::new(child.stdout.take().expect("a pipe")));
+    let mut err = [&mut first, &mut second].map(|child| BufReader::new(child.stderr.take().expect("a pipe")));
+    out.iter_mut().for_each(|lines| read_until(lines, "started"));
+    signal(&first, SIGTERM);
+    read_until(&mut err[1], "SIGTERM on node 0: ending all workers");
+    // A batch system signals the launchers of all nodes.
+    signal(&second, SIGTERM);
+    read_until(&mut err[1], "all workers are ending already");
+    fs::write(bench.path("go"), "").unwrap();
+    out.iter_mut().for_each(|lines| read_until(lines, "saved"));
+    for mut child in [first, second] {
+        assert_eq!(child.wait().unwrap().code(), Some(128 + SIGTERM));
+    }
+    for lines in err {
+        let rest: Vec<String> = lines.lines().map_while(Result::ok).collect();
+        assert!(!rest.iter().any(|line| line.contains("error")), "{rest:?}");
+    }
+}
+
 #[test]
 fn mistakes_say_what_to_do() {
     let bench = Bench::new("");

@@ -228,8 +228,10 @@ fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
         assert!(!Path::new(&format!("/proc/{worker}")).exists(), "no worker is left");
     }
 
-    // The restarted run has to end by itself: hundreds of steps after those that `start` waits for.
-    let length = [&ENDLESS[..], &["--set", "train.max_steps=600"]].concat();
+    // The restarted run has to end by itself: hundreds of steps after those that `start` waits for. A restart repeats the command,
+    // also with a flag that only a new run takes.
+    let weights = format!("model.weights={}", bench.only_run("killed").join("checkpoints/last").display());
+    let length = [&ENDLESS[..], &["--set", "train.max_steps=600", "--set", &weights]].concat();
     let undisturbed = train(&bench, "undisturbed", "2", &length);
     let child = start(&bench, "again", &[&length[..], &["--max-restarts", "1"]].concat());
     let worker = children(child.id())[0];

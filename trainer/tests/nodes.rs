@@ -18,13 +18,17 @@ struct Node {
 
 impl Node {
     fn start(bench: &Bench, net: &Namespaces, rank: usize, timeout_s: usize) -> Self {
+        let timeout = format!("parallel.timeout_s={timeout_s}");
+        Self::start_at(ADDRESSES[0], bench, net, rank, &[&ENDLESS[..], &["--set", &timeout]].concat())
+    }
+
+    fn start_at(master: &str, bench: &Bench, net: &Namespaces, rank: usize, flags: &[&str]) -> Self {
         let stderr = bench.path(&format!("stderr-{rank}"));
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &net.names[rank], "env", "--default-signal=INT,QUIT,TERM"]);
         command.args([env!("CARGO_BIN_EXE_trainer"), "--config", "config.toml", "--cpus", "1", "--nnodes", "2"]);
-        command.args(["--node-rank", &rank.to_string(), "--master-addr", ADDRESSES[0], "--master-port", "29500"]);
-        command.args(["--max-restarts", "3", "--run-dir", &format!("node-{rank}")]).args(ENDLESS);
-        command.args(["--set", &format!("parallel.timeout_s={timeout_s}")]);
+        command.args(["--node-rank", &rank.to_string(), "--master-addr", master, "--master-port", "29500"]);
+        command.args(["--max-restarts", "3", "--run-dir", &format!("node-{rank}")]).args(flags);
         command.current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR").env("NO_COLOR", "1");
         command
             .env("TRAINER_SECRET", "words of this test")
@@ -110,5 +114,21 @@ fn training_starts_again_on_both_machines_after_a_longer_outage() {
     for (said, other) in stop(nodes).into_iter().zip(["node 1", "node 0"]) {
         assert!(said.contains(&format!("no answer from {other} for 3 s")), "{said}");
         assert!(!said.contains("killed"), "{said}");
+    }
+}
+
+/// Debian gives a host's own name the address 127.0.1.1 in `/etc/hosts`, and a name from outside may be unknown inside.
+#[test]
+fn node_0_may_resolve_its_own_name_to_a_loopback_address_or_not_at_all() {
+    let Some(net) = namespaces("h") else { return };
+    for own in ["127.0.1.1 first-host\n", "127.0.0.1 localhost\n"] {
+        let bench = Bench::new(CONFIG);
+        net.set_hosts(0, own);
+        net.set_hosts(1, &format!("{} first-host\n", ADDRESSES[0]));
+        let flags = ["--set", "train.epochs=1", "--set", "parallel.timeout_s=30"];
+        for mut node in [0, 1].map(|rank| Node::start_at("first-host", &bench, &net, rank, &flags)) {
+            let status = node.child.wait().expect("a child");
+            assert!(status.success(), "{own}: {}", node.said());
+        }
     }
 }

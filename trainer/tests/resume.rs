@@ -195,6 +195,41 @@ fn resuming_a_finished_run_reports_its_result_again() {
     assert!(ended.stdout.contains("top-1"), "{}", ended.stdout);
 }
 
+/// The last row of a run that ended inside an epoch is replaced by that of the whole epoch.
+#[test]
+fn a_run_that_max_steps_ended_goes_on_with_more_steps() {
+    let bench = Bench::new(CONFIG);
+    bench.run(&["--config", "config.toml", "--set", "train.max_steps=40"]).expect(0);
+    let run = bench.only_run("runs");
+    let resume = ["--resume", run.to_str().unwrap(), "--set"];
+    let rows = || std::fs::read_to_string(run.join("summary.csv")).unwrap();
+    let before = rows();
+    assert_eq!((losses(&run).len(), before.lines().count()), (40, 3));
+    // Without more steps the result is shown again.
+    bench.run(&[&resume[..], &["train.max_steps=40"]].concat()).expect(0);
+    let evaluated =
+        |text: &str| text.lines().map(|line| line.split(',').take(3).collect::<String>()).collect::<Vec<_>>();
+    assert_eq!(evaluated(&before), evaluated(&rows()));
+    bench.run(&[&resume[..], &["train.max_steps=80"]].concat()).expect(0);
+    bench.run(&["--config", "config.toml", "--run-dir", "whole", "--set", "train.max_steps=80"]).expect(0);
+    assert_equal_runs(&bench.only_run("whole"), &run);
+    bench.run(&[&resume[..], &["train.max_steps=0"]].concat()).expect(0);
+    assert_equal_runs(&train(&bench, "complete"), &run);
+}
+
+/// Otherwise the run would end early, since its length is counted in steps.
+#[test]
+fn a_run_keeps_its_steps_per_epoch() {
+    let bench = Bench::new(CONFIG);
+    let run = bench.stopped("runs", &[], 40);
+    let resume = ["--resume", run.to_str().unwrap(), "--set", "train.epochs=2"];
+    for other in ["train.batch_size=64", "train.accumulate=2", "data.limit_train=100"] {
+        let refused = bench.run(&[&resume[..], &["--set", other]].concat()).expect(2).stderr;
+        assert!(refused.contains("an epoch of this run had 33 steps, and has "), "{other}: {refused}");
+    }
+    bench.run(&resume).expect(0);
+}
+
 #[test]
 fn resume_without_anything_to_resume_is_a_clear_error() {
     let bench = Bench::new(CONFIG);

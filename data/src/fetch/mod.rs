@@ -12,6 +12,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use sources::can_be_fetched;
 pub use verify::{Check, FileReport, FileStatus, VerifyReport, verify};
 
 use crate::DataError;

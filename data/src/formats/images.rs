@@ -52,8 +52,10 @@ pub(super) fn load_splits(
         DecodeTime::BySize(most) => count as u128 * padding.shape().len() as u128 > u128::from(most),
     };
     // A loader that decodes in each epoch compares each image's size there: reading all headers may take minutes.
-    if !in_each_epoch && resize == Resize::None {
-        all.iter().try_for_each(|samples| check_sizes(samples, padding.shape()))?;
+    if !in_each_epoch {
+        if resize == Resize::None {
+            all.iter().try_for_each(|samples| check_sizes(samples, padding.shape()))?;
+        }
         padding.check_memory(source, count).map_err(or_in_each_epoch)?;
     }
     let decoded = |samples: Vec<Sample>| match in_each_epoch || request.share {

@@ -105,17 +105,36 @@ pub(super) fn load(
     load_splits(info, file, files, &classes, request)
 }
 
+/// Returns the text with every line end as `\n`. Spreadsheets write `\r\n`, and `\r` as a format for old Macintosh computers. The
+/// parser takes both as line ends, but counts only `\n`.
+fn with_unix_line_ends(bytes: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(bytes.len());
+    for (at, byte) in bytes.iter().enumerate() {
+        match byte {
+            b'\r' if bytes.get(at + 1) == Some(&b'\n') => {}
+            b'\r' => text.push(b'\n'),
+            byte => text.push(*byte),
+        }
+    }
+    text
+}
+
 /// Parses the lines. `multi_label`: a label may be empty.
 fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataError> {
     // Spreadsheets begin a file with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let bytes = &*with_unix_line_ends(bytes);
     let mut reader = ReaderBuilder::new().has_headers(false).flexible(true).trim(Trim::All).from_reader(bytes);
     let mut record = ByteRecord::new();
     let folder = file.parent().unwrap_or(Path::new(""));
     let mut columns = None;
     let mut rows = Vec::new();
     while reader.read_byte_record(&mut record).map_err(|error| DataError::new(file, error.to_string(), HEADER))? {
-        let line = record.position().map_or(0, csv::Position::line);
+        let line = record.position().map_or(0, |position| {
+            // The position is that of the empty lines before the record.
+            let empty = bytes[position.byte() as usize..].iter().take_while(|byte| **byte == b'\n').count();
+            position.line() + empty as u64
+        });
         let mistake = |cause: String, hint: &str| Err(DataError::new(file, cause, hint).at(format!("line {line}")));
         let fields: Result<Vec<&str>, _> = record.iter().map(std::str::from_utf8).collect();
         let Ok(fields) = fields else {

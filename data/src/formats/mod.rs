@@ -45,8 +45,8 @@ pub struct LoadRequest {
     /// Side of the square images, in pixels. Images of a fixed size are padded with zeros on all sides (MNIST 28 → 32); images of
     /// a folder are resized. `None` keeps the size.
     pub image_size: Option<usize>,
-    /// Number of training images to keep: the first ones. An image folder is sorted by class, so there the first images of
-    /// every class are kept.
+    /// Number of training images to keep: the first ones. Of an image folder, a manifest and tar archives, the first
+    /// images of every class are kept.
     pub limit_train: Option<usize>,
     /// Number of test images to keep, in the same way. Also limits the validation images.
     pub limit_test: Option<usize>,

@@ -51,7 +51,8 @@ impl BatchNorm2d {
     /// # Panics
     ///
     /// In training mode when a channel has a single value and therefore no variance (PyTorch raises `ValueError`). A network
-    /// from [`build`](crate::build) never panics here with images of its own size.
+    /// from [`build`](crate::build) never panics here with images of its own size, at
+    /// least [`Network::smallest_batch`](crate::Network::smallest_batch) of them.
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         self.run(input, Epilogue::default(), cx)
     }

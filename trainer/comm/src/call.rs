@@ -163,9 +163,11 @@ impl fmt::Display for CollectiveCall {
         if let Some(memory) = self.memory {
             write!(f, " in shared array {memory}")?;
         }
+        // Other numbers of ranks in messages count within the job.
+        let of_group = if self.group == 0 { "" } else { "group " };
         match (self.op, self.root) {
-            (OpKind::Send, Some(peer)) => write!(f, " to rank {peer}"),
-            (OpKind::Recv, Some(peer)) => write!(f, " from rank {peer}"),
+            (OpKind::Send, Some(peer)) => write!(f, " to {of_group}rank {peer}"),
+            (OpKind::Recv, Some(peer)) => write!(f, " from {of_group}rank {peer}"),
             (_, Some(root)) => write!(f, " with root {root}"),
             (_, None) => Ok(()),
         }

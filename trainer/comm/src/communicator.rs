@@ -43,7 +43,8 @@ impl Inner {
 /// All ranks of the group must call every collective, in the same order, with the same lengths, types, reduction and root.
 /// Reductions have the same bits on all ranks and in all runs.
 ///
-/// Ranks in arguments and `root` count within the group. Messages name ranks of the whole job.
+/// Ranks in arguments, `root` and the peer of a message count within the group. Error texts name ranks of the whole job, unless
+/// they say `root` or `group rank`.
 ///
 /// # Errors of every collective
 ///

@@ -46,6 +46,21 @@ struct BatchState {
     closed: bool,
 }
 
+/// Ends a batch whose task has not run, since no thread could be started, or has panicked.
+struct CloseAtDrop(Arc<SharedBatch>);
+
+impl Drop for CloseAtDrop {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.closed = true;
+        let unsent = std::mem::take(&mut state.new);
+        drop(state);
+        let error =
+            || CommError::system("the communication thread could not start, or panicked").hint("see `ulimit -u`");
+        unsent.into_iter().for_each(|message| message.finish(Err(error())));
+    }
+}
+
 impl SharedBatch {
     /// Adds a message. Returns it if the task has ended.
     fn add(&self, message: Box<dyn PendingMessage>) -> Option<Box<dyn PendingMessage>> {
@@ -256,9 +271,9 @@ impl Communicator {
         let Some(message) = unsent else { return work };
         let shared = Arc::new(SharedBatch::default());
         shared.state.lock().new.push(message);
-        let (this, batch) = (self.clone(), shared.clone());
+        let (this, batch) = (self.clone(), CloseAtDrop(shared.clone()));
         // Each message has the error in its own `Work`
-        drop(queue.submit(move || this.serve(&batch)));
+        drop(queue.submit(move || this.serve(&batch.0)));
         *current = Some(MessageBatch { shared, task: queue.submitted() });
         work
     }

@@ -59,8 +59,10 @@ pub(crate) struct Process {
     pub(super) kind: TransportKind,
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
-    /// For connections between ranks: the address to listen on, and the secret that authenticates peers.
+    /// For connections between ranks: the address to listen on, whether ranks are on several hosts, and the secret that
+    /// authenticates peers.
     pub(super) bind: Option<IpAddr>,
+    pub(super) several_hosts: bool,
     pub(super) secret: Option<Secret>,
     pub(super) abort: Arc<Abort>,
     activity: Arc<AllActivities>,
@@ -85,7 +87,8 @@ impl CommStream {
     pub(super) fn new(process: &Process, group: &GroupRanks) -> Result<Self> {
         let mesh = match (process.kind, &process.store, &process.secret) {
             (TransportKind::Tcp, Some(store), Some(secret)) if group.len() > 1 => {
-                let setup = MeshSetup { group, store, secret, bind: process.bind, limit: process.connect_timeout };
+                let Process { bind, several_hosts, connect_timeout: limit, .. } = *process;
+                let setup = MeshSetup { group, store, secret, bind, several_hosts, limit };
                 Some(Arc::new(Mutex::new(Mesh::new(&setup, process.world, process.timeout)?)))
             }
             _ => None,
@@ -143,6 +146,7 @@ impl Process {
             timeout,
             connect_timeout,
             bind: None,
+            several_hosts: false,
             secret: None,
             abort,
             activity,

@@ -100,6 +100,9 @@ pub struct CommConfig {
     pub connect_timeout: Duration,
     /// Address on which `tcp` listens for other ranks. By default, the address that reaches the store.
     pub bind: Option<IpAddr>,
+    /// Whether ranks are on several hosts. A rank that reaches the store through a loopback address then listens on all
+    /// addresses: the host of the store may map its own name to a loopback address (127.0.1.1 in Debian's `/etc/hosts`).
+    pub several_hosts: bool,
 }
 
 impl CommConfig {
@@ -114,6 +117,7 @@ impl CommConfig {
             timeout: Duration::from_secs(600),
             connect_timeout: Duration::from_secs(300),
             bind: None,
+            several_hosts: false,
         }
     }
 }
@@ -144,6 +148,7 @@ pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communica
     store.barrier("join", config.connect_timeout)?;
     let mut process = Process::new(rank, world, config.transport, config.timeout, config.connect_timeout, Some(store));
     process.bind = config.bind;
+    process.several_hosts = config.several_hosts;
     process.secret = Some(config.secret.clone());
     Communicator::world_of(process)
 }

@@ -40,7 +40,7 @@ impl Transport for Solo {
     fn barrier(&mut self, _: &CollectiveCall) -> Result<()> {
         Ok(())
     }
-    // The communicator refuses messages from a rank to itself, and there is no other rank.
+    // There is no other rank.
     fn send(&mut self, call: &CollectiveCall, _: u64, _: &[u8]) -> Result<()> {
         Err(CommError::usage(format!("{call}: the group has one rank")))
     }

@@ -59,6 +59,29 @@ fn messages_with_one_tag_keep_their_order_and_others_may_overtake() {
     }
 }
 
+/// Long messages, and a receiver that posts its receives while they arrive: a receive must not take the message of an earlier one.
+#[test]
+fn posted_receives_of_one_tag_get_the_messages_in_the_order_of_sending() {
+    for kind in KINDS {
+        ranks(kind, 2, move |comm| {
+            for round in 0..50 {
+                let values = (0..10).map(|i| 100 * round + i);
+                let len = |value: i32| 10_000 * (value as usize % 10 + 1);
+                if comm.rank() == 0 {
+                    let works: Vec<_> = values.map(|value| comm.isend(vec![value; len(value)], 1, 7)).collect();
+                    works.into_iter().for_each(|work| drop(work.wait().unwrap()));
+                } else {
+                    let works: Vec<_> = values.map(|value| (value, comm.irecv(vec![0; len(value)], 0, 7))).collect();
+                    for (value, work) in works {
+                        assert!(work.wait().unwrap().iter().all(|got| *got == value), "{kind} {value}");
+                    }
+                }
+                comm.barrier().unwrap();
+            }
+        });
+    }
+}
+
 /// A message that is started after a collective does not overtake it, and a collective waits for the messages before.
 #[test]
 fn messages_and_collectives_keep_the_order_of_the_code() {

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,9 +168,6 @@ impl LaunchConfig {
                     return Ok(128 + signal as u8);
                 }
                 Outcome::Failed { restartable: true } if attempt < self.max_restarts => {
-                    if let (Some(folder), None) = (&found, &self.any_program) {
-                        archive(&folder.logs, attempt)?;
-                    }
                     screen.say(&format!(
                         "starting all workers again: attempt {} of {}",
                         attempt + 2,
@@ -200,7 +198,7 @@ impl LaunchConfig {
         *attempt = rendezvous.as_ref().map_or(*attempt, |rendezvous| rendezvous.attempt);
         let attempt = *attempt;
         let (world, first_rank) = rendezvous.as_ref().map_or((self.workers, 0), NodeRendezvous::world);
-        let (node, host, port, secret) = match (&self.rendezvous, secret) {
+        let (node, mut host, port, secret) = match (&self.rendezvous, secret) {
             (Some(nodes), Some(secret)) => {
                 (nodes.node_rank, nodes.master_addr.clone(), 0, derive(&secret.secret, "workers", attempt))
             }
@@ -220,7 +218,12 @@ impl LaunchConfig {
                     limit: self.timeouts.join,
                 };
                 let address = listen_address(&host, rendezvous.is_some(), |_| {});
-                Some(bind(&address, port, config, announcer.start()?)?)
+                let store = bind(&address, port, config, announcer.start()?)?;
+                if store.local_addr().ip().is_unspecified() {
+                    // This host may be unable to resolve the name.
+                    host = "127.0.0.1".to_owned();
+                }
+                Some(store)
             }
             _ => None,
         };
@@ -239,7 +242,12 @@ impl LaunchConfig {
         }
         tracing::info!(attempt, world, node, first_rank, host, port, "starting {} workers", self.workers);
         let folder = match found {
-            Some(folder) => folder,
+            Some(folder) => {
+                if self.any_program.is_none() {
+                    archive(&folder.logs, attempt.saturating_sub(1), first_rank..first_rank + self.workers)?;
+                }
+                folder
+            }
             None => found.insert(folder(world)?),
         };
         let nodes = self.rendezvous.as_ref().map_or(1, |nodes| nodes.nnodes);
@@ -259,10 +267,8 @@ impl LaunchConfig {
             on_signal: self.on_signal,
         };
         let outcome = supervisor.run().map_err(|error| system("watch the workers", &error))?;
-        if let Some(rendezvous) = &rendezvous {
-            rendezvous.finish(&mut || stopping(signals));
-        }
-        Ok(outcome)
+        let stopped = rendezvous.as_ref().and_then(|rendezvous| rendezvous.finish(&mut || stopping(signals)));
+        Ok(stopped.map_or(outcome, Outcome::Stopped))
     }
 
     fn join_nodes(
@@ -352,26 +358,20 @@ impl LaunchConfig {
     }
 }
 
-/// Moves the logs of a failed attempt to `attempt-K` before the next attempt. A resumed run may already have logs of earlier
-/// attempts, so K is the first free number.
-fn archive(logs: &Path, attempt: usize) -> Result<()> {
+/// Moves the logs of this node's `ranks` to `attempt-K` after a failed attempt. A resumed run may already have logs of earlier
+/// attempts, so K is the first number whose folder has none of these ranks. Nodes may share the folder of logs, and each moves
+/// only its own ranks.
+fn archive(logs: &Path, attempt: usize, ranks: Range<usize>) -> Result<()> {
+    let names: Vec<String> = ranks.map(|rank| format!("rank-{rank}")).filter(|name| logs.join(name).exists()).collect();
     let move_all = || -> io::Result<()> {
-        let mut number = attempt;
-        while let Err(error) = Folder::open(logs)?.create_folder(format!("attempt-{number}")) {
-            if error.kind() != io::ErrorKind::AlreadyExists {
-                return Err(error);
-            }
-            number += 1;
-        }
-        let target = logs.join(format!("attempt-{number}"));
-        for entry in fs::read_dir(logs)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with("rank-") {
-                fs::rename(entry.path(), target.join(entry.file_name()))?;
-            }
-        }
-        Ok(())
+        let is_free = |folder: &String| !names.iter().any(|name| logs.join(folder).join(name).exists());
+        let Some(target) = (attempt..).map(|number| format!("attempt-{number}")).find(is_free) else { return Ok(()) };
+        Folder::open(logs)?.ensure_folder(&target)?;
+        names.iter().try_for_each(|name| fs::rename(logs.join(name), logs.join(&target).join(name)))
     };
+    if names.is_empty() {
+        return Ok(());
+    }
     move_all().map_err(|error| {
         LaunchError::failed(
             format!("{}: cannot keep the logs of the attempt that failed: {error}", logs.display()),

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!   trainer --cpus 4 ─▶ LaunchConfig::run                            (launcher.rs)
-//!      │  Ctrl-C, SIGTERM …  ─▶ Supervisor ◀─ pidfds, heartbeats, store   (supervisor.rs, signals.rs)
+//!      │  Ctrl-C, SIGTERM …  ─▶ Supervisor ◀─ pidfds, heartbeats, store   (supervisor, signals.rs)
 //!      │                          │  │
 //!      │   StoreServer ◀──────────┼──┼──── rendezvous, deaths, abort (comm/store)
 //!      │      ▲                   │  │

@@ -21,6 +21,8 @@ pub(super) struct NodeInfo {
 pub(super) struct NodeFailure {
     pub(super) node: usize,
     pub(super) what: String,
+    /// The signal with which a user has stopped the job on that node. Then nothing has failed.
+    pub(super) stopped_by: Option<i32>,
     /// Whether the job may be started again.
     #[serde(rename = "again")]
     pub(super) restartable: bool,
@@ -52,7 +54,7 @@ impl NodeFailure {
             _ => format!("the launcher of node {node}{host} is gone"),
         };
         let restartable = matches!(error.kind, ErrorKind::NoAnswer | ErrorKind::Reset);
-        Self { node, what, restartable, of_connection: true }
+        Self { node, what, stopped_by: None, restartable, of_connection: true }
     }
 
     /// Returns what the user can do about a broken connection.

@@ -30,6 +30,7 @@ use super::output::Screen;
 use super::port;
 use super::rendezvous_parameters::RendezvousParameters;
 use super::secret::derive;
+use super::signals;
 use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.
@@ -223,8 +224,17 @@ impl NodeRendezvous {
 
     /// Reports a failure on this node to the other nodes.
     pub(super) fn publish_failure(&self, what: &str, restartable: bool) {
+        self.publish(what.to_owned(), None, restartable);
+    }
+
+    /// Reports to the other nodes that a signal stops the job.
+    pub(super) fn publish_stop(&self, signal: i32) {
+        self.publish(format!("stopped by {}", signals::name(signal)), Some(signal), false);
+    }
+
+    fn publish(&self, what: String, stopped_by: Option<i32>, restartable: bool) {
         let node = self.parameters.node_rank;
-        let failure = NodeFailure { node, what: what.to_owned(), restartable, of_connection: false };
+        let failure = NodeFailure { node, what, stopped_by, restartable, of_connection: false };
         if let (None, Ok(text)) = (self.failure(), serde_json::to_vec(&failure)) {
             // If the store is gone, the other nodes have noticed it already.
             let _ = self.client.set("failed", &text);
@@ -232,20 +242,23 @@ impl NodeRendezvous {
     }
 
     /// Reports to the other nodes that this node's workers are done. Node 0, which hosts the stores, then waits until all nodes
-    /// are done, a node has failed, or `interrupted` returns a signal.
-    pub(super) fn finish(&self, interrupted: &mut dyn FnMut() -> Option<i32>) {
+    /// are done, a node has failed, or `interrupted` returns a signal. Returns the signal, which the other nodes get too.
+    pub(super) fn finish(&self, interrupted: &mut dyn FnMut() -> Option<i32>) -> Option<i32> {
         let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), b"");
-        if self.parameters.node_rank > 0 {
-            return;
-        }
-        for node in 0..self.parameters.nnodes {
-            while self.failure().is_none() && interrupted().is_none() {
+        let others = if self.parameters.node_rank == 0 { 1..self.parameters.nnodes } else { 0..0 };
+        for node in others {
+            while self.failure().is_none() {
+                if let Some(signal) = interrupted() {
+                    self.publish_stop(signal);
+                    return Some(signal);
+                }
                 match self.client.wait(&format!("ended/{node}"), POLL) {
                     Err(error) if error.kind == ErrorKind::Timeout => {}
                     _ => break,
                 }
             }
         }
+        None
     }
 }
 

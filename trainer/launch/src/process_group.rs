@@ -106,6 +106,7 @@ impl ProcessGroup {
         // The control connection exists already, so the address is not used.
         let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
         config.timeout = timeouts.answer;
+        config.several_hosts = role.local_world < role.world;
         status.set_status(format_args!("connecting over {transport}"));
         let (client, shutdown) = joined.into_parts();
         let comm = comm::join_through(client, &config).map_err(|error| {

@@ -74,22 +74,25 @@ impl RemoteHost {
     }
 }
 
-impl Drop for RemoteHost {
-    /// Closes the agent's standard input, which ends the node's launcher, and then ends ssh.
-    fn drop(&mut self) {
+impl RemoteHost {
+    /// Closes the agent's standard input, which ends the node's launcher. Ends ssh if it has not ended within `limit`.
+    pub(super) fn close(&mut self, limit: Duration) {
         self.input = None;
-        if self.is_alive() {
-            let limit = if self.ordered { CLOSE_LIMIT } else { Duration::ZERO };
-            let until = Instant::now() + limit;
-            while Instant::now() < until {
-                if self.reap() {
-                    return;
-                }
-                std::thread::sleep(TICK);
+        let until = Instant::now() + limit;
+        while self.is_alive() && !self.reap() {
+            if Instant::now() >= until {
+                let _ = self.child.kill();
+                self.status = self.child.wait().ok();
+                return;
             }
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            std::thread::sleep(TICK);
         }
+    }
+}
+
+impl Drop for RemoteHost {
+    fn drop(&mut self) {
+        self.close(if self.ordered { CLOSE_LIMIT } else { Duration::ZERO });
     }
 }
 
@@ -99,9 +102,10 @@ pub(super) fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: S
         let mut out = BufReader::new(out);
         let mut left = MOST_NOISE;
         loop {
-            let mut line = String::new();
-            let read = out.by_ref().take(left).read_line(&mut line).unwrap_or(0);
+            let mut line = Vec::new();
+            let read = out.by_ref().take(left).read_until(b'\n', &mut line).unwrap_or(0);
             left -= read as u64;
+            let line = String::from_utf8_lossy(&line);
             let greeting = line.strip_prefix(GREETING).map(|text| text.trim_end().to_owned());
             let is_last = read == 0 || greeting.is_some();
             let event = match is_last {

@@ -293,8 +293,13 @@ mod tests {
 ";
         assert_eq!(render(&failures, &[3, 4], None), expected);
         assert!(render(&failures, &[], Some(2)).starts_with("error: node 2: rank 1 was killed"));
-        let mut remote =
-            NodeFailure { node: 1, what: "rank 5 was killed".into(), restartable: true, of_connection: false };
+        let mut remote = NodeFailure {
+            node: 1,
+            what: "rank 5 was killed".into(),
+            stopped_by: None,
+            restartable: true,
+            of_connection: false,
+        };
         assert_eq!(
             render(&[WorkerFailure::on_other_node(&remote)], &[0], Some(0)),
             "error: node 1: rank 5 was killed\n  rank 0 is being ended\n"

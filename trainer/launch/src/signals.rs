@@ -85,7 +85,10 @@ pub(super) fn hint(signal: i32) -> Option<&'static str> {
         "SIGSEGV" | "SIGILL" | "SIGFPE" | "SIGTRAP" | "SIGSYS" => {
             "the program did what it must not do: please report this, with the worker's stderr.log"
         }
-        "SIGBUS" => "often a full /dev/shm (`df /dev/shm`): containers need --shm-size, or say --backend tcp",
+        "SIGBUS" => {
+            "memory could not be had or a file could not be read: see `dmesg | tail`; NCCL and MPI need room in /dev/shm (`df \
+             /dev/shm`; containers: --shm-size)"
+        }
         "SIGABRT" => "the program ended itself: its last lines say why",
         "SIGXCPU" | "SIGXFSZ" => "a limit of the shell or the batch system was reached: see `ulimit -a`",
         _ => return None,

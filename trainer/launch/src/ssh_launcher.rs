@@ -34,6 +34,8 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 const GREETING_LIMIT: Duration = Duration::from_secs(60);
 /// Time for the other nodes to end by themselves after one node has failed. They are notified, or notice the failure.
 const OTHERS_LIMIT: Duration = Duration::from_secs(20);
+/// The same after a signal: longer than a launcher waits for its workers ([`Timeouts::stop`](super::Timeouts::stop)).
+const STOPPED_LIMIT: Duration = Duration::from_secs(150);
 /// Time from closing an agent's standard input to killing ssh. A host that the network does not reach never answers.
 pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);
 /// Number of lines of ssh that an error message shows.
@@ -155,15 +157,14 @@ impl SshLauncher {
                 }
                 Ok(Event::AgentHello(node, None)) => {
                     let node = &mut nodes[node];
-                    let status = node.child.wait().ok();
-                    // Another thread is still reading the messages.
-                    node.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
+                    // ssh ends after its output. It does not end if a login shell has printed too much before the agent's line.
+                    node.close(CLOSE_LIMIT);
                     let late = happened.try_iter().filter_map(|event| match event {
                         Event::PreambleLine(_, line) => Some(line),
                         Event::AgentHello(..) => None,
                     });
                     node.said.extend(late);
-                    return Err(ssh::failure(&node.name, program, status.and_then(|s| s.code()), &node.said));
+                    return Err(ssh::failure(&node.name, program, node.status.and_then(|s| s.code()), &node.said));
                 }
                 Err(_) if Instant::now() >= until => {
                     let missing = greetings.iter().position(Option::is_none).unwrap_or_default();
@@ -209,23 +210,39 @@ impl SshLauncher {
 
 /// Watches the nodes until all have ended, and returns the job's exit code.
 fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -> u8 {
-    let (mut first, mut stopped, mut ending, mut closed) = (None, None, None::<Instant>, false);
+    let (mut first, mut stopped, mut closed) = (None, None, false);
+    // When the launchers that still run are ended.
+    let mut close_at: Option<Instant> = None;
+    let within = |limit: Duration, close_at: Option<Instant>| {
+        let at = Instant::now() + limit;
+        Some(close_at.map_or(at, |earlier| earlier.min(at)))
+    };
     while nodes.iter().any(RemoteHost::is_alive) {
         std::thread::sleep(TICK);
         for signal in signals.take().into_iter().filter(|signal| STOPPING.contains(signal)) {
             if stopped.is_some() && !signals::ends_at_once(signal) {
                 continue;
             }
+            if stopped.is_some() {
+                close_at = within(OTHERS_LIMIT, close_at);
+            }
             stopped = stopped.or(Some(signal));
             nodes.iter_mut().for_each(|node| _ = node.send(&format!("signal {signal}")));
         }
-        for node in nodes.iter_mut() {
-            if node.reap()
-                && let Some(code @ 1..) = node.code()
+        for (index, node) in nodes.iter_mut().enumerate() {
+            if !node.reap() {
+                continue;
+            }
+            let limit = if stopped.is_some() { STOPPED_LIMIT } else { OTHERS_LIMIT };
+            if let (0, Some(0)) = (index, node.code()) {
+                // Node 0 has waited for the others, so they end now.
+                close_at = within(limit, close_at);
+            }
+            if let Some(code @ 1..) = node.code()
                 && first.is_none()
             {
                 first = Some(code);
-                ending = Some(Instant::now());
+                close_at = within(limit, close_at);
                 // 255 is ssh's own exit code: the connection has ended, or the agent has died.
                 let is_lost = code == u8::MAX || node.status.is_some_and(|status| status.signal().is_some());
                 if is_lost && stopped.is_none() {
@@ -238,12 +255,12 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
                 }
             }
         }
-        let Some(since) = ending else { continue };
-        if since.elapsed() >= OTHERS_LIMIT && !closed {
+        let Some(at) = close_at else { continue };
+        if Instant::now() >= at && !closed {
             closed = true;
             nodes.iter_mut().for_each(|node| node.input = None);
         }
-        if since.elapsed() >= OTHERS_LIMIT + CLOSE_LIMIT {
+        if Instant::now() >= at + CLOSE_LIMIT {
             for node in nodes.iter_mut().filter(|node| node.is_alive()) {
                 screen.say(&format!("error: {} does not answer: its ssh is ended", node.name));
                 let _ = node.child.kill();

@@ -95,7 +95,10 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
 pub(super) fn folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure> {
     let create = |path: PathBuf| match fs::create_dir_all(&path) {
         Ok(()) => Ok(path),
-        Err(error) => Err(Failure::from(FileError::io(&path, "create the folder", &error))),
+        Err(error) => {
+            let hint = "name a folder that you can write, on a disk with space: --out DIR".to_owned();
+            Err(FileError { hint, ..FileError::io(&path, "create the folder", &error) }.into())
+        }
     };
     if let Some(path) = asked {
         return create(path.to_owned());

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::child::{self, ShortRun, warmup};
 use super::print_json;
 use crate::cli::CompareArgs;
-use crate::config::{Keyword, Mode, RunPlan};
+use crate::config::{Devices, Keyword, Mode, RunPlan};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
@@ -31,6 +31,9 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
         if value < least {
             return Err(Failure::usage(format!("{flag} {value}: too few to compare"), format!("{least} or more")));
         }
+    }
+    if workers > Devices::MOST {
+        return Err(Failure::usage(format!("{flag} {workers}"), format!("use a number from 2 to {}", Devices::MOST)));
     }
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
     let plan = child::plan(&arguments.runs)?;

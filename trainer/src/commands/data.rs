@@ -71,9 +71,11 @@ fn verify(name: &str, data_dir: Option<PathBuf>, label_delim: Option<char>) -> R
             Ok(0)
         }
         false => {
-            console::eprint(format_args!(
-                "error: {name}: files are missing or altered\n  hint: `trainer data fetch {name}` fetches them again"
-            ));
+            let hint = match fetch::can_be_fetched(name) {
+                true => format!("`trainer data fetch {name}` fetches them again"),
+                false => "replace them, convert them to PNG or JPEG, or remove them".to_owned(),
+            };
+            console::eprint(format_args!("error: {name}: files are missing or altered\n  hint: {hint}"));
             Ok(FAILED)
         }
     }

@@ -133,8 +133,9 @@ fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>,
     let splits = formats::load(&subject.data)?;
     let facts = plan::dataset_facts(&subject.data.name, &splits);
     let test = Arc::new(splits.test);
-    check_channels("--mean", arguments.mean.as_ref(), test.shape.channels, f32::MIN)?;
-    check_channels("--std", arguments.std.as_ref(), test.shape.channels, f32::MIN_POSITIVE)?;
+    let channels = test.shape.channels;
+    check_channels("--mean", arguments.mean.as_ref(), channels, "from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
+    check_channels("--std", arguments.std.as_ref(), channels, "above 0 and at most 1", |std| std > 0.0 && std <= 1.0)?;
     let ten_crop = views(arguments) == Views::TenCrop;
     let config = LoaderConfig {
         global_batch: if ten_crop { arguments.batch_size.div_ceil(TEN_CROP) } else { arguments.batch_size },
@@ -256,7 +257,13 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
 }
 
 /// Checks `--mean` or `--std`: one value per channel, as in the configuration.
-fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least: f32) -> Result<(), Failure> {
+fn check_channels(
+    flag: &str,
+    values: Option<&Vec<f32>>,
+    channels: usize,
+    limits: &str,
+    is_possible: impl Fn(f32) -> bool,
+) -> Result<(), Failure> {
     let Some(values) = values else { return Ok(()) };
     let given = values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
     if values.len() != channels {
@@ -266,11 +273,11 @@ fn check_channels(flag: &str, values: Option<&Vec<f32>>, channels: usize, least:
             hint,
         ));
     }
-    match values.iter().all(|value| value.is_finite() && *value >= least) {
+    match values.iter().all(|value| is_possible(*value)) {
         true => Ok(()),
         false => Err(Failure::usage(
-            format!("{flag} {given}: each value must be a number of at least {least}"),
-            "pixels are in [0, 1]; those of CIFAR-10 are 0.4914,0.4822,0.4465 and 0.2023,0.1994,0.2010",
+            format!("{flag} {given}: each value must be {limits}"),
+            "pixels are in [0, 1], so divide values of 0 to 255 by 255; those of CIFAR-10 are 0.4914,0.4822,0.4465 and 0.2023,0.1994,0.2010",
         )),
     }
 }

@@ -65,7 +65,7 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
         ));
     }
     console::print(format_args!(
-        "step memory: estimate for batch {BATCH} in f32 with SGD and momentum (README.md says what is in it)"
+        "step memory: estimate for batch {BATCH} in f32 with SGD and momentum (docs/training.md says what is in it)"
     ));
     Ok(())
 }

@@ -173,6 +173,9 @@ fn train(plan: &RunPlan, reader: &mut Reader) {
 
 /// Checks the sizes of the first epochs' images.
 fn image_sizes(plan: &RunPlan, reader: &mut Reader) {
+    if reader.is_broken("train", "image_sizes") || reader.is_broken("train", "image_milestones") {
+        return;
+    }
     let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
     if image_sizes.len() != image_milestones.len() {
         let (sizes, milestones) = (image_sizes.len(), image_milestones.len());
@@ -185,10 +188,24 @@ fn image_sizes(plan: &RunPlan, reader: &mut Reader) {
         let cause = format!("expected rising sizes, found {} before {}", pair[0], pair[1]);
         reader.reject("train.image_sizes", cause, "sort them; each may be there once");
     }
-    if image_sizes.is_empty() || reader.is_broken("train", "image_milestones") {
+    if image_sizes.is_empty() {
         return;
     }
     milestones("train.image_milestones", image_milestones, reader);
+    let late = |milestone: &&f64| *epochs > 0 && **milestone > 1.0 && **milestone >= *epochs as f64;
+    if let Some(late) = image_milestones.iter().find(late) {
+        reader.notes.push(format!(
+            "`train.image_milestones`: no epoch after {late} in {epochs} epochs, so none has whole images"
+        ));
+    }
+    if !plan.parallel.autotune.is_empty() {
+        let cause = "tuning compares the times of steps, and the first epochs' images are smaller";
+        reader.reject(
+            "parallel.autotune",
+            cause,
+            "tune a run without `image_sizes`, and copy the settings that it prints",
+        );
+    }
     if *epochs == 0 && image_milestones[0] < 1.0 {
         let cause = "fractions of a run that has no length in epochs";
         reader.reject("train.image_milestones", cause, "give epochs, such as [5, 10], or set train.epochs");

@@ -5,9 +5,6 @@ use std::fmt;
 use super::key::{KeyValue, Range};
 use super::value::{RawValue, ValueError};
 
-/// Largest number of devices on one machine: anything above was mistyped.
-const MOST: usize = 1024;
-
 /// The devices of a run on one machine, written `cpus:4` or `gpus:4`: `--cpus 4` and `--gpus 4`. Processes in mode `ddp`, devices
 /// of one process in mode `dp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +16,9 @@ pub enum Devices {
 }
 
 impl Devices {
+    /// Largest number of devices on one machine: anything above was mistyped.
+    pub const MOST: usize = 1024;
+
     /// Returns the number of devices.
     pub fn count(self) -> usize {
         match self {
@@ -36,7 +36,7 @@ impl Devices {
 
     fn parse(text: &str) -> Option<Self> {
         let (kind, count) = text.split_once(':')?;
-        let count = count.parse().ok().filter(|count| (1..=MOST).contains(count))?;
+        let count = count.parse().ok().filter(|count| (1..=Self::MOST).contains(count))?;
         match kind {
             "cpus" => Some(Self::Cpus(count)),
             "gpus" => Some(Self::Gpus(count)),
@@ -60,7 +60,7 @@ impl KeyValue for Devices {
     fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         let text = raw.string()?;
         Self::parse(&text).ok_or_else(|| {
-            ValueError::new(format!("expected a number of devices from 1 to {MOST}, found {text:?}"))
+            ValueError::new(format!("expected a number of devices from 1 to {}, found {text:?}", Self::MOST))
                 .hint("say how many: --cpus 4 or --gpus 4; in a file devices = \"cpus:4\" or \"gpus:4\"")
         })
     }

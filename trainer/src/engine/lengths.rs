@@ -1,6 +1,8 @@
 //! The lengths of a run in epochs, steps and batches.
 
 use crate::config::RunPlan;
+use crate::failure::Failure;
+use crate::snapshot::RunProgress;
 
 /// The number of steps of a run and of its epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,5 +32,22 @@ impl Lengths {
         let schedule_steps = if plan.train.epochs == 0 { limit } else { all };
         let last_step = if limit == 0 { all } else { all.min(limit) };
         Self { batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
+    }
+
+    /// Checks that a run that continues has the steps per epoch that it had. Its position, schedule and last step are counted in
+    /// steps, so it would otherwise end early, or at another learning rate.
+    ///
+    /// # Errors
+    /// The batch size, the accumulation, the number of images or, with batches per worker, the number of workers has changed.
+    pub fn check(&self, progress: &RunProgress) -> Result<(), Failure> {
+        let now = self.steps_per_epoch;
+        match progress.steps_per_epoch {
+            Some(before) if before != now && progress.epoch <= self.epochs => Err(Failure::usage(
+                format!("an epoch of this run had {before} steps, and has {now} now"),
+                "continue with the batch size, accumulation and images that it had (with train.batch_scope = \"per_worker\" also \
+                 with the number of workers), or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"",
+            )),
+            _ => Ok(()),
+        }
     }
 }

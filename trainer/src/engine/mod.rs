@@ -19,7 +19,7 @@ use crate::failure::Failure;
 use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
-use crate::snapshot::{EvalRecord, Evaluated, RunProgress};
+use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
 use crate::strategy::{EvalCounts, Evaluation, Scores, Strategy, percent};
 use crate::timeline::Timeline;
 
@@ -113,9 +113,10 @@ impl<'a> Engine<'a> {
         loaders: Loaders,
         files: Option<Files<'a>>,
         stop: Stop,
-        progress: RunProgress,
+        mut progress: RunProgress,
     ) -> Self {
         let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
+        progress.steps_per_epoch = Some(lengths.steps_per_epoch);
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
@@ -199,12 +200,18 @@ impl<'a> Engine<'a> {
     }
 
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
-        if self.progress.epoch > self.lengths.epochs {
+        let ended = self.progress.step >= self.lengths.last_step && self.progress.batch == 0;
+        if self.progress.epoch > self.lengths.epochs || ended {
             // The run was resumed from its last checkpoint. Only the result must be reported.
             return Ok(match self.evaluate()? {
                 Evaluation::Done(counts) => RunOutcome::Finished(counts),
                 Evaluation::Stopped(signal) => RunOutcome::Interrupted { signal, step: self.progress.step },
             });
+        }
+        let limit = self.plan.train.max_time_s;
+        if limit > 0 && self.progress.elapsed_s >= limit as f64 {
+            // The run was resumed after its time was over.
+            return self.out_of_time();
         }
         loop {
             let epoch = self.progress.epoch;
@@ -226,7 +233,7 @@ impl<'a> Engine<'a> {
                 false => None,
             };
             // All ranks have the same counts, so all ranks make the same decision.
-            let exhausted = counts.as_ref().and_then(|counts| self.exhausted(counts));
+            let exhausted = counts.as_ref().filter(|_| !done).and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
             self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
             match (done, counts, exhausted) {
@@ -257,7 +264,7 @@ impl<'a> Engine<'a> {
     /// Reports the epoch, advances the progress to the next epoch, and saves a checkpoint if one is due.
     fn finish_epoch(&mut self, counts: Option<&EvalCounts>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
         let epoch = self.progress.epoch;
-        let partial = std::mem::take(&mut self.progress.partial);
+        let partial = self.progress.partial;
         self.progress.elapsed_s += eval_seconds;
         let eval = counts.map(eval_record);
         let is_best = eval.is_some_and(|eval| self.is_best(&eval));
@@ -285,9 +292,13 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // If the run is done, set the progress past the last epoch, also if train.max_steps has ended the run inside an epoch.
-        self.progress.epoch = if done { self.lengths.epochs } else { epoch } + 1;
-        self.progress.batch = 0;
+        let at_last_step = self.progress.step >= self.lengths.last_step;
+        // After train.max_steps inside an epoch, the progress stays there, so that a resumed run with more steps goes on there.
+        if !at_last_step || self.progress.batch >= self.lengths.batches_per_epoch {
+            // After early stopping, the progress is past the last epoch.
+            self.progress.epoch = if done && !at_last_step { self.lengths.epochs } else { epoch } + 1;
+            (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
+        }
         let checkpoint = &self.plan.checkpoint;
         let keep_best = is_best && checkpoint.keep_best;
         let due = checkpoint.every > 0 && epoch.is_multiple_of(checkpoint.every);

@@ -31,8 +31,7 @@ pub fn missing_lines(
             ),
         ));
     }
-    // Derive the number of rows from the steps, not from `epoch`: after `train.max_steps`, `epoch` is past the last complete
-    // epoch
+    // Derive the number of rows from the steps, not from `epoch`: after early stopping, `epoch` is past the last complete epoch
     let finished = steps.iter().map(|record| record.epoch).filter(|finished| *finished < epoch);
     let last = finished.chain(rows.iter().map(|row| row.epoch)).max().unwrap_or(0);
     let there: BTreeSet<usize> = rows.iter().map(|row| row.epoch).collect();

@@ -13,7 +13,7 @@ const MOST: f64 = 5.0;
 pub struct Pace {
     epochs: usize,
     steps_per_epoch: usize,
-    /// Pixels of an image in each of the first epochs, as parts of those of a whole image. Later images are whole.
+    /// As in [`Self::new`].
     pixel_shares: Vec<f64>,
     /// Mean seconds of a step with whole images. That of small images is estimated from their pixels.
     step: f64,

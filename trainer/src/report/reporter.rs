@@ -23,7 +23,7 @@ pub struct ReporterOptions {
     pub epochs: usize,
     /// Steps of each epoch.
     pub steps_per_epoch: usize,
-    /// Pixels of an image in each of the first epochs, as parts of those of a whole image. Later images are whole.
+    /// As in [`Pace::new`].
     pub pixel_shares: Vec<f64>,
     /// Steps between two plain lines, and between two points of TensorBoard's training curves. 0: only the ends of
     /// epochs.

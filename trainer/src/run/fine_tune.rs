@@ -30,26 +30,27 @@ pub(super) fn check(plan: &RunPlan, splits: &Splits, resumed: Option<&RunFolder>
     let network = models::build_frozen(&plan.model.name, &spec, plan.train.seed, &Device::flex(), &plan.model.freeze)
         .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
     check_layers(plan, &network)?;
-    initial_weights(network, plan, spec, resumed, true).map(|_| ())
+    initial_weights(network, plan, spec, resumed, false, true).map(|_| ())
 }
 
 /// Loads `model.weights` if `reads` is set. It is set on rank 0, which later broadcasts its network to the other ranks. A run
-/// that continues from a checkpoint does not read the file again.
+/// that continues from a checkpoint does not read the file again. `restarted`: the launcher has started the same command again.
 ///
 /// # Errors
-/// Those of [`load_weights`]; or `--set` names a file, and the run continues from a checkpoint.
+/// Those of [`load_weights`]; or `--set` names a file, and a user continues the run from a checkpoint.
 pub(super) fn initial_weights(
     network: Network,
     plan: &RunPlan,
     spec: Spec,
     resumed: Option<&RunFolder>,
+    restarted: bool,
     reads: bool,
 ) -> Result<(Network, Rows), Failure> {
     let continues = match resumed {
         Some(folder) => checkpoint::any(&folder.checkpoints())?,
         None => false,
     };
-    if continues && plan.set_by("model", "weights") == SetBy::Flag {
+    if continues && !restarted && plan.set_by("model", "weights") == SetBy::Flag {
         let cause = "a resumed run continues with the weights of its checkpoint";
         let hint = "leave it out to continue, or start a new run: --config instead of --resume";
         return Err(plan.mistake(&["model.weights"], cause, hint).into());
@@ -149,7 +150,7 @@ fn is_statistic(name: &str) -> bool {
 
 /// Checks that no device gets a batch that is too small for the network's batch norms. Example: a single image of 32x32 pixels,
 /// which the network reduces to a single pixel, so batch norm has one value per channel. `devices` share `samples` images per
-/// epoch.
+/// epoch. The error is about `key` and has the hint `hint`.
 ///
 /// # Errors
 /// A step of the run has a batch that is too small.
@@ -157,19 +158,11 @@ pub(super) fn check_batches(
     plan: &RunPlan,
     network: &Network,
     spec: &Spec,
-    samples: usize,
-    devices: usize,
+    [samples, devices]: [usize; 2],
+    (key, hint): (&str, &str),
 ) -> Result<(), Failure> {
     let least = network.smallest_batch(spec.image_size);
-    let synchronised = plan.parallel.batch_norm == config::BatchNormPolicy::Sync;
-    let batch = match plan.train.batch_scope {
-        config::BatchScope::Global => plan.train.batch_size,
-        config::BatchScope::PerWorker => plan.train.batch_size * devices,
-    };
-    let last = if plan.train.drop_last { 0 } else { samples % batch };
-    let smallest =
-        [batch.min(samples), last].into_iter().filter(|count| *count > 0).map(|count| share(count, devices, plan));
-    if least <= 1 || synchronised || smallest.min().is_none_or(|share| share >= least) {
+    if least <= 1 || smallest_share(plan, samples, devices).is_none_or(|share| share >= least) {
         return Ok(());
     }
     let [height, width] = spec.image_size;
@@ -177,18 +170,33 @@ pub(super) fn check_batches(
         "a step has a single image on a device, and {} reduces {height}x{width} pixels to one: batch norm needs two values",
         plan.model.name
     );
-    let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
-    Err(plan.mistake(&["train.batch_size"], cause, hint).into())
+    Err(plan.mistake(&[key], cause, hint).into())
 }
 
-/// Returns the smallest number of a batch's images on a device that gets images.
-fn share(count: usize, devices: usize, plan: &RunPlan) -> usize {
+/// Returns the smallest number of images on a device in a step that batch norm normalises by themselves; `None` if it normalises
+/// the images of all devices together.
+fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usize> {
+    if plan.parallel.batch_norm == config::BatchNormPolicy::Sync {
+        return None;
+    }
+    let batch = match plan.train.batch_scope {
+        config::BatchScope::Global => plan.train.batch_size,
+        config::BatchScope::PerWorker => plan.train.batch_size * devices,
+    };
+    let last = if plan.train.drop_last { 0 } else { samples % batch };
+    let counts = [batch.min(samples), last].into_iter().filter(|count| *count > 0);
+    counts.map(|count| share(count, batch, devices, plan)).min()
+}
+
+/// Returns the smallest number of images on a device that gets images, of a step with `count` images. A full step has `batch`.
+fn share(count: usize, batch: usize, devices: usize, plan: &RunPlan) -> usize {
     match plan.parallel.mode {
         // `torch.chunk`: the last chunk is smaller.
         config::Mode::Dp => {
             let chunk = count.div_ceil(devices);
             if count.is_multiple_of(chunk) { chunk } else { count % chunk }
         }
-        _ => (count / devices).max(1),
+        // The loader fills the last batch up, so that all ranks have equally many images.
+        _ => (count.next_multiple_of(devices).min(batch) / devices).max(1),
     }
 }

@@ -92,7 +92,8 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     }
     if !several {
         let devices = DeviceAssignment { devices: &devices, local_rank, selected };
-        return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None }.run(splits);
+        return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None, restarted: false }
+            .run(splits);
     }
     if plan.parallel.backend == Backend::Mpi {
         return Err(ranks::needs_mpirun(workers));
@@ -245,7 +246,8 @@ fn run_worker(
             split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
         }
         let devices = DeviceAssignment { devices, local_rank, selected: selected.clone() };
-        Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: Some(&rank) }.run(splits)
+        let rank = Some(&rank);
+        Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank, restarted: again }.run(splits)
     };
     let result = run();
     if let Err(failure) = &result {

@@ -331,12 +331,8 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
         augment.push(Augment::Cutout { size: train.cutout });
     }
     let on = |alpha: f64| (alpha > 0.0).then_some(alpha);
-    let global_batch = match train.batch_scope {
-        BatchScope::Global => train.batch_size,
-        BatchScope::PerWorker => train.batch_size * strategy.devices(),
-    };
     Ok(LoaderConfig {
-        global_batch,
+        global_batch: global_batch(plan, strategy),
         shuffle: true,
         drop_last: train.drop_last,
         augment,
@@ -347,12 +343,24 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
     })
 }
 
-/// Returns the sizes of the first epochs' images. A milestone below 1 is a fraction of the run; above 1 it is an epoch.
+/// Returns the number of images of a step on all devices.
+fn global_batch(plan: &RunPlan, strategy: &dyn Strategy) -> usize {
+    match plan.train.batch_scope {
+        BatchScope::Global => plan.train.batch_size,
+        BatchScope::PerWorker => plan.train.batch_size * strategy.devices(),
+    }
+}
+
+/// Returns the sizes of the first epochs' images. A milestone below 1 is a fraction of the run, whose last epoch always has whole
+/// images; above 1 it is an epoch.
 pub(super) fn small_images(plan: &RunPlan) -> Vec<SmallImages> {
     let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
-    let last = |milestone: f64| if milestone < 1.0 { milestone * *epochs as f64 } else { milestone };
+    let last = |milestone: f64| match milestone < 1.0 {
+        true => ((milestone * *epochs as f64).round() as usize).min(epochs.saturating_sub(1)),
+        false => milestone.round() as usize,
+    };
     let pairs = image_sizes.iter().zip(image_milestones);
-    pairs.map(|(&side, &milestone)| SmallImages { last_epoch: last(milestone).round() as usize, side }).collect()
+    pairs.map(|(&side, &milestone)| SmallImages { last_epoch: last(milestone), side }).collect()
 }
 
 /// Configures the loader of an evaluated split: every sample once, without augmentation. `pixels` as in [`train_loader`].
@@ -364,7 +372,7 @@ pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool)
     let pixels_of_one = plan.data.image_size.map_or(1, |side| side * side);
     let images = (256 * 64 * 64 / pixels_of_one).clamp(1, 256);
     Ok(LoaderConfig {
-        global_batch: plan.train.batch_size.max(images),
+        global_batch: global_batch(plan, strategy).max(images),
         shuffle: false,
         exact: true,
         ..common(plan, strategy, pixels)?

@@ -122,7 +122,7 @@ pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usi
     Ok(network)
 }
 
-/// Checks that the network accepts the images of the first epochs too. `samples` and `devices` as in [`fine_tune::check_batches`].
+/// Checks that the network accepts the images of the first epochs too. `counts`: images per epoch and devices, if they are known.
 ///
 /// # Errors
 /// The images are too small for the network, or a layer's size depends on them.
@@ -130,15 +130,15 @@ pub(super) fn check_small_images(
     plan: &RunPlan,
     network: &Network,
     spec: &Spec,
-    samples: usize,
-    devices: usize,
+    counts: Option<[usize; 2]>,
 ) -> Result<(), Failure> {
+    const HINT: &str = "use larger sizes, or none";
     let ([height, width], name) = (spec.image_size, &plan.model.name);
     let lengths = |network: &Network| models::parameters(network).iter().map(|one| one.len()).collect::<Vec<_>>();
     for small in super::plan::small_images(plan) {
         let shape = small.of(ImageShape { channels: spec.in_channels, height, width });
         let small_spec = Spec { image_size: [shape.height, shape.width], ..*spec };
-        let mistake = |cause: String| plan.mistake(&["train.image_sizes"], cause, "use larger sizes, or none");
+        let mistake = |cause: String| plan.mistake(&["train.image_sizes"], cause, HINT);
         let built = models::skip_init(name, &small_spec).map_err(|error| mistake(error.to_string()))?;
         if lengths(&built) != lengths(network) {
             let cause = format!(
@@ -147,20 +147,19 @@ pub(super) fn check_small_images(
             );
             return Err(mistake(cause).into());
         }
-        fine_tune::check_batches(plan, network, &small_spec, samples, devices)?;
+        if let Some(counts) = counts {
+            fine_tune::check_batches(plan, network, &small_spec, counts, ("train.image_sizes", HINT))?;
+        }
     }
     Ok(())
 }
 
-/// Returns the pixels of an image in each of the first epochs, as parts of those of a whole image, until images are whole. `shape`: that
-/// of a whole image, `[C, H, W]`.
-pub(super) fn pixel_shares(plan: &RunPlan, [channels, height, width]: [usize; 3]) -> Vec<f64> {
-    let (whole, mut shares) = (ImageShape { channels, height, width }, Vec::new());
-    for small in super::plan::small_images(plan) {
-        let share = small.of(whole).len() as f64 / whole.len() as f64;
-        shares.resize(small.last_epoch.max(shares.len()), share);
-    }
-    shares
+/// Returns the pixels of an image in each of `epochs`, as parts of those of a whole image. `shape`: that of a whole image,
+/// `[C, H, W]`.
+pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, width]: [usize; 3]) -> Vec<f64> {
+    let whole = ImageShape { channels, height, width };
+    let config = LoaderConfig { small_images: super::plan::small_images(plan), ..LoaderConfig::default() };
+    (1..=epochs).map(|epoch| config.shape_in(epoch, whole).len() as f64 / whole.len() as f64).collect()
 }
 
 /// Sets initial weights that depend on the training images, if the network has such weights. They are computed from the first
@@ -249,6 +248,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
             image_size: [side.unwrap_or(facts.height), side.unwrap_or(facts.width)],
         };
         let network = build(plan, &spec, selected, 1)?;
+        check_small_images(plan, &network, &spec, None)?;
         section = section.row(
             "model",
             format!(

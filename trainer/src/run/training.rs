@@ -41,6 +41,8 @@ pub(super) struct Training<'a> {
     pub devices: DeviceAssignment<'a>,
     /// This process's rank; `None` if it trains without other processes.
     pub rank: Option<&'a Rank>,
+    /// Whether the launcher has started this process again after a failure.
+    pub restarted: bool,
 }
 
 /// Facts about a run for the start-up table and the summary.
@@ -84,6 +86,7 @@ impl Training<'_> {
             _ => None,
         };
         let progress = strategy.load_checkpoint(progress)?;
+        Lengths::new(plan, loaders.train.batches_per_epoch()).check(&progress)?;
         let timeline = Timeline::new(plan.log.timeline);
         #[cfg(feature = "cuda")]
         if selected.gpu.is_some() {
@@ -119,11 +122,14 @@ impl Training<'_> {
         let network = build(plan, &spec, selected, share.min(splits.train.len()))?;
         let devices =
             if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
-        fine_tune::check_batches(plan, &network, &spec, splits.train.len(), devices)?;
-        setup::check_small_images(plan, &network, &spec, splits.train.len(), devices)?;
+        let counts = [splits.train.len(), devices];
+        let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
+        fine_tune::check_batches(plan, &network, &spec, counts, ("train.batch_size", hint))?;
+        setup::check_small_images(plan, &network, &spec, Some(counts))?;
         let network = setup::initialise(network, plan, &splits.train)?;
         let reads = self.rank.is_none_or(|rank| rank.comm.rank() == 0);
-        let (network, mut fine_tuning) = fine_tune::initial_weights(network, plan, spec, self.resumed, reads)?;
+        let (network, mut fine_tuning) =
+            fine_tune::initial_weights(network, plan, spec, self.resumed, self.restarted, reads)?;
         fine_tuning.extend(fine_tune::frozen_rows(plan, &network));
         let parameters = count_parameters(&network);
         let device = selected.device();
@@ -131,7 +137,7 @@ impl Training<'_> {
             None if plan.parallel.mode == Mode::Dp => {
                 let devices = self.devices.devices.all(&self.devices.local_rank)?;
                 let devices = devices.into_iter().map(|one| one.device()).collect();
-                Box::new(Dp::new(network, devices, shape, classes, plan)?)
+                Box::new(Dp::new(network, devices, classes, plan)?)
             }
             None => Box::new(Single::new(network, device, classes, plan)),
             Some(rank) => {
@@ -183,7 +189,10 @@ impl Training<'_> {
         };
         let epochs = match &outcome {
             RunOutcome::Exhausted { epoch, .. } => *epoch,
-            _ => progress.epoch - 1,
+            // A run whose length is given in steps only is complete after its steps.
+            RunOutcome::Finished(_) if plan.train.epochs == 0 => lengths.epochs,
+            // Early stopping sets the epoch past the last one.
+            _ => (progress.epoch - 1).min((progress.step / lengths.steps_per_epoch) as usize),
         };
         let summary = RunSummary {
             model: plan.model.name.clone(),
@@ -248,7 +257,7 @@ impl Training<'_> {
         let options = ReporterOptions {
             epochs: lengths.epochs,
             steps_per_epoch: lengths.steps_per_epoch as usize,
-            pixel_shares: setup::pixel_shares(plan, description.dataset.shape),
+            pixel_shares: setup::pixel_shares(plan, lengths.epochs, description.dataset.shape),
             every: plan.log.every,
             tensorboard: plan.log.tensorboard,
             quiet: self.arguments.quiet,

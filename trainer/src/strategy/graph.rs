@@ -173,10 +173,8 @@ pub(super) fn queue_step(
     let size = |batch: &Batch| [batch.shape.height, batch.shape.width];
     let kind_of = |batch: &Batch| (batch.len(), batch.global_len, batch.global_weight.to_bits(), size(batch));
     let kind = batches.iter().map(kind_of).collect();
-    // A timeline shows the launches of a step, which a graph hides. If a batch has fewer images than there are ranks, a rank has no
-    // inputs.
-    let empty = batches.iter().any(|batch| batch.global_len < ranks.world());
-    if learner.replica.timeline.is_on() || empty {
+    // A timeline shows the launches of a step, which a graph hides.
+    if learner.replica.timeline.is_on() {
         return learner.before_kernels(ranks, batches, lr, outcome);
     }
     let (start, weight) = (Instant::now(), outcome.weight);

@@ -49,9 +49,6 @@ pub(super) struct Passes {
 
 /// The parts of a step that differ between one process and several ranks. All ranks call these methods together, in one order.
 pub(super) trait GraphRanks {
-    /// Returns the number of ranks.
-    fn world(&self) -> usize;
-
     /// Queues the forward and backward passes of a step. `weight` divides the loss.
     ///
     /// # Errors
@@ -128,10 +125,6 @@ pub(super) struct OneProcess {
 }
 
 impl GraphRanks for OneProcess {
-    fn world(&self) -> usize {
-        1
-    }
-
     fn context(&mut self, _last: bool) -> Context {
         Context::train()
     }

@@ -89,6 +89,19 @@ fn without_a_split_column_the_held_out_part_is_evaluated() {
 }
 
 #[test]
+fn lines_are_counted_with_every_line_end() {
+    for end in ["\n", "\r\n", "\r"] {
+        let rows =
+            ["path,label,split", "photos/0.png,a,train", "", "", "photos/1.png,b,train", "", "photos/2.png,a,new"];
+        assert_eq!(
+            error(rows.join(end)),
+            "labels.csv: line 7: unknown split \"new\"; splits: train, val, test",
+            "{end:?}"
+        );
+    }
+}
+
+#[test]
 fn mistakes_have_their_line() {
     let header = "the first line names the columns: path,label or path,label,split";
     let train = "photos/0.png,a,train\nphotos/1.png,b,train\n";

@@ -57,8 +57,8 @@ fn measure(
     let exact = |i: usize| expected(op, world, i) as f32;
     let mut wrong = [sum.iter().enumerate().filter(|(i, value)| **value != exact(*i)).count() as i64];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
-    let seconds = timed(comm, config, &mut |host_steps| {
-        for _ in 0..host_steps {
+    let seconds = timed(comm, config, &mut |calls| {
+        for _ in 0..calls {
             // The sum is a new tensor, as in training.
             group.all_reduce(vec![own.clone()], 1.0)?;
         }

@@ -64,7 +64,7 @@ impl DeviceGroup {
     /// [`Setup`](ErrorKind::Setup) on every rank if the backend that the user asked for does not work between these GPUs.
     pub fn connect(comm: &Communicator, device: &Device, options: DeviceGroupOptions) -> Result<Connected> {
         RouteNegotiation::new(comm, device, options)
-            .and_then(|meeting| meeting.connect())
+            .and_then(|negotiation| negotiation.connect())
             .map_err(|error| comm.inner.process.fail(error))
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 
-/// A point in the order of one thread's work on a device, like a `torch.cuda.Event`. Handle that another thread, or another
+/// A point in the order of one thread's work on a device, like a `torch.cuda.Event`. Work that another thread, or another
 /// stream, submits after it has [waited for](Self::wait) the event runs after all work that was submitted before the event
 /// was recorded.
 ///

@@ -256,11 +256,16 @@ impl Transport for MpiGroup {
 
     /// Sends one message at a time. A sender receives from all ranks meanwhile, so two senders cannot deadlock.
     fn progress(&mut self, messages: &mut [MessageOp<'_>]) -> Result<bool> {
-        let mut moved = false;
+        let (mut moved, mut waiting) = (false, Vec::new());
         for op in messages.iter_mut().filter(|op| !op.is_done) {
             let (call, tag, from) = (op.call, op.tag, op.peer());
             let MessageBody::Recv(into) = &mut op.body else { continue };
+            // An earlier receive with the same tag gets the next message, also one that has arrived since it looked.
+            if waiting.contains(&(from, tag)) {
+                continue;
+            }
             let Some((message, body)) = self.run(&call, move |state| calls::try_recv(state, from, tag))? else {
+                waiting.push((from, tag));
                 continue;
             };
             message.check(&call, into.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;

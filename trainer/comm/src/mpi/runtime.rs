@@ -222,11 +222,11 @@ impl GroupThread {
     /// Starts the group's thread, which makes and owns the communicator of `ranks`. All of these ranks call this function
     /// together.
     pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
-        let (list, desk_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
+        let (list, group_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
         let group_thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
             let Some(comm) = make(id, &list) else { return };
             let unexpected = list.iter().map(|_| VecDeque::new()).collect();
-            let mut state = GroupState { comm, unexpected, abort: desk_abort };
+            let mut state = GroupState { comm, unexpected, abort: group_abort };
             while let Ok(task) = queue.recv() {
                 if catch_unwind(AssertUnwindSafe(|| task(&mut state))).is_err() {
                     break;

@@ -93,6 +93,7 @@ impl ShmGroup {
         self.waiter.abort.check()?;
         let mut moved = false;
         let mut busy = vec![false; self.len()];
+        let mut waiting = Vec::new();
         for op in messages.iter_mut().filter(|op| !op.is_done) {
             let (peer, call, tag) = (op.peer(), op.call, op.tag);
             match &mut op.body {
@@ -112,15 +113,22 @@ impl ShmGroup {
                         }
                     }
                 }
-                MessageBody::Recv(into) => loop {
-                    op.is_done = self.take_unexpected(&call, tag, into)?;
-                    moved |= op.is_done;
-                    if op.is_done || !self.has_arrived(&call, peer)? {
-                        break;
+                // An earlier receive with the same tag gets the next message, also one that has arrived since it looked.
+                MessageBody::Recv(_) if waiting.contains(&(peer, tag)) => {}
+                MessageBody::Recv(into) => {
+                    loop {
+                        op.is_done = self.take_unexpected(&call, tag, into)?;
+                        moved |= op.is_done;
+                        if op.is_done || !self.has_arrived(&call, peer)? {
+                            break;
+                        }
+                        self.take_chunk(&call, peer)?;
+                        moved = true;
                     }
-                    self.take_chunk(&call, peer)?;
-                    moved = true;
-                },
+                    if !op.is_done {
+                        waiting.push((peer, tag));
+                    }
+                }
             }
         }
         if !moved {

@@ -99,6 +99,13 @@ impl StoreClient {
             .map_err(|e| CommError::setup(format!("rank {} cannot tell its own address: {e}", self.rank)))
     }
 
+    /// Returns the address of the store's host that the connection uses.
+    pub(crate) fn server_address(&self) -> Result<std::net::IpAddr> {
+        let address = self.shared.stream.peer_addr();
+        let failed = |e| CommError::setup(format!("rank {} cannot tell the address of the store: {e}", self.rank));
+        address.map(|address| address.ip()).map_err(failed)
+    }
+
     pub(crate) fn abort_flag(&self) -> Arc<Abort> {
         self.shared.abort.clone()
     }

@@ -95,9 +95,9 @@ impl Mesh {
             Wakeup::new().map_err(|e| CommError::setup(format!("rank {rank} cannot make {}: {e}", Wakeup::NAME)))?;
         let wakeup = Arc::new(wakeup);
         let abort = setup.store.abort_flag();
-        let ring = wakeup.clone();
-        // The wakeup fd stays readable, so an aborted mesh never sleeps again.
-        abort.on_raise(move || ring.wake());
+        // The wakeup fd stays readable, so an aborted mesh never sleeps again. The job's abort flag lives longer than this mesh.
+        let ring = Arc::downgrade(&wakeup);
+        abort.on_raise(move || _ = ring.upgrade().map(|ring| ring.wake()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { rank, peers, abort, timeout, wakeup, spins: if setup.group.len() <= cores { SPINS } else { 0 } })
     }
@@ -209,7 +209,7 @@ impl Mesh {
             let next = self.peer(from)?.next().map_err(|broken| self.broken(call, group, from, broken))?;
             match (next, &mut *expected) {
                 (NextFrame::Empty, _) => return Ok(moved),
-                (NextFrame::Message, _) => moved = true,
+                (NextFrame::Message | NextFrame::MessagePart, _) => moved = true,
                 (NextFrame::Agreement(agreement), RecvOp::Agreement { got, .. }) => {
                     *got = Some(agreement);
                     return Ok(true);

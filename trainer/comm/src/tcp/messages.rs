@@ -33,7 +33,7 @@ impl Mesh {
             let mut readable = true;
             let next = self.peer(to)?.next().map_err(|broken| self.broken(call, group, to, broken))?;
             match next {
-                NextFrame::Empty | NextFrame::Message => {}
+                NextFrame::Empty | NextFrame::Message | NextFrame::MessagePart => {}
                 NextFrame::Agreement(theirs) => return Err(self.peer_in_collective(call, group, to, theirs)),
                 NextFrame::Data(_) => readable = false,
             }
@@ -55,7 +55,7 @@ impl Mesh {
         data: &mut [u8],
     ) -> Result<()> {
         self.abort.check()?;
-        let until = Instant::now() + self.timeout;
+        let mut until = Instant::now() + self.timeout;
         loop {
             if self.take_unexpected(call, group, from, tag, data)? {
                 return Ok(());
@@ -63,6 +63,7 @@ impl Mesh {
             match self.peer(from)?.next() {
                 Err(broken) => return Err(self.broken(call, group, from, broken)),
                 Ok(NextFrame::Message) => {}
+                Ok(NextFrame::MessagePart) => until = Instant::now() + self.timeout,
                 Ok(NextFrame::Empty) => self.sleep(call, group, &[from], &[], until)?,
                 Ok(NextFrame::Agreement(theirs)) => return Err(self.peer_in_collective(call, group, from, theirs)),
                 Ok(NextFrame::Data(_)) => return Err(self.unexpected_frame(call, group, from)),
@@ -93,7 +94,7 @@ impl Mesh {
     pub(super) fn progress(&mut self, group: &str, ranks: &[usize], messages: &mut [MessageOp<'_>]) -> Result<bool> {
         self.abort.check()?;
         let mut moved = false;
-        let mut busy = Vec::new();
+        let (mut busy, mut waiting) = (Vec::new(), Vec::new());
         for op in messages.iter_mut().filter(|op| !op.is_done) {
             let (peer, call, tag) = (ranks[op.peer()], op.call, op.tag);
             match &mut op.body {
@@ -109,24 +110,32 @@ impl Mesh {
                     // The peer may be sending too. It then receives nothing before its own message is sent, so receive here.
                     moved |= !op.is_done && self.read_message(&call, group, peer)?;
                 }
-                MessageBody::Recv(into) => loop {
-                    op.is_done = self.take_unexpected(&call, group, peer, tag, into)?;
-                    moved |= op.is_done;
-                    if op.is_done || !self.read_message(&call, group, peer)? {
-                        break;
+                // An earlier receive with the same tag gets the next message, also one that has arrived since it looked.
+                MessageBody::Recv(_) if waiting.contains(&(peer, tag)) => {}
+                MessageBody::Recv(into) => {
+                    loop {
+                        op.is_done = self.take_unexpected(&call, group, peer, tag, into)?;
+                        moved |= op.is_done;
+                        if op.is_done || !self.read_message(&call, group, peer)? {
+                            break;
+                        }
+                        moved = true;
                     }
-                    moved = true;
-                },
+                    if !op.is_done {
+                        waiting.push((peer, tag));
+                    }
+                }
             }
         }
         Ok(moved)
     }
 
-    /// Receives the next message of `from` into the kept messages, if the message has arrived. Returns whether it has.
+    /// Receives what has arrived of the next message of `from`; a complete message joins the kept ones. Returns whether any byte
+    /// was received.
     fn read_message(&mut self, call: &CollectiveCall, group: &str, from: usize) -> Result<bool> {
         let next = self.peer(from)?.next().map_err(|broken| self.broken(call, group, from, broken))?;
         match next {
-            NextFrame::Message => Ok(true),
+            NextFrame::Message | NextFrame::MessagePart => Ok(true),
             NextFrame::Empty => Ok(false),
             NextFrame::Agreement(theirs) => Err(self.peer_in_collective(call, group, from, theirs)),
             NextFrame::Data(_) => Err(self.unexpected_frame(call, group, from)),

@@ -78,6 +78,8 @@ pub(super) enum NextFrame {
     Data(FrameHeader),
     /// A message was received and kept.
     Message,
+    /// Bytes of a message were received, but not its last ones.
+    MessagePart,
 }
 
 struct Incoming {
@@ -216,9 +218,11 @@ impl Peer {
 
     fn read_message(&mut self) -> Result<NextFrame, ConnectionError> {
         let Some(message) = &mut self.message else { return Ok(NextFrame::Empty) };
+        let before = message.filled;
         while message.filled < message.body.len() {
             match attempt((&self.stream).read(&mut message.body[message.filled..]))? {
                 Some(n) => message.filled += n,
+                None if message.filled > before => return Ok(NextFrame::MessagePart),
                 None => return Ok(NextFrame::Empty),
             }
         }
@@ -266,5 +270,30 @@ mod tests {
         assert_eq!(FrameHeader::decode(&bytes), Some(head));
         bytes[0] = 9;
         assert_eq!(FrameHeader::decode(&bytes), None);
+    }
+
+    #[test]
+    fn parts_of_a_message_count_as_progress() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut peer = Peer::new(listener.accept().unwrap().0, Duration::from_secs(60)).unwrap();
+        let message = Message { tag: 3, dtype: crate::dtype::DType::U8, bytes: 4 };
+        let len = MESSAGE_BYTES as u64 + message.bytes;
+        let header = FrameHeader { kind: FrameKind::Message, group: 0, sequence: 0, len };
+        // Waits until bytes have arrived.
+        let mut next = || {
+            loop {
+                match peer.next().unwrap() {
+                    NextFrame::Empty => std::thread::yield_now(),
+                    next => return next,
+                }
+            }
+        };
+        sender.write_all(&[&header.encode()[..], &message.encode(), b"ab"].concat()).unwrap();
+        let first = next();
+        assert!(matches!(first, NextFrame::MessagePart));
+        sender.write_all(b"cd").unwrap();
+        while matches!(next(), NextFrame::MessagePart) {}
+        assert_eq!(peer.unexpected.pop_front().unwrap().2, b"abcd");
     }
 }

@@ -1,6 +1,6 @@
 //! Connects every rank to every other rank. Both ends of each connection prove that they know the job's secret.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -29,6 +29,8 @@ pub(crate) struct MeshSetup<'a> {
     pub secret: &'a Secret,
     /// Address to listen on. `None`: the address that reaches the rendezvous.
     pub bind: Option<IpAddr>,
+    /// See [`CommConfig::several_hosts`](crate::CommConfig::several_hosts).
+    pub several_hosts: bool,
     pub limit: Duration,
 }
 
@@ -40,7 +42,11 @@ impl MeshSetup<'_> {
         let rank = self.group.job_rank();
         let until = Instant::now() + self.limit;
         let own = self.store.own_address()?;
-        let bind = self.bind.unwrap_or(own);
+        let bind = self.bind.unwrap_or(match own {
+            IpAddr::V4(own) if self.several_hosts && own.is_loopback() => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(own) if self.several_hosts && own.is_loopback() => Ipv6Addr::UNSPECIFIED.into(),
+            own => own,
+        });
         let failed = |e: std::io::Error| {
             CommError::setup(format!("rank {rank} cannot listen on {bind}: {e}"))
                 .hint("it must be an address of this host")
@@ -87,7 +93,11 @@ impl MeshSetup<'_> {
             CommError::setup(format!("rank {rank} cannot connect to rank {to} at {address}: {cause}"))
                 .hint("can this host reach that address, through firewalls and container networks?")
         };
-        let address: SocketAddr = address.parse().map_err(|_| failed("the text is not an address".into()))?;
+        let mut address: SocketAddr = address.parse().map_err(|_| failed("the text is not an address".into()))?;
+        if self.several_hosts && address.ip().is_loopback() {
+            // A rank that announces a loopback address is on the store's host.
+            address.set_ip(self.store.server_address()?);
+        }
         loop {
             self.store.abort_flag().check()?;
             let attempt = || -> std::result::Result<TcpStream, HandshakeError> {

@@ -17,7 +17,7 @@ use self::runs::Running;
 use self::slots::DeviceSlots;
 use super::{child, print_json};
 use crate::cli::{Cli, Command, SweepArgs};
-use crate::config::ConfigSource;
+use crate::config::{ConfigSource, Devices};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
@@ -93,6 +93,9 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
             return Err(Failure::usage("nothing says where to train", "say how many slots the runs share: --cpus 6"));
         }
     };
+    if !(1..=Devices::MOST).contains(&count) {
+        return Err(Failure::usage(format!("--{kind} {count}"), format!("use a number from 1 to {}", Devices::MOST)));
+    }
     if workers == 0 || workers > count {
         return Err(Failure::usage(
             format!(
@@ -158,9 +161,10 @@ fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
 
 /// Divides the cores or GPUs of this machine into the slots that the runs share.
 fn find_slots(sweep: &Sweep) -> Result<DeviceSlots, Failure> {
-    let damaged = || Failure::usage(format!("{}: no slots", sweep.slots), "say how many: --cpus 6 or --gpus 4");
+    let hint = format!("say how many, from 1 to {}: --cpus 6 or --gpus 4", Devices::MOST);
+    let damaged = || Failure::usage(format!("{}: no slots", sweep.slots), hint.clone());
     let (kind, count) = sweep.slots.split_once(':').ok_or_else(damaged)?;
-    let count = count.parse().map_err(|_| damaged())?;
+    let count = count.parse().ok().filter(|count| (1..=Devices::MOST).contains(count)).ok_or_else(damaged)?;
     if sweep.workers_per_run > count {
         return Err(Failure::usage(
             format!("a run of this sweep has {} workers, and --{kind} {count} are fewer", sweep.workers_per_run),

@@ -74,7 +74,7 @@ impl Store {
         if is_best {
             self.point("best", name)?;
         }
-        self.prune()?;
+        self.prune(name)?;
         Ok(target)
     }
 
@@ -134,13 +134,15 @@ impl Store {
             .map_err(|error| writing(&link, error))
     }
 
-    /// Deletes the oldest checkpoints beyond `keep_last`, except the checkpoint that `best` points to.
-    fn prune(&self) -> Result<(), FileError> {
+    /// Deletes the oldest checkpoints beyond `keep_last`, except the checkpoint that `best` points to and the one just `saved`.
+    /// A damaged checkpoint may count as newer than the latter.
+    fn prune(&self, saved: &str) -> Result<(), FileError> {
         let best = fs::read_link(self.folder.join("best")).ok();
-        let mut kept = 0;
+        let is_best = |name: &str| best.as_deref() == Some(Path::new(name));
+        let mut kept = usize::from(!is_best(saved));
         for path in read::newest_first(&self.folder)? {
             let name = path.file_name().unwrap_or_default().to_owned();
-            if best.as_deref() == Some(Path::new(&name)) {
+            if name == saved || is_best(&name.to_string_lossy()) {
                 continue;
             }
             kept += 1;

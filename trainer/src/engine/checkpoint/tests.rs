@@ -32,7 +32,8 @@ fn progress(epoch: usize, step: u64) -> RunProgress {
         tta_top1: None,
         mean_average_precision: None,
     };
-    RunProgress { epoch, batch: 5, step, partial, best: Some(Evaluated { epoch: 1, eval }), last: None, elapsed_s: 2.5 }
+    let best = Some(Evaluated { epoch: 1, eval });
+    RunProgress { batch: 5, step, steps_per_epoch: Some(9), partial, best, elapsed_s: 2.5, epoch, last: None }
 }
 
 fn names(folder: &Path) -> Vec<String> {

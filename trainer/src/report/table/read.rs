@@ -148,12 +148,13 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let config = file(&folder.config())?.unwrap_or_default();
     let mut recipe: toml::Table =
         toml::from_str(&config).map_err(|error| damaged(&folder.config(), &error.to_string()))?;
-    let part = ["limit_train", "limit_test"].iter().any(|key| {
-        recipe.get("data").and_then(|data| data.get(key)).and_then(toml::Value::as_integer).unwrap_or(0) > 0
-    });
+    let data = |key: &str| recipe.get("data").and_then(|data| data.get(key));
+    let part =
+        ["limit_train", "limit_test"].iter().any(|key| data(key).and_then(toml::Value::as_integer).unwrap_or(0) > 0)
+            || data("fraction").and_then(toml::Value::as_float).is_some_and(|fraction| fraction < 1.0);
     let has = |section: &str, key: &str| recipe.get(section).is_some_and(|section| section.get(key).is_some());
     let several_classes = has("data", "label_delim");
-    remove_nondeterministic_settings(&mut recipe);
+    remove_nondeterministic_settings(&mut recipe, summary.test.is_some());
     // `summary.json` counts a run that `train.max_steps` ended as complete.
     let evaluated = read_summary(&folder.summary())?.last().map_or(summary.epochs, |row| row.epoch);
     Ok(Some(RunRecord {
@@ -181,11 +182,14 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
 
 /// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the settings
 /// that autotuning chooses without an effect on the result, and the settings of checkpoints and logs. Keeps `checkpoint.best`,
-/// because the accuracy depends on the choice of the best epoch.
-fn remove_nondeterministic_settings(recipe: &mut toml::Table) {
+/// because the accuracy depends on the choice of the best epoch, and for a run that was `tested` after training
+/// `checkpoint.keep_best`, which decides on the tested weights.
+fn remove_nondeterministic_settings(recipe: &mut toml::Table, tested: bool) {
     let checkpoint = recipe.remove("checkpoint");
-    if let Some(best) = checkpoint.as_ref().and_then(|checkpoint| checkpoint.get("best")) {
-        recipe.insert("best".to_owned(), best.clone());
+    for key in ["best", "keep_best"].into_iter().filter(|key| *key == "best" || tested) {
+        if let Some(value) = checkpoint.as_ref().and_then(|checkpoint| checkpoint.get(key)) {
+            recipe.insert(key.to_owned(), value.clone());
+        }
     }
     recipe.remove("log");
     let tuned = ["bucket_mb", "first_bucket_mb", "threads", "autotune"].map(|key| ("parallel", key));

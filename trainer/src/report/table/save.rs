@@ -35,7 +35,10 @@ const KEPT: [&str; 12] = [
 /// When a file cannot be read or written.
 pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileError> {
     let folder = into.join(&run.name);
-    fs::create_dir_all(&folder).map_err(|error| FileError::io(&folder, "create the folder", &error))?;
+    fs::create_dir_all(&folder).map_err(|error| FileError {
+        hint: "name a folder that you can write, on a disk with space: --save DIR".to_owned(),
+        ..FileError::io(&folder, "create the folder", &error)
+    })?;
     let read = |path: PathBuf| fs::read(&path).map_err(|error| FileError::io(&path, "read", &error));
     let json = |path: PathBuf| -> Result<Value, FileError> {
         let bytes = read(path.clone())?;

@@ -52,10 +52,6 @@ pub(super) struct Ranks<'a> {
 }
 
 impl GraphRanks for Ranks<'_> {
-    fn world(&self) -> usize {
-        self.comm.world()
-    }
-
     fn context(&mut self, last: bool) -> Context {
         self.reducer.prepare_for_backward(self.step, last);
         let statistics = self.statistics.cloned().map(|shared| shared as Arc<dyn StatisticsReduce>);

@@ -56,7 +56,7 @@ use std::{sync::Arc, time::Instant};
 
 use burn::tensor::Device;
 use data::loader::Batch;
-use models::Network;
+use models::{Network, state};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use self::verify::same_job;
@@ -356,6 +356,12 @@ impl Strategy for Ddp {
         let comm = &*comm;
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
             learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;
+        }
+        if let (BatchNormPolicy::Reduce, true) = (self.batch_norm, learner.ema.is_some()) {
+            // The weight average has running statistics of its own.
+            let averaged = replicate::sync_buffers(learner.evaluated_network(), self.batch_norm, comm)?;
+            let device = learner.replica.inner_device();
+            learner.ema.iter_mut().for_each(|ema| ema.load(&state::state_dict(&averaged), &device));
         }
         // Ranks may have different running statistics. Evaluate rank 0's network on all ranks.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;

@@ -23,7 +23,7 @@ mod step;
 use std::sync::Arc;
 
 use burn::tensor::Device;
-use data::{ImageShape, loader::Batch};
+use data::loader::Batch;
 use models::Network;
 
 use self::{devices::Devices, scatter::Sizes};
@@ -49,23 +49,17 @@ pub struct Dp {
 }
 
 impl Dp {
-    /// Takes a new network on the first of `devices` (autodiff devices; on the CPU all of them are the same one), for images of
-    /// shape `image` and with `classes` outputs. Each device gets an equal share of this process's threads.
+    /// Takes a new network with `classes` outputs on the first of `devices` (autodiff devices; on the CPU all of them are the same
+    /// one). Each device gets an equal share of this process's threads.
     ///
     /// # Errors
     /// `devices` is empty, or their threads cannot be started.
-    pub fn new(
-        network: Network,
-        devices: Vec<Device>,
-        image: ImageShape,
-        classes: usize,
-        plan: &RunPlan,
-    ) -> Result<Self, Failure> {
+    pub fn new(network: Network, devices: Vec<Device>, classes: usize, plan: &RunPlan) -> Result<Self, Failure> {
         let devices = Devices::new(devices)?;
         let learner = Learner::new(network, devices.first().clone(), classes, plan);
         let held = vec![0; devices.len()];
         let batch_norm = plan.parallel.batch_norm;
-        let sizes = replicate::sizes(learner.replica.network(), image.len(), classes);
+        let sizes = replicate::sizes(learner.replica.network(), classes);
         let (tta, multi_label) = (plan.train.tta, plan.is_multi_label());
         Ok(Self { learner, devices, classes, batch_norm, tta, multi_label, sizes, held })
     }

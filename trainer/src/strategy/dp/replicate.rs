@@ -27,10 +27,10 @@ pub(super) fn replicate(network: &Network, devices: &Devices, count: usize) -> V
     (0..count).map(replica).collect()
 }
 
-/// Returns the sizes in bytes of the network, of an image with `image` values, and of the image's outputs.
-pub(super) fn sizes(network: &Network, image: usize, classes: usize) -> Sizes {
+/// Returns the sizes in bytes of the network and of the outputs of an image.
+pub(super) fn sizes(network: &Network, classes: usize) -> Sizes {
     let bytes = |values: usize| (values * size_of::<f32>()) as u64;
-    let mut sizes = Sizes { parameters: 0, buffers: 0, image: bytes(image), outputs: bytes(classes) };
+    let mut sizes = Sizes { parameters: 0, buffers: 0, outputs: bytes(classes) };
     state::map_state(network.clone(), |info, kind, value| {
         match kind {
             StateKind::Parameter | StateKind::Frozen => sizes.parameters += bytes(info.len()),

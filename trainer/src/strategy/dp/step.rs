@@ -107,15 +107,16 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     span("gather", ran_forward, gathered_at);
     span("backward", with_loss, ran_backward);
     span("reduce", ran_backward, end);
+    let image = (batch.shape.len() * size_of::<f32>()) as u64;
     let between = |from: Instant, to: Instant| (to - from).as_secs_f64();
     let in_forward = between(ran_forward, gathered_at) + sync_forward;
     outcome.seconds.communication +=
         between(start, replicated) + in_forward + sync_backward + between(ran_backward, end);
     outcome.seconds.forward += between(replicated, with_loss) - in_forward;
     outcome.seconds.backward += between(with_loss, ran_backward) - sync_backward;
-    outcome.bytes_moved += sizes.moved(&chunks) + group.map_or(0, |group| group.bytes());
+    outcome.bytes_moved += sizes.moved(&chunks, image) + group.map_or(0, |group| group.bytes());
     for (index, (held, chunk)) in held.iter_mut().zip(&chunks).enumerate() {
-        *held = (*held).max(sizes.held(index, chunk.len(), batch.len()));
+        *held = (*held).max(sizes.held(index, chunk.len(), batch.len(), image));
     }
     Ok(gradients)
 }

@@ -14,6 +14,8 @@
 //! error. It reports the failure after [`REPORT_DELAY`], when the ranks that noticed the first failure have reported too. It
 //! sends SIGTERM after [`TERM_DELAY`], and SIGKILL `grace` later.
 
+mod stopping;
+
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -21,7 +23,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGTSTP, SIGWINCH};
 
 use super::launcher::{OnSignal, Timeouts};
 use super::node_rendezvous::NodeRendezvous;
@@ -29,7 +30,6 @@ use super::output::Screen;
 use super::process::WorkerProcess;
 use super::report::{self, FailureOrigin, WorkerFailure};
 use super::signals::{self, STOPPING, Signals};
-use super::status_page::Stage;
 use comm::StoreServer;
 
 /// Interval between checks of heartbeats, other nodes and timeouts, which have no file descriptor to poll.
@@ -86,6 +86,8 @@ struct SupervisorState {
     failures: Vec<WorkerFailure>,
     /// The signal that stops the job. Still set after the phase `Stopping`.
     stopped_by: Option<i32>,
+    /// A signal has arrived here, not on another node.
+    signalled: bool,
     /// A second signal has arrived.
     killed: bool,
     /// Another node's failure is in `failures`.
@@ -106,6 +108,7 @@ impl Supervisor<'_> {
             phase: Phase::Running,
             failures: Vec::new(),
             stopped_by: None,
+            signalled: false,
             killed: false,
             remote_failure: false,
             restartable: true,
@@ -136,74 +139,6 @@ impl Supervisor<'_> {
         match poll(&mut fds, Some(&tick)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
-        }
-    }
-
-    fn handle_signal(&mut self, signal: i32, state: &mut SupervisorState) {
-        tracing::info!(signal = signals::name(signal), "received a signal");
-        match signal {
-            SIGWINCH => self.workers.iter().for_each(|worker| worker.output.resize()),
-            SIGTSTP => self.suspend(),
-            signal if STOPPING.contains(&signal) => self.stop(signal, state),
-            _ => {}
-        }
-    }
-
-    /// Handles Ctrl-Z (SIGTSTP): stops and continues the workers together with the launcher.
-    fn suspend(&self) {
-        self.workers.iter().for_each(|worker| worker.signal_group(Signal::STOP));
-        // Stops this process, and returns after SIGCONT. If the launcher cannot stop, the workers must not stay stopped either.
-        let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
-        self.workers.iter().for_each(|worker| worker.signal_group(Signal::CONT));
-    }
-
-    fn stop(&mut self, signal: i32, state: &mut SupervisorState) {
-        let name = signals::name(signal);
-        if state.stopped_by.is_some() && !signals::ends_at_once(signal) {
-            return;
-        }
-        let is_second = state.stopped_by.is_some() || matches!(state.phase, Phase::Ending { .. });
-        state.stopped_by = state.stopped_by.or(Some(signal));
-        if matches!(state.phase, Phase::Running) {
-            state.phase = Phase::Stopping { signal, since: Instant::now() };
-        }
-        if is_second || self.on_signal == OnSignal::End {
-            if !state.killed {
-                self.screen.say(&format!("{name}: ending all workers at once"));
-            }
-            state.killed = true;
-            self.workers.iter_mut().for_each(|worker| worker.termination_requested = true);
-            self.workers.iter().for_each(|worker| worker.signal_group(Signal::KILL));
-            return;
-        }
-        if self.on_signal == OnSignal::Forward {
-            return self.forward(signal);
-        }
-        let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
-        if self.workers.iter().all(joined) {
-            self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
-            let Some(signal) = Signal::from_named_raw(signal) else { return };
-            self.workers.iter().for_each(|worker| worker.signal(signal));
-        } else {
-            // There is nothing to save, and workers that wait for other ranks would not react to the signal.
-            self.screen.say(&format!("{name}: the job has not begun: ending all workers"));
-            self.abort(&format!("stopped by {name} before all ranks had joined"));
-            self.signal_workers(Signal::TERM);
-            if let Some(rendezvous) = self.rendezvous {
-                rendezvous.publish_failure(&format!("stopped by {name}"), false);
-            }
-        }
-    }
-
-    /// Forwards the signal to all workers. They have the grace time to end.
-    fn forward(&mut self, signal: i32) {
-        let name = signals::name(signal);
-        self.screen.say(&format!("{name}: passed on to all workers; once more ends them at once"));
-        if let Some(signal) = Signal::from_named_raw(signal) {
-            self.signal_workers(signal);
-        }
-        if let Some(rendezvous) = self.rendezvous {
-            rendezvous.publish_failure(&format!("stopped by {name}"), false);
         }
     }
 
@@ -263,6 +198,9 @@ impl Supervisor<'_> {
         }
         if let Some(failed) = self.rendezvous.and_then(NodeRendezvous::failure) {
             state.remote_failure = true;
+            if let Some(signal) = failed.stopped_by {
+                return self.stop_with_node(failed.node, signal, state);
+            }
             state.restartable &= failed.restartable;
             self.fail(WorkerFailure::on_other_node(&failed), state);
         }

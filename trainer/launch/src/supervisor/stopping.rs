@@ -1,0 +1,102 @@
+//! What signals do to the workers.
+
+use std::time::Instant;
+
+use rustix::process::Signal;
+use signal_hook::consts::{SIGTSTP, SIGWINCH};
+
+use super::{Phase, Supervisor, SupervisorState};
+use crate::launcher::OnSignal;
+use crate::process::WorkerProcess;
+use crate::signals::{self, STOPPING};
+use crate::status_page::Stage;
+
+impl Supervisor<'_> {
+    /// Handles a signal to the launcher.
+    pub(super) fn handle_signal(&mut self, signal: i32, state: &mut SupervisorState) {
+        tracing::info!(signal = signals::name(signal), "received a signal");
+        match signal {
+            SIGWINCH => self.workers.iter().for_each(|worker| worker.output.resize()),
+            SIGTSTP => self.suspend(),
+            signal if STOPPING.contains(&signal) => self.stop(signal, state),
+            _ => {}
+        }
+    }
+
+    /// Handles Ctrl-Z (SIGTSTP): stops and continues the workers together with the launcher.
+    fn suspend(&self) {
+        self.workers.iter().for_each(|worker| worker.signal_group(Signal::STOP));
+        // Stops this process, and returns after SIGCONT. If the launcher cannot stop, the workers must not stay stopped either.
+        let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
+        self.workers.iter().for_each(|worker| worker.signal_group(Signal::CONT));
+    }
+
+    fn stop(&mut self, signal: i32, state: &mut SupervisorState) {
+        let name = signals::name(signal);
+        if state.stopped_by.is_some() && !signals::ends_at_once(signal) {
+            return;
+        }
+        let is_second = state.signalled || matches!(state.phase, Phase::Ending { .. });
+        state.signalled = true;
+        if state.remote_failure && !is_second {
+            return self.screen.say(&format!("{name}: all workers are ending already; once more ends them at once"));
+        }
+        state.stopped_by = state.stopped_by.or(Some(signal));
+        if matches!(state.phase, Phase::Running) {
+            state.phase = Phase::Stopping { signal, since: Instant::now() };
+        }
+        if is_second || self.on_signal == OnSignal::End {
+            if !state.killed {
+                self.screen.say(&format!("{name}: ending all workers at once"));
+            }
+            state.killed = true;
+            self.workers.iter_mut().for_each(|worker| worker.termination_requested = true);
+            self.workers.iter().for_each(|worker| worker.signal_group(Signal::KILL));
+            return;
+        }
+        if self.on_signal == OnSignal::Forward {
+            return self.forward(signal);
+        }
+        let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
+        if self.workers.iter().all(joined) {
+            self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
+            let Some(signal) = Signal::from_named_raw(signal) else { return };
+            self.workers.iter().for_each(|worker| worker.signal(signal));
+        } else {
+            // There is nothing to save, and workers that wait for other ranks would not react to the signal.
+            self.screen.say(&format!("{name}: the job has not begun: ending all workers"));
+            self.abort(&format!("stopped by {name} before all ranks had joined"));
+            self.signal_workers(Signal::TERM);
+            self.publish_stop(signal);
+        }
+    }
+
+    /// Stops the workers because a signal stops the job on another node.
+    pub(super) fn stop_with_node(&mut self, node: usize, signal: i32, state: &mut SupervisorState) {
+        if !matches!(state.phase, Phase::Running) {
+            return;
+        }
+        (state.stopped_by, state.phase) = (Some(signal), Phase::Stopping { signal, since: Instant::now() });
+        let name = signals::name(signal);
+        self.screen.say(&format!("{name} on node {node}: ending all workers"));
+        self.abort(&format!("stopped by {name} on node {node}"));
+        let forwarded = Signal::from_named_raw(signal).filter(|_| self.on_signal == OnSignal::Forward);
+        self.signal_workers(forwarded.unwrap_or(Signal::TERM));
+    }
+
+    /// Forwards the signal to all workers. They have the grace time to end.
+    fn forward(&mut self, signal: i32) {
+        let name = signals::name(signal);
+        self.screen.say(&format!("{name}: passed on to all workers; once more ends them at once"));
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.signal_workers(signal);
+        }
+        self.publish_stop(signal);
+    }
+
+    fn publish_stop(&self, signal: i32) {
+        if let Some(rendezvous) = self.rendezvous {
+            rendezvous.publish_stop(signal);
+        }
+    }
+}
