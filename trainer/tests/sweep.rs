@@ -117,7 +117,7 @@ fn an_interrupted_sweep_continues() {
 #[test]
 fn mistakes_end_with_2_before_anything_starts() {
     let bench = Bench::new(CONFIG);
-    let cases: [(&[&str], &str); 11] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["--cpus", "2"], "nothing to sweep"),
         (&["--cpus", "2", "--set", "optimizer.lr=0.1"], "nothing to sweep"),
         (&["--cpus", "2", "--set", "optimizer.lrr=0.1,0.2"], "unknown key `lrr`"),
@@ -128,7 +128,8 @@ fn mistakes_end_with_2_before_anything_starts() {
             "array of numbers",
         ),
         (&["--cpus", "2", "--set", "train.seed=0,1", "--workers-per-run", "3"], "--workers-per-run 3"),
-        (&["--cpus", "0", "--set", "train.seed=0,1"], "--workers-per-run 1"),
+        (&["--cpus", "0", "--set", "train.seed=0,1"], "--cpus 0"),
+        (&["--cpus", "18446744073709551615", "--set", "train.seed=0,1"], "from 1 to 1024"),
         (&["--gpus", "64", "--set", "train.seed=0,1"], "--gpus"),
         (&["--cpus", "2", "--workers-per-run", "2", "--set", "train.batch_size=16,1"], "a batch of 1 cannot be shared"),
         (&["--cpus", "2", "--set", "parallel.mode=\"single\",\"ddp\""], "ddp needs several processes"),

@@ -169,5 +169,5 @@ fn a_split_that_leaves_a_class_without_training_images_is_refused() {
         assert_eq!((error.place.as_str(), error.hint.is_empty()), ("validation", false));
     }
     let error = manifest.load(';', split(0, Some(0.01))).unwrap_err();
-    assert!(error.cause == "0.01 of the 9 training images is none", "{error}");
+    assert!(error.cause == "0.01 of the 4 training images is none", "{error}");
 }
