@@ -118,7 +118,8 @@ for name in $(queue); do
     until wait "$(cat "$out/pid")"; code=$?; ! kill -0 "$(cat "$out/pid")" 2>/dev/null; do :; done
     rm -f "$out/pid"
     run=$(run_of "$name")
-    if [ $code -eq 0 ] && [ "$(number epochs "$run/summary.json")" = "$(number planned_epochs "$run/summary.json")" ]; then
+    # Early stopping and train.max_steps end a run before its last epoch. A run that is out of time goes on in the next call.
+    if [ $code -eq 0 ] && ! grep -q 'train.max_time_s is over' "$run/summary.json"; then
         "$trainer" table "$run" --save "$out/results" >>"$out/logs/$name.log" 2>&1 && touch "$out/results/$name.done" || failed=1
     elif [ $code -ne 0 ] && [ ! -e "$out/stop" ]; then
         echo "$name failed with exit code $code: $out/logs/$name.log"

@@ -29,7 +29,7 @@ pub struct Row {
     pub top1: Option<f64>,
     /// Sample standard deviation of `top1`; `None` with fewer than two runs.
     pub deviation: Option<f64>,
-    /// Test accuracy of the last epoch in percent, mean over the runs.
+    /// Test accuracy of the last epoch in percent, mean over the runs; `None` for runs with a validation split.
     pub last_top1: Option<f64>,
     /// Test accuracy with test-time augmentation in percent, of the evaluations of `top1`, mean over the runs; `None` if a run has
     /// none.
@@ -122,7 +122,7 @@ fn row(group: &[&RunRecord], published: &[Published]) -> Row {
         published_top1,
         top1: Some(top1),
         deviation,
-        last_top1: Some(mean(|run| run.last_top1)),
+        last_top1: group.iter().map(|run| run.last_top1).sum::<Option<f64>>().map(|sum| sum / n),
         tta_top1: group.iter().map(|run| run.tta_top1).sum::<Option<f64>>().map(|sum| sum / n),
         runs: group.len(),
         epochs: group.iter().map(|run| run.epochs).min(),

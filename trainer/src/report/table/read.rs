@@ -27,8 +27,8 @@ pub struct RunRecord {
     pub dataset: String,
     /// Best test accuracy in percent.
     pub top1: f64,
-    /// Test accuracy of the last evaluation in percent.
-    pub last_top1: f64,
+    /// Test accuracy of the last evaluation in percent; `None` if it was of a validation split.
+    pub last_top1: Option<f64>,
     /// Test accuracy with test-time augmentation in percent, of the evaluation of `top1`.
     pub tta_top1: Option<f64>,
     /// Number of complete epochs.
@@ -169,7 +169,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
         // `best` is an evaluation of the validation split if there is one.
         top1: summary.test.as_ref().unwrap_or(best).top1,
         tta_top1: summary.test.as_ref().unwrap_or(best).tta_top1,
-        last_top1: last.top1,
+        last_top1: summary.test.is_none().then_some(last.top1),
         epochs: summary.epochs.min(evaluated),
         planned_epochs: summary.planned_epochs,
         device: summary.device,
