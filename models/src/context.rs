@@ -22,6 +22,7 @@ pub struct Context {
     counts: Option<OpCounts>,
     statistics: Option<Arc<dyn StatisticsReduce>>,
     gradients: Option<Arc<dyn GradientSink>>,
+    host_data: AtomicBool,
 }
 
 /// Counts of the passes with one [`Context::counting`].
@@ -38,8 +39,6 @@ struct DropoutKeys {
     keys: Vec<u64>,
     /// Number of dropout layers that this pass has applied.
     layer: AtomicU64,
-    /// Whether one of these layers has a rate above 0.
-    drawn: AtomicBool,
 }
 
 impl Context {
@@ -75,7 +74,7 @@ impl Context {
     /// A sample's dropout mask depends only on its key and on the index of the dropout layer. With keys made of seed, epoch
     /// and sample id, a sample has the same mask on any number of ranks and another mask in each epoch.
     pub fn with_dropout(mut self, keys: Vec<u64>) -> Self {
-        self.dropout = Some(DropoutKeys { keys, layer: AtomicU64::new(0), drawn: AtomicBool::new(false) });
+        self.dropout = Some(DropoutKeys { keys, layer: AtomicU64::new(0) });
         self
     }
 
@@ -130,7 +129,7 @@ impl Context {
         if rate <= 0.0 {
             return None;
         }
-        dropout.drawn.store(true, Ordering::Relaxed);
+        self.note_host_data();
         assert_eq!(dropout.keys.len(), samples, "dropout has one key for each sample of the batch");
         let kept = (1.0 / (1.0 - rate)) as f32;
         let factors = dropout.keys.iter().flat_map(|&key| {
@@ -140,9 +139,15 @@ impl Context {
         Some(factors.collect())
     }
 
-    /// Returns true if this pass has drawn numbers for dropout on the host.
-    pub fn has_dropped(&self) -> bool {
-        self.dropout.as_ref().is_some_and(|dropout| dropout.drawn.load(Ordering::Relaxed))
+    /// Notes that this pass makes tensors from data of the host that differ from step to step: random numbers, a schedule. On GPUs
+    /// such a step is not recorded as a CUDA graph, because the graph would repeat the data of the recording.
+    pub fn note_host_data(&self) {
+        self.host_data.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if this pass has called [`Context::note_host_data`], as dropout does.
+    pub fn uses_host_data(&self) -> bool {
+        self.host_data.load(Ordering::Relaxed)
     }
 
     /// Adds a layer's multiply-adds for the whole batch to the count.

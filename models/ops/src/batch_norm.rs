@@ -91,7 +91,11 @@ fn normalise(
     on_gpu: bool,
     running: Option<RunningStats>,
 ) -> BatchNormOutput {
-    let dtype = input.dtype();
+    let (dtype, dims) = (input.dtype(), input.dims());
+    let [vectors, channels] = [[weight.dims(), bias.dims()], [[dims[1]]; 2]];
+    assert!(vectors == channels, "batch norm of {dims:?} with weight and bias of {vectors:?}");
+    let residual = epilogue.residual.as_ref().map(Tensor::dims);
+    assert!(residual.is_none_or(|residual| residual == dims), "batch norm of {dims:?} with a residual of {residual:?}");
     if has_kernels(&input) || on_gpu {
         let epilogue = epilogue.cast_like(&input);
         // With a residual, the input of the activation is not kept for the backward pass. ReLU's derivative follows from its

@@ -3,7 +3,8 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::extension::TrainingOps;
+use crate::cpu::shape::ConvShape;
+use crate::extension::{ConvOptions, TrainingOps};
 
 /// Returns true if the CPU kernels accept this image or this vector of features.
 pub(crate) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -42,6 +43,20 @@ pub(crate) fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
     false
+}
+
+/// Checks a convolution of a GPU, whose kernels check no shapes and count elements in 32 bits.
+///
+/// # Panics
+///
+/// When the shapes do not fit, as on the CPU, or the output has 2^31 elements or more.
+pub(crate) fn check_gpu_convolution(input: [usize; 4], weight: [usize; 4], options: &ConvOptions) {
+    let elements = ConvShape::new(input, weight, options).output_len();
+    assert!(
+        elements < 1 << 31,
+        "convolution of {input:?} with weights {weight:?}: an output of {elements} elements, the kernels count up to 2^31: use a \
+         smaller train.batch_size with train.accumulate"
+    );
 }
 
 /// Returns true if convolutions, batch norm and activations of this tensor have custom kernels.

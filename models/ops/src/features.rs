@@ -180,8 +180,9 @@ pub struct FollowingNorm {
     pub activation: Activation,
 }
 
-/// Returns true if [`conv_batch_norm`] supports the convolution: on a GPU, in the kernels on tensor cores, with rows of channels
-/// that are multiples of 16 bytes.
+/// Returns true if [`conv_batch_norm`] supports the convolution: on a GPU of compute capability 8.0 or higher, a convolution on
+/// tensor cores or a depthwise one of at most 25 taps, whose output has rows of channels that are multiples of 16 bytes, before an
+/// activation whose derivative the kernels know.
 pub fn fuses_batch_norm(input: &Features, weight: [usize; 4], options: &ConvOptions, activation: Activation) -> bool {
     #[cfg(feature = "cuda")]
     return crate::gpu::defers_norm(input.source(), weight, options, activation);
@@ -206,6 +207,7 @@ pub fn conv_batch_norm(
     norm: FollowingNorm,
 ) -> ConvNormOutput {
     assert!(fuses_batch_norm(&input, weight.dims(), &options, norm.activation), "`fuses_batch_norm` is false");
+    crate::dispatch::check_gpu_convolution(input.source().dims(), weight.dims(), &options);
     #[cfg(feature = "cuda")]
     {
         let FollowingNorm { affine: [weight_of_norm, bias], epsilon, running, activation } = norm;

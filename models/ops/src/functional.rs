@@ -9,7 +9,9 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, activation, module};
 
-use crate::dispatch::{has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast};
+use crate::dispatch::{
+    check_gpu_convolution, has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast,
+};
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
 use crate::features::{Features, conv2d};
 use crate::trace::{Operand, Operation, Started, start, start_fused};
@@ -38,7 +40,10 @@ pub(crate) fn convolve(
 ) -> Tensor<4> {
     // The GPU's kernels take f32 parameters for all inputs, and return their gradients in f32.
     let (weight, bias) = match on_gpu(&input) {
-        true => (weight, bias),
+        true => {
+            check_gpu_convolution(input.dims(), weight.dims(), &options);
+            (weight, bias)
+        }
         false => (parameter_for(weight, &input), bias.map(|bias| parameter_for(bias, &input))),
     };
     if has_image_kernels(&input) {

@@ -48,11 +48,10 @@ pub fn cancel(device: &Device) {
 }
 
 /// Records the launches of `step` without running them. Returns the graph and the result of `step`, whose tensors get their
-/// values when the graph runs.
+/// values when the graph runs. A copy from the host is recorded with its present data: each launch copies the same data.
 ///
 /// # Errors
-/// `step` contains an operation that a graph cannot record, such as a copy from the host or an allocation. The tensors of `step`
-/// then cannot be read.
+/// `step` contains an operation that a graph cannot record, such as an allocation. The tensors of `step` then cannot be read.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T), String> {
     #[cfg(feature = "cuda")]

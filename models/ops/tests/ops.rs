@@ -201,6 +201,9 @@ fn pooling_and_relu() {
         ([2, 7, 9, 10], 2, 3, 0),
         ([2, 16, 4, 4], 4, 4, 0),
         ([1, 1, 5, 5], 2, 2, 1),
+        // Few channels, and pixels that are in no window
+        ([4, 1, 5, 5], 2, 2, 0),
+        ([4, 3, 7, 7], 2, 2, 0),
     ] {
         let x = random(dims);
         let x2 = x.clone();

@@ -1,5 +1,7 @@
 //! The parameters of the rendezvous of launchers on several nodes.
 
+use std::net::Ipv6Addr;
+
 use super::environment::is_loopback;
 use super::error::{LaunchError, Result};
 use super::secret;
@@ -55,6 +57,9 @@ impl RendezvousParameters {
                 "nodes are machines: --nnodes 2 for two; --cpus or --gpus counts the workers on each",
             ));
         }
+        // `[::1]`, as in a URL, is an IPv6 address.
+        let inner = master_addr.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).map(str::to_owned);
+        let master_addr = inner.filter(|inner| inner.parse::<Ipv6Addr>().is_ok()).unwrap_or(master_addr);
         if secret.is_none() && !is_loopback(&master_addr) {
             return Err(LaunchError::usage(
                 format!("--nnodes {nnodes} over {master_addr} needs a secret: anybody could join without one"),
@@ -62,5 +67,19 @@ impl RendezvousParameters {
             ));
         }
         Ok(Self { nnodes, node_rank, master_addr, master_port, secret })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_address_may_have_brackets() {
+        let address = |text: &str| RendezvousParameters::new(2, 0, text.to_owned(), 29500, None).unwrap().master_addr;
+        assert_eq!(
+            (address("[::1]"), address("::1"), address("127.0.0.1")),
+            ("::1".into(), "::1".into(), "127.0.0.1".into())
+        );
     }
 }

@@ -31,8 +31,8 @@ pub(super) struct Forwards {
     pub(super) logits: Vec<Tensor<1>>,
     /// The loss of all batches of this rank, `[1]`.
     pub(super) loss: Option<Tensor<1>>,
-    /// Whether dropout was drawn on the CPU.
-    pub(super) dropped: bool,
+    /// Whether the network has used data of the host, such as dropout masks.
+    pub(super) host_data: bool,
 }
 
 /// The results of a step's forward and backward passes, on the device.
@@ -43,8 +43,8 @@ pub(super) struct Passes {
     pub(super) loss: Tensor<1>,
     /// The gradients, summed over all ranks.
     pub(super) gradients: FlatGradients,
-    /// Whether dropout was drawn on the CPU.
-    pub(super) dropped: bool,
+    /// Whether the network has used data of the host, such as dropout masks.
+    pub(super) host_data: bool,
 }
 
 /// The parts of a step that differ between one process and several ranks. All ranks call these methods together, in one order.
@@ -67,7 +67,7 @@ pub(super) trait GraphRanks {
             let cx = self.context(last);
             let cx = replica.configured(cx).with_dropout(replica.dropout_keys(batch));
             let (loss, logits) = on_device.forward(replica, &cx, weight);
-            forwards.dropped |= cx.has_dropped();
+            forwards.host_data |= cx.uses_host_data();
             forwards.logits.push(flat(logits));
             let of_batch = loss.clone().inner();
             let sum = forwards.loss.take().map_or(of_batch.clone(), |sum| sum + of_batch);
@@ -135,9 +135,9 @@ impl GraphRanks for OneProcess {
     }
 
     fn finish(&mut self, _replica: &Replica, forwards: Forwards) -> Result<Passes, Failure> {
-        let Forwards { logits, loss, dropped } = forwards;
+        let Forwards { logits, loss, host_data } = forwards;
         let loss = loss.expect("a step has at least one batch");
-        Ok(Passes { logits, loss, gradients: std::mem::take(&mut self.gradients), dropped })
+        Ok(Passes { logits, loss, gradients: std::mem::take(&mut self.gradients), host_data })
     }
 
     fn any(&self, own: bool) -> Result<bool, Failure> {
@@ -178,21 +178,21 @@ impl Learner {
         let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
         let mut inputs = Inputs::new(on_device, &device);
         let before = self.addresses()?;
-        let (outputs, dropped) = self.run(ranks, &mut inputs, batches, lr, weight)?;
+        let (outputs, host_data) = self.run(ranks, &mut inputs, batches, lr, weight)?;
         // This step's inputs, which `run` has used already. The feed counts its runs from here on.
         let words = inputs.words(self, batches, lr);
         let steps = ranks.least(Inputs::steps(words.len()))?;
         inputs.make_feed(&outputs, steps).write(words);
         self.keep_results(&inputs, &outputs);
-        let moved = ranks.any(dropped || self.addresses()? != before)?;
+        let moved = ranks.any(host_data || self.addresses()? != before)?;
         let graph = &mut self.graph;
         graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
         if moved {
             graph.forget(&device);
             graph.moved(kind);
         }
-        if dropped {
-            graph.stop("the network's dropout is drawn on the host");
+        if host_data {
+            graph.stop("the network uses data of the host, such as dropout masks");
         }
         Ok(())
     }
@@ -271,14 +271,14 @@ impl Learner {
         lr: f64,
         weight: f64,
     ) -> Result<(Outputs, bool), Failure> {
-        let Passes { logits, loss, mut gradients, dropped } = ranks.passes(self, inputs, batches, weight)?;
+        let Passes { logits, loss, mut gradients, host_data } = ranks.passes(self, inputs, batches, weight)?;
         let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
         inputs.rates.loss = loss;
         self.replica.change(|network| self.optimizer.step_with(network, gradients, lr, Some(&mut inputs.rates)));
         if let Some(ema) = &mut self.ema {
             ema.update(self.replica.network());
         }
-        Ok((Outputs { logits, grad_norm }, dropped))
+        Ok((Outputs { logits, grad_norm }, host_data))
     }
 
     /// Returns the addresses of the training state in the GPU's memory.

@@ -154,18 +154,18 @@ fn backward_lanes<E: Element, S: Element, const LANES: usize, const DISJOINT: bo
     let start = n * shape.input[0] * shape.input[1];
     for oy in 0..shape.output[0] {
         for ky in shape.inside(0, oy) {
+            // A vector may spill into the next pixels of a row of windows, which are written later, but not beyond the last pixel.
+            let last_window = shape.output[1] - 1;
+            let last_column = shape.inside(1, last_window).end - 1;
+            let end = (shape.pixel(n, oy, last_window, [ky, last_column]) - start + 1) * channels;
             for ox in 0..shape.output[1] {
-                let columns_inside = shape.inside(1, ox);
-                for kx in columns_inside.clone() {
-                    // After the last pixel of a row of windows, no next pixel is written that would correct the excess
-                    // lanes.
-                    let spills = DISJOINT && !(ox + 1 == shape.output[1] && kx + 1 == columns_inside.end);
+                for kx in shape.inside(1, ox) {
                     let (output, pixel) =
                         (((n * shape.output[0] + oy) * shape.output[1] + ox), shape.pixel(n, oy, ox, [ky, kx]) - start);
                     let tap = (ky * shape.kernel[1] + kx) as u8;
                     for first in (0..channels).step_by(LANES) {
                         let (from, to) = (output * channels + first, pixel * channels + first);
-                        let all = spills && from + LANES <= dy.len() && to + LANES <= dx.len();
+                        let all = DISJOINT && from + LANES <= dy.len() && to + LANES <= end;
                         let lanes = if all { LANES } else { LANES.min(channels - first) };
                         let (dy, dx) = (&dy[from..from + lanes], &mut dx[to..to + lanes]);
                         let chosen: [u8; LANES] = load(&argmax[from..from + lanes]);

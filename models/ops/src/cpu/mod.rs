@@ -35,7 +35,7 @@ mod panels;
 mod parallel;
 #[cfg(test)]
 mod reference;
-mod shape;
+pub(crate) mod shape;
 mod simd;
 mod tensor;
 pub(super) mod update;

@@ -125,7 +125,7 @@ pub(super) fn init_sums<F: Float, N: Size>(
 
 /// Returns the thread's column and its first pixel. Pixels are on the grid's first axis, because the second is shorter.
 #[cube]
-fn thread_position() -> (usize, usize) {
+fn column_and_first_pixel() -> (usize, usize) {
     let column = CUBE_POS_Y as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     (column, (CUBE_POS_X as usize * CUBE_DIM_Y as usize + UNIT_POS_Y as usize) * PIXELS)
 }
@@ -179,7 +179,7 @@ pub(super) fn depthwise<F: Float, N: Size>(
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, first) = thread_position();
+    let (column, first) = column_and_first_pixel();
     if column >= images.columns || first >= images.pixels {
         terminate!();
     }
@@ -209,7 +209,7 @@ pub(super) fn grouped<F: Float, N: Size, M: Size>(
     #[comptime] lanes: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, first) = thread_position();
+    let (column, first) = column_and_first_pixel();
     if column >= images.columns || first >= images.pixels {
         terminate!();
     }

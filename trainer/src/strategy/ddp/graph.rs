@@ -69,7 +69,7 @@ impl GraphRanks for Ranks<'_> {
     }
 
     fn finish(&mut self, replica: &Replica, forwards: Forwards) -> Result<Passes, Failure> {
-        let Forwards { logits, dropped, .. } = forwards;
+        let Forwards { logits, host_data, .. } = forwards;
         let ReducedGradients { mut gradients, loss, used, .. } =
             self.reducer.finalize_backward(&replica.inner_device())?;
         if self.any(used.contains(&false))? {
@@ -77,7 +77,7 @@ impl GraphRanks for Ranks<'_> {
             gradients.set_none(&unused);
         }
         let loss = loss.expect("the last bucket has summed the loss");
-        Ok(Passes { logits, loss, gradients, dropped })
+        Ok(Passes { logits, loss, gradients, host_data })
     }
 
     fn any(&self, own: bool) -> Result<bool, Failure> {

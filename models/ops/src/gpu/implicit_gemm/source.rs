@@ -1,6 +1,10 @@
 //! The kernel's source for each convolution, and its arguments. This file uses no part of burn, so that tests can compile the
 //! source without a GPU.
 
+/// Bytes of shared memory that a kernel may declare statically. A multiprocessor has more, but the rest must be asked for at the
+/// launch (dynamic shared memory), which cubecl does not do for a kernel in CUDA C++.
+const STATIC_SHARED: usize = 48 << 10;
+
 /// A product of a convolution. The terms are those of the module's documentation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
@@ -16,7 +20,7 @@ pub(super) struct Tile {
     pub(super) columns: usize,
     /// Rows of each warp. A warp has 32 columns.
     warp_rows: usize,
-    /// Number of tiles of both operands in shared memory, which has 48 KiB.
+    /// Number of tiles of both operands in shared memory, if [`STATIC_SHARED`] has room for them.
     stages: usize,
 }
 
@@ -174,7 +178,7 @@ impl ConvProduct {
     fn stages(&self) -> usize {
         let Tile { rows, columns, stages, .. } = self.tile;
         let bytes = 64 * (rows + columns + if self.norm_gradient { rows } else { 0 });
-        stages.min((48 << 10) / bytes)
+        stages.min(STATIC_SHARED / bytes)
     }
 
     /// Returns the product's code, in a namespace.
