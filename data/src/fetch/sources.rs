@@ -62,12 +62,12 @@ impl KnownFile {
     }
 }
 
-/// Returns the source of the data set `name`; `None` if there is nothing to download.
 /// Returns whether [`fetch`](super::fetch) can download the data set.
 pub fn can_be_fetched(name: &str) -> bool {
     source(name).is_some()
 }
 
+/// Returns the source of the data set `name`; `None` if there is nothing to download.
 pub(crate) fn source(name: &str) -> Option<&'static DatasetSource> {
     SOURCES.iter().find(|source| source.name == name)
 }
