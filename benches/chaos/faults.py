@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 
-from program import MODES, PATIENCE, STEPS, Failed, Program, printed_command, saved_step, workers
+from program import MODES, STEPS, Failed, Program, printed_command, saved_step, send, workers
 
 
 def kill_worker(round):
@@ -19,8 +19,8 @@ def kill_worker(round):
     rank = round.random.randrange(2)
     round.note(f"rank {rank}, {'with' if restarts else 'without'} --max-restarts")
     if found:
-        os.kill(found[rank], signal.SIGKILL)
-    code = program.end(0, 3, patience=30 if not restarts else PATIENCE)
+        send([found[rank]], signal.SIGKILL)
+    code = program.end(0, 3)
     if code == 3 and f"rank {rank} was killed by SIGKILL" not in program.text():
         raise Failed(f"the report does not name rank {rank}")
     if code == 3 and restarts:
@@ -152,14 +152,6 @@ def two_programs(round):
         raise Failed("the second program trained the same run")
     if not bare and not any(str(pid) in second.text() for pid in victims):
         raise Failed(f"the second program names none of the first's processes, {victims}")
-
-
-def send(pids, number):
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 SCENARIOS = [kill_worker, kill_all, stop, interrupt, close_terminal, two_programs]

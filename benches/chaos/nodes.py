@@ -2,10 +2,11 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import time
 
-from program import STEPS, Failed, Program, Skipped, children
+from program import STEPS, Failed, Program, Skipped, children, send
 
 # Seconds without an answer after which the job restarts or ends.
 TIMEOUT = 8
@@ -75,14 +76,13 @@ def kill_on_a_node(round):
     node, step = round.random.randrange(2), round.random.randrange(1, STEPS // 2)
     round.note(f"node {node} at step {step}")
     round.wait_for_step(programs[0], step, "runs-0")
-    for worker in children(programs[node].pid):
-        os.kill(worker, 9)
+    send(children(programs[node].pid), signal.SIGKILL)
     check(round, programs, must_finish=True)
 
 
 def check(round, programs, must_finish):
     """Checks that both nodes finish the run, or, where they need not, that both end with an error."""
-    codes = [program.end(0, 3, patience=60) for program in programs]
+    codes = [program.end(0, 3) for program in programs]
     round.no_survivors()
     if len(set(codes)) > 1:
         raise Failed(f"node 0 ended with {codes[0]}, node 1 with {codes[1]}")

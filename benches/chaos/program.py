@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 # Seconds until a process that should end counts as hanging. Only a hang reaches it, also on a busy machine.
-PATIENCE = 120
+PATIENCE = 300
 # The variable that marks all processes of a round. Children inherit it.
 MARK = "TRAINER_CHAOS_ROUND"
 
@@ -191,7 +191,7 @@ class Round:
 
     def no_survivors(self):
         """Checks that no process is left a few seconds after the programs have ended."""
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         while left := self.survivors():
             if time.monotonic() > until:
                 raise Failed(f"processes {left} are left")
@@ -254,6 +254,14 @@ def saved_step(run):
         return json.loads((run / "checkpoints" / "last" / "state.json").read_text())["progress"]["step"]
     except FileNotFoundError:
         return 0
+
+
+def send(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
 
 
 def printed_command(text):

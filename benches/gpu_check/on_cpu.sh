@@ -36,7 +36,11 @@ if [ -n "$missing" ]; then
         "${CC:-cc}" -shared -fPIC -w -x c - -o "$out/missing.so" || exit 2
     preload="LD_PRELOAD=$(realpath "$out")/missing.so"
 fi
-failed=0
+failed=()
+fail() { # NAME WHY
+    echo "$1: FAILED, $2"
+    failed+=("$1")
+}
 step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
     local name=$1 gpus=$2 on=(trainer/testing/cuda-on-cpu/run.sh "$python") TIMEFORMAT='(%0R s, %0U s of CPU)'
     shift 2
@@ -45,9 +49,8 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
     if time CUDA_ON_CPU_GPUS=$gpus timeout 3600 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
         tail -n 8 "$out/$name.log"
     else
-        echo "$name: FAILED ($?), $out/$name.log ends with:"
+        fail "$name" "status $?, $out/$name.log ends with:"
         tail -n 40 "$out/$name.log"
-        failed=1
     fi
 }
 step doctor 2 "$programs/trainer" doctor
@@ -61,11 +64,11 @@ first_light() {
     step first-light 1 env "${small[@]}" ONLY="checks training" PYTHON="$python" \
         bash -c 'CACHE=$XDG_CACHE_HOME exec benches/first_light.sh "$1"' - "$out/first-light"
     cat "$out/first-light/table.txt"
-    return $failed
+    [ ${#failed[@]} = 0 ]
 }
 first_light >"$out/first-light.txt" 2>&1 &
 first_light=$!
-deferred() { step deferred 1 "$programs/gpu_check" --ops --cases deferred --alternate --ranks 1; return $failed; }
+deferred() { step deferred 1 "$programs/gpu_check" --ops --cases deferred --alternate --ranks 1; [ ${#failed[@]} = 0 ]; }
 deferred >"$out/deferred.txt" 2>&1 &
 deferred=$!
 case $features in *mpi*)
@@ -83,7 +86,7 @@ rm -f "$out"/*.calls
 CUDA_ON_CPU_LOG=$out/nccl.calls step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
 queued=$(awk '/ncclAllReduce\(/ { if (++sums[$1] > most) most = sums[$1] }
     /cu(Stream|Ctx|Event)(Synchronize|Query)\(/ { sums[$1] = 0 } END { print most + 0 }' "$out/nccl.calls")
-[ "$queued" -gt 1 ] || { echo "nccl: FAILED, the host waits after each of NCCL's sums"; failed=1; }
+[ "$queued" -gt 1 ] || fail nccl "the host waits after each of NCCL's sums"
 CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 \
     --ms 10
 # Every call that may wait for the GPU does: the ranks must not wait for each other in a circle.
@@ -115,11 +118,11 @@ CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' f
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
     until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
-wait $deferred || failed=1
-wait $first_light || failed=1
+wait $deferred || failed+=(deferred)
+wait $first_light || failed+=(first-light)
 cat "$out/deferred.txt" "$out/first-light.txt"
 expect() { # NAME TEXT
-    grep -q "$2" "$out/$1.log" || { echo "$1: FAILED, $out/$1.log has no \"$2\""; failed=1; }
+    grep -q "$2" "$out/$1.log" || fail "$1" "$out/$1.log has no \"$2\""
 }
 expect to-nccl "NCCL over 2 GPUs, as rank .'s GPU does not read what was written"
 expect to-host "gradients: through the host's memory, as GPU .: cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"
@@ -127,9 +130,9 @@ expect fault "error: the GPU has stopped after an access to memory that is not t
 expect stuck "ncclCommInitRank did not connect 2 ranks within"
 expect no-cache "note: compiled kernels cannot be kept"
 # Mode dp moves tensors through the host even where cubecl would send them by NCCL.
-! grep -q ncclCommInitRank "$out/compare.calls" || { echo "compare: FAILED, a tensor went from one GPU to another by NCCL"; failed=1; }
+! grep -q ncclCommInitRank "$out/compare.calls" || fail compare "a tensor went from one GPU to another by NCCL"
 ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
-    { echo "no kernels are kept for the two GPUs"; failed=1; }
+    fail compare "no kernels are kept for the two GPUs"
 if unshare --pid --fork --mount-proc true 2>/dev/null; then
     # As many images per GPU as above, so that nothing is tuned again.
     step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
@@ -138,5 +141,11 @@ if unshare --pid --fork --mount-proc true 2>/dev/null; then
 else
     echo "hosts: skipped, this user may not create a PID namespace"
 fi
-[ $failed = 0 ] && echo "on_cpu.sh: all passed; logs in $out" || echo "on_cpu.sh: FAILED; logs in $out"
-exit $failed
+[ ${#failed[@]} != 0 ] || { echo "on_cpu.sh: all passed; logs in $out"; exit 0; }
+# The causes once more, as thousands of lines may be above.
+for name in "${failed[@]}"; do
+    echo "== $name"
+    grep -m 3 -A 4 -E "panicked at|^error|FAILED" "$out/$name.log" || tail -n 8 "$out/$name.log"
+done
+echo "on_cpu.sh: FAILED: ${failed[*]}; logs in $out"
+exit 1

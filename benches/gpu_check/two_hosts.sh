@@ -7,7 +7,8 @@ set -uo pipefail
 trainer=$(realpath "$1") out=$2
 shift 2
 cd "$(dirname "$0")/../.."
-port=$((20000 + RANDOM % 10000))
+# Not a port of the tests that may run beside this script, nor one that the system hands out.
+port=$((10000 + RANDOM % 5000))
 node() { # RANK GPUS
     NCCL_HOSTID=host$1 CUDA_VISIBLE_DEVICES=$2 "$trainer" --config configs/quickstart.toml --gpus 2 --nnodes 2 --node-rank "$1" \
         --master-addr 127.0.0.1 --master-port $port --run-dir "$out/hosts-$1" "${@:3}"

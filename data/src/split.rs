@@ -81,7 +81,7 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         let fraction = options.validation.unwrap_or_default();
         let cause =
             format!("{fraction} holds out all {}: none is left to train on", stratum_of(train, class, sizes[class]));
-        return Err(error("validation", cause, other_fraction("validation", sizes[class], true)));
+        return Err(error("validation", cause, other_fraction(sizes[class], true, false)));
     }
     let kept = match options.fraction {
         None => rest,
@@ -127,7 +127,8 @@ fn check_classes_left(option: &str, train: &Dataset, training: &[u32]) -> Result
 
 /// Returns `fraction` of each class's size, rounded to the nearest integer.
 fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) -> Result<Vec<usize>, DataError> {
-    let is_possible = if option == "fraction" { fraction <= 1.0 } else { fraction < 1.0 };
+    let may_take_all = option == "fraction";
+    let is_possible = if may_take_all { fraction <= 1.0 } else { fraction < 1.0 };
     if !(fraction > 0.0 && is_possible) {
         let cause = format!("{fraction} is not a part of the training set");
         return Err(error(option, cause, "use a number above 0 and below 1, such as 0.1; leave it out for none"));
@@ -137,7 +138,7 @@ fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) 
         None => Ok(parts),
         Some(class) => {
             let cause = format!("{fraction} of the {} is none", stratum_of(train, class, sizes[class]));
-            Err(error(option, cause, other_fraction(option, sizes[class], false)))
+            Err(error(option, cause, other_fraction(sizes[class], false, may_take_all)))
         }
     }
 }
@@ -156,11 +157,11 @@ fn stratum_of(train: &Dataset, class: usize, count: usize) -> String {
 }
 
 /// Returns what to do about a fraction that takes all (`too_many`) or none of the `size` images of a class.
-fn other_fraction(option: &str, size: usize, too_many: bool) -> String {
+fn other_fraction(size: usize, too_many: bool, may_take_all: bool) -> String {
     // Half an image is rounded up. Four digits are enough for a hint.
     let digits = |images: f64| (images / size as f64 * 1e4).ceil();
     match (size, too_many) {
-        (1, _) if option == "validation" => "one image cannot be split: add images of the class, or remove it".into(),
+        (1, _) if !may_take_all => "one image cannot be split: add images of the class, or remove it".into(),
         (_, true) => format!("use at most {}", (digits(size as f64 - 0.5) - 1.0) / 1e4),
         (_, false) => format!("use at least {}", digits(0.5) / 1e4),
     }
@@ -313,14 +314,14 @@ mod tests {
     fn the_fraction_of_a_hint_works() {
         for size in 2..300 {
             for too_many in [false, true] {
-                let hint = other_fraction("fraction", size, too_many);
+                let hint = other_fraction(size, too_many, true);
                 let fraction: f64 = hint.rsplit(' ').next().unwrap().parse().unwrap();
                 let sizes = [size, 300];
                 assert!(split(splits(&sizes, &[1, 1]), &options(fraction, None, 0)).is_ok(), "{size}: {hint}");
             }
         }
-        assert!(other_fraction("validation", 1, false).starts_with("one image cannot be split"));
-        assert_eq!(other_fraction("fraction", 1, false), "use at least 0.5");
+        assert!(other_fraction(1, false, false).starts_with("one image cannot be split"));
+        assert_eq!(other_fraction(1, false, true), "use at least 0.5");
     }
 
     /// A limit may leave classes out; that is not the split's fault.

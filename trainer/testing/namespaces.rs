@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::shared::skip_or_fail;
 
@@ -19,7 +20,10 @@ pub const ADDRESSES: [&str; 2] = ["10.231.17.1", "10.231.17.2"];
 impl Namespaces {
     /// Creates the namespaces; `Err` has the reason why this is not possible.
     fn new(tag: &str) -> Result<Self, String> {
-        let tag = format!("{tag}{}", std::process::id() % 100_000);
+        // Two tests of one process may use the same tag.
+        static MADE: AtomicUsize = AtomicUsize::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let tag = format!("{tag}{}{number}", std::process::id() % 100_000);
         let made = Self { names: [format!("ln{tag}a"), format!("ln{tag}b")], cable: format!("lv{tag}") };
         let [a, b] = &made.names;
         let cable = &made.cable;

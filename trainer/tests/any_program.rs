@@ -70,7 +70,10 @@ fn the_earliest_failure_is_the_root_cause() {
 #[test]
 fn all_processes_start_again_after_a_failure() {
     let bench = Bench::new("");
+    // Rank 1 ends when rank 0 has spoken.
     let script = "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; \
+                  [ $RANK = 0 ] && : >spoken; \
+                  while [ ! -e spoken ]; do sleep 0.05; done; \
                   [ $TORCHELASTIC_RESTART_COUNT.$RANK = 0.1 ] && kill -KILL $$; \
                   [ $TORCHELASTIC_RESTART_COUNT = 0 ] && sleep 1000; exit 0";
     let ended = sh(&bench, &["--cpus", "2", "--max-restarts", "2", "--log-dir", "logs"], script).expect(0);
@@ -141,7 +144,6 @@ fn processes_may_end_in_their_own_way_after_a_signal() {
     assert_eq!(out.lines().map_while(Result::ok).filter(|line| line.ends_with("saved")).count(), 2);
 
     let (child, _out, processes) = family(&bench, "trap '' TERM;");
-    let start = Instant::now();
     signal(&child, SIGTERM);
     // The launcher has said so when it has passed the signal on.
     let (child, mut err) = {
@@ -153,6 +155,7 @@ fn processes_may_end_in_their_own_way_after_a_signal() {
     while !line.contains("passed on") {
         assert!(err.read_line(&mut line).expect("a line") > 0, "{line}");
     }
+    let start = Instant::now();
     signal(&child, SIGTERM);
     let stopped: Ended = child.wait_with_output().unwrap().into();
     stopped.expect(128 + SIGTERM);

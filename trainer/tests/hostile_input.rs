@@ -93,7 +93,7 @@ fn run_to_an_end(bench: &Bench, arguments: &[&str]) -> Ended {
     let mut child = bench.spawn(arguments);
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > Duration::from_secs(120) {
+        if start.elapsed() > Duration::from_secs(300) {
             child.kill().unwrap();
             panic!("{arguments:?} does not end");
         }

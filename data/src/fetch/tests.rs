@@ -312,9 +312,9 @@ fn a_server_that_falls_silent_is_given_up() {
     for (after, left) in [(None, 0), (Some(40_000), 40_000)] {
         let files = vec![("cifar-10-binary.tar.gz".to_owned(), packed.clone())];
         let server = Server::start(files, move |_| after.map_or(Behaviour::Mute, Behaviour::StallAfter));
-        let options = FetchOptions { stall_timeout: Duration::from_secs(2), retries: 0, ..options(&server) };
+        let options = FetchOptions { stall_timeout: Duration::from_secs(6), retries: 0, ..options(&server) };
         let error = fetch_source(source, dest.path(), &options, &()).unwrap_err();
-        assert!(error.cause.ends_with("the server was silent for 2s"), "{error}");
+        assert!(error.cause.ends_with("the server was silent for 6s"), "{error}");
         let part = std::fs::metadata(dest.path().join("cifar-10-binary.tar.gz.part"));
         assert_eq!(part.map_or(0, |meta| meta.len()), left);
     }

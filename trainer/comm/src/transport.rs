@@ -6,7 +6,7 @@ use super::shm::Window;
 
 /// Longest wait for the error message of an abort, after the abort itself was noticed.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "`tcp` waits for the reason in its own way"))]
-pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
+pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The collectives of one group. Every collective first compares the calls of all ranks. If two calls differ, the collective
 /// fails on all ranks. `call.sequence` counts the group's collectives from 1. Slices have the alignment of `call.dtype`. After

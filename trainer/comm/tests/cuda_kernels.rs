@@ -176,7 +176,7 @@ fn ranks_that_call_different_things_are_named() {
 fn a_rank_that_never_comes_is_named_once() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, false);
-    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 3_000_000_000);
+    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 10_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 300, root: 0 };
     let mut outputs = Vec::new();
     for _ in 0..20 {
@@ -198,12 +198,12 @@ fn a_rank_that_never_comes_is_named_once() {
 fn a_rank_that_is_killed_is_named() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };
     let mut ranks = Ranks::new(&program, 3, SLOT, true);
-    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 6_000_000_000);
+    ranks.constants.iter_mut().for_each(|constants| constants.limit_ns = 10_000_000_000);
     let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 128, root: 0 };
     for rank in 0..3 {
         // Far more than can run before the signal.
         let inputs = tensors(&values(rank, 128, 1));
-        for _ in 0..if rank == 1 { 20 } else { 40 } {
+        for _ in 0..if rank == 1 { 200 } else { 400 } {
             ranks.submit(rank, &call, &inputs, 1.0);
         }
     }

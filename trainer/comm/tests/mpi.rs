@@ -4,16 +4,20 @@
 
 mod support;
 
+use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use comm::{CommConfig, CommError, Communicator, ErrorKind, ReduceOp, Secret, TransportKind, join};
 use half::{bf16, f16};
 use support::matrix::{SIZES, collectives};
-use support::{Job, Number};
+use support::{Job, LIMIT, Number};
 
 /// Variable with the address of the rendezvous.
 const STORE: &str = "TEST_STORE";
 const SECRET: &str = "TEST_SECRET";
+/// Variable with a folder in which each rank notes that it has said what it has to say.
+const SAID: &str = "TEST_SAID";
 
 /// Returns Open MPI's launcher. Tests may run more ranks than cores, and as root.
 fn mpirun(world: usize) -> Command {
@@ -28,7 +32,8 @@ fn ranks(body: &str, world: usize) -> Output {
     let job = Job::new(world);
     let mut command = mpirun(world);
     command.arg(std::env::current_exe().expect("this program")).args(["--ignored", "--exact", body, "--nocapture"]);
-    command.env(STORE, job.server.local_addr().to_string()).env(SECRET, job.secret.to_hex());
+    let said = tempfile::tempdir().expect("a temporary folder");
+    command.env(STORE, job.server.local_addr().to_string()).env(SECRET, job.secret.to_hex()).env(SAID, said.path());
     command.output().expect("mpirun starts")
 }
 
@@ -45,6 +50,25 @@ fn joined(change: impl Fn(&mut CommConfig)) -> Result<Communicator, CommError> {
     let mut config = CommConfig::new(rank, world, variable(STORE), secret, TransportKind::Mpi);
     change(&mut config);
     join(&config)
+}
+
+/// Prints `message`, and returns when all ranks have printed theirs. mpirun ends all ranks as soon as one has ended without
+/// MPI_Finalize, as every rank does after an error.
+fn say(comm: &Communicator, message: &str) {
+    println!("rank {}: {message}", comm.rank());
+    let said = PathBuf::from(std::env::var_os(SAID).expect("the folder of `ranks`"));
+    std::fs::write(said.join(comm.rank().to_string()), "").expect("a file in the folder");
+    wait_until(|| std::fs::read_dir(&said).expect("the folder").count() == comm.world());
+}
+
+/// Waits until another process has done something. Panics after [`LIMIT`].
+#[track_caller]
+fn wait_until(done: impl Fn() -> bool) {
+    let until = Instant::now() + LIMIT;
+    while !done() {
+        assert!(Instant::now() < until, "nothing happened within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
@@ -93,12 +117,11 @@ fn mismatch_rank() {
     let mut data = vec![0f32; if comm.rank() == 1 { 13 } else { 12 }];
     let error = comm.all_reduce(&mut data, ReduceOp::Sum).expect_err("the lengths differ");
     assert_eq!(error.kind, ErrorKind::Mismatch, "{error}");
-    println!("rank {}: {}", comm.rank(), error.message);
+    say(&comm, &error.message);
 }
 
 #[test]
 fn a_mismatch_is_the_same_error_on_every_rank() {
-    // MPI's processes end without MPI_Finalize, which mpirun reports as an error of its own.
     let said = String::from_utf8_lossy(&ranks("mismatch_rank", 3).stdout).into_owned();
     for rank in 0..3 {
         let want = format!(
@@ -111,24 +134,22 @@ fn a_mismatch_is_the_same_error_on_every_rank() {
 #[test]
 #[ignore = "a rank of `a_rank_that_does_not_come_is_waited_for_until_the_timeout`"]
 fn absent_rank() {
-    let comm = joined(|config| config.timeout = std::time::Duration::from_secs(2)).expect("this rank joins");
-    if comm.rank() == 0 {
-        let error = comm.barrier().expect_err("rank 1 does not come");
-        println!("rank 0: {}", error.message);
+    // Long enough for the store to answer on a busy machine.
+    let comm = joined(|config| config.timeout = Duration::from_secs(20)).expect("this rank joins");
+    let error = if comm.rank() == 0 {
+        comm.barrier().expect_err("rank 1 does not come")
     } else {
-        // Ends when rank 0 has given up.
-        while comm.error().is_none() {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-        println!("rank 1: {}", comm.error().expect("an error").message);
-    }
+        wait_until(|| comm.error().is_some());
+        comm.error().expect("rank 0 has given up")
+    };
+    say(&comm, &error.message);
 }
 
 #[test]
 fn a_rank_that_does_not_come_is_waited_for_until_the_timeout() {
     let said = String::from_utf8_lossy(&ranks("absent_rank", 2).stdout).into_owned();
     for rank in 0..2 {
-        let want = format!("rank {rank}: barrier, collective #1 of the world: MPI did not return within 2");
+        let want = format!("rank {rank}: barrier, collective #1 of the world: MPI did not return within 20");
         assert!(said.contains(&want), "{said}");
     }
 }

@@ -159,7 +159,10 @@ mod tests {
         let announcer = Announcer { say, member: Member::Node, world: 2, place: "h:1".into(), interval, limit };
         let mut take = announcer.start().unwrap();
         take(StoreEvent::Joined(0));
-        let next = |part: &str| (0..1000).any(|_| said.recv_timeout(limit).is_ok_and(|text| text.contains(part)));
+        let next = |part: &str| {
+            let mut texts = std::iter::repeat_with(|| said.recv_timeout(limit)).map_while(|text| text.ok());
+            texts.any(|text| text.contains(part))
+        };
         assert!(next("waiting for node 1 at h:1"));
         take(refused());
         assert!(next("was refused"));

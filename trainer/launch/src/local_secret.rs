@@ -23,7 +23,7 @@ use comm::{Secret, fnv};
 /// Length of a secret's text.
 const DIGITS: usize = 64;
 /// Longest wait for the other side during an exchange. An exchange takes microseconds.
-const EXCHANGE: Duration = Duration::from_secs(5);
+const EXCHANGE: Duration = Duration::from_secs(30);
 /// Time until the next attempt to accept a connection after an error.
 const RETRY: Duration = Duration::from_millis(10);
 

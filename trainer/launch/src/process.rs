@@ -20,8 +20,9 @@ use super::status_page::{Status, StatusPage};
 use super::system::ProcessHandle;
 use super::worker_group::NOT_INHERITED;
 
-/// Longest time for which the launcher still reads the streams of a dead worker.
-const DRAIN_LIMIT: Duration = Duration::from_millis(500);
+/// Longest time for which the launcher still reads the streams of a dead worker. Only a process that has left the worker's group
+/// keeps them open for so long.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Describes a worker to start.
 pub(super) struct WorkerSpec<'a> {

@@ -10,7 +10,7 @@ use super::worker_status::WorkerStatus;
 use comm::{CommConfig, Communicator, TransportKind};
 
 /// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
-const SHUTDOWN: Duration = Duration::from_secs(10);
+const SHUTDOWN: Duration = Duration::from_secs(60);
 /// Exit code of a rank that cannot connect to the others.
 const FAILED: u8 = 1;
 

@@ -60,7 +60,7 @@ impl RemoteHost {
         {
             self.status = Some(status);
             // Wait for the last lines of output.
-            self.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(1)));
+            self.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(5)));
             return true;
         }
         false
@@ -72,9 +72,7 @@ impl RemoteHost {
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(WORKER_DIED))
     }
-}
 
-impl RemoteHost {
     /// Closes the agent's standard input, which ends the node's launcher. Ends ssh if it has not ended within `limit`.
     pub(super) fn close(&mut self, limit: Duration) {
         self.input = None;

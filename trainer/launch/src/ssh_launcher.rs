@@ -31,7 +31,7 @@ use comm::Secret;
 /// Interval between checks of signals and processes.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 /// Longest wait for all agents, beyond ssh's own limit for a connection.
-const GREETING_LIMIT: Duration = Duration::from_secs(60);
+const GREETING_LIMIT: Duration = Duration::from_secs(120);
 /// Time for the other nodes to end by themselves after one node has failed. They are notified, or notice the failure.
 const OTHERS_LIMIT: Duration = Duration::from_secs(20);
 /// The same after a signal: longer than a launcher waits for its workers ([`Timeouts::stop`](super::Timeouts::stop)).

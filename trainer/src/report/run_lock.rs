@@ -28,7 +28,7 @@ use crate::files::FileError;
 pub const FILE_NAME: &str = "run.lock";
 /// Maximum wait for the lock, or for the name of a holder of the same job. A wait is necessary for two reasons: a program that
 /// only checks the lock holds it for a moment, and a holder writes its name a moment after it has taken the lock.
-const PATIENCE: Duration = Duration::from_millis(300);
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Interval between two attempts.
 const INTERVAL: Duration = Duration::from_millis(10);
 

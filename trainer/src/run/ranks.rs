@@ -24,7 +24,7 @@ const LOOPBACK: &str = "127.0.0.1";
 /// Time limit for the ranks to join at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
 /// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
-const SHUTDOWN: Duration = Duration::from_secs(10);
+const SHUTDOWN: Duration = Duration::from_secs(60);
 
 /// Returns the address of a job on several nodes, and the index of this node. `None` for other jobs and for workers.
 pub(crate) fn job_of_nodes(flags: &JobArgs, role: &Role) -> Option<(String, usize)> {

@@ -145,13 +145,14 @@ impl Replica {
     /// `outcome`. A loss that is not finite is no error here: [`StepOutcome`] is checked after all ranks have added their losses.
     pub fn backward(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> FlatGradients {
         let collect = |gradients| FlatGradients::from_backward(gradients, self.network());
-        self.backward_with(forward, outcome, collect)
+        self.backward_with(forward, outcome, collect).0
     }
 
     /// Runs the backward pass of a forward pass whose context has a gradient sink ([`Context::train_with`]). The sink gets the
-    /// gradients while the pass runs. Adds loss, counts and time to `outcome`, as [`Replica::backward`] does.
-    pub fn backward_into_sink(&self, forward: ForwardOutput, outcome: &mut StepOutcome) {
-        self.backward_with(forward, outcome, drop);
+    /// gradients while the pass runs. Adds loss, counts and time to `outcome`, as [`Replica::backward`] does. Returns the end of
+    /// that time.
+    pub fn backward_into_sink(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> Instant {
+        self.backward_with(forward, outcome, drop).1
     }
 
     fn backward_with<G>(
@@ -159,7 +160,7 @@ impl Replica {
         forward: ForwardOutput,
         outcome: &mut StepOutcome,
         collect: impl FnOnce(Gradients) -> G,
-    ) -> G {
+    ) -> (G, Instant) {
         let start = Instant::now();
         let ForwardOutput { loss, logits, targets, labels } = forward;
         let gradients = collect(ops::backward(loss));
@@ -168,7 +169,7 @@ impl Replica {
         let end = Instant::now();
         self.timeline.span(Track::Step, "backward", start, end, &[]);
         outcome.seconds.backward += (end - start).as_secs_f64();
-        gradients
+        (gradients, end)
     }
 
     /// Returns the batch's pixels on the device, `[B * views, C, H, W]`. If the loader has made no pixels, takes them from the

@@ -17,9 +17,9 @@ case $said in
         "would_use": {"device": "GPU", "why": "", "gradients": "cuda: one GPU"}}' ;;
 "trainer data"* | "trainer bench"* | "trainer compare"*) ;;
 *train.epochs=10000*)
+    sleep 1000 &
+    sleep 1000 &
     mkdir "$(value --run-dir)/1" && printf '{}\n{}\n{}\n' >"$(value --run-dir)/1/metrics.jsonl"
-    sleep 1000 &
-    sleep 1000 &
     wait -n
     echo "rank 1 was killed by SIGKILL (signal 9)"
     kill %1 %2

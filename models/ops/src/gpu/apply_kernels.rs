@@ -5,10 +5,10 @@ use burn::tensor::DType;
 use cubecl::prelude::*;
 
 use super::activation::{activation_grad, activation_value};
+use super::block_sums::{sum_of_pieces, sum_over_block, sum_pair_over_block, thread_position};
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
-use super::norm_kernels::{sum_of_pieces, sum_over_block, thread_position};
-use super::rows::{Blocks, Rows, all};
+use super::rows::{Blocks, Rows, UNITS, all};
 use super::side_results::NormGradient;
 use crate::extension::Activation;
 
@@ -73,7 +73,8 @@ fn apply<F: Float, N: Size>(
         }
     }
     if comptime!(pooled) {
-        let (sum, _) = sum_over_block::<N>(sum, Vector::new(0.0));
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+        let sum = sum_over_block::<N>(sum, &mut shared);
         if y == 0 && column < columns {
             means[block * means_pitch + column] = sum * Vector::new(share);
         }
@@ -251,13 +252,14 @@ fn norm_gradient<F: Float, N: Size>(
     // Vectors of a piece.
     let step = if comptime!(of_residual) { 3 * columns } else { 2 * columns };
     let at = CUBE_POS_Y as usize * step + column;
-    let (sum, product) = sum_over_block::<N>(sum, product);
+    let (sum, product) = sum_pair_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         pieces[at] = sum;
         pieces[at + columns] = product;
     }
     if comptime!(of_residual) {
-        let (residual_product, _) = sum_over_block::<N>(residual_product, Vector::new(0.0));
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+        let residual_product = sum_over_block::<N>(residual_product, &mut shared);
         if y == 0 && column < columns {
             pieces[at + 2 * columns] = residual_product;
         }

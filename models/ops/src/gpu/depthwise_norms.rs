@@ -8,12 +8,12 @@ use cubecl::prelude::*;
 
 use super::activation::activation_grad;
 use super::apply_kernels::write_gradient;
+use super::block_sums::{sum_of_pieces, sum_pair_over_block, thread_position};
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
 use super::direct::{Reads, taps_first};
 use super::direct_kernels::{Images, ImagesLaunch, PIXELS, add_windows, init_sums};
 use super::implicit_gemm::StatisticsOfBatch;
-use super::norm_kernels::{sum_of_pieces, sum_over_block, thread_position};
 use super::norm_moments::{merge_blocks, write_of_batch};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::NormGradient;
@@ -183,7 +183,7 @@ fn gradient_with_sums<F: Float, N: Size>(
             first += depth * PIXELS;
         }
     }
-    let (sum, product) = sum_over_block::<N>(sum, product);
+    let (sum, product) = sum_pair_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         let at = CUBE_POS_Y as usize * 2 * columns + column;
         pieces[at] = sum;

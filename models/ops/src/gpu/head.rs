@@ -5,9 +5,9 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
+use super::block_sums::{sum_over_block, thread_position};
 use super::counters::{counters, is_last_block};
-use super::norm_kernels::{sum_over_block, thread_position};
-use super::rows::{Blocks, Rows, all};
+use super::rows::{Blocks, Rows, UNITS, all};
 
 /// Computes the mean over the pixels of an image: `out[images][columns]`. The grid's second axis is the image.
 #[cube(launch_unchecked)]
@@ -31,7 +31,8 @@ fn mean_of_pixels<F: Float, N: Size>(
             pixel += depth;
         }
     }
-    let (sum, _) = sum_over_block::<N>(sum, Vector::new(0.0));
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let sum = sum_over_block::<N>(sum, &mut shared);
     if y == 0 && column < columns {
         out[image * out_pitch + column] = sum * Vector::new(part);
     }
@@ -86,7 +87,8 @@ fn sum_of_rows<F: Float, N: Size>(
             row += depth;
         }
     }
-    let (sum, _) = sum_over_block::<N>(sum, Vector::new(0.0));
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let sum = sum_over_block::<N>(sum, &mut shared);
     if y == 0 && column < columns {
         pieces[CUBE_POS_Y as usize * columns + column] = sum;
     }
@@ -99,7 +101,7 @@ fn sum_of_rows<F: Float, N: Size>(
                 index += depth;
             }
         }
-        let (sum, _) = sum_over_block::<N>(sum, Vector::new(0.0));
+        let sum = sum_over_block::<N>(sum, &mut shared);
         if y == 0 && column < columns {
             total[column] = sum;
         }

@@ -8,6 +8,7 @@
 mod activation;
 mod apply_kernels;
 mod backend;
+mod block_sums;
 mod conv;
 pub(crate) mod copies;
 mod counters;

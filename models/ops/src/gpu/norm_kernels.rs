@@ -7,69 +7,10 @@
 use cubecl::prelude::*;
 
 use super::activation::{activation_grad, activation_value};
+use super::block_sums::{sum_of_pieces, sum_pair_over_block, thread_position};
 use super::counters::is_last_block;
 use super::norm_moments::{inverse_of, write_statistics};
-use super::rows::UNITS;
 use crate::extension::Activation;
-
-/// Returns the thread's column, its row within the block, its index within the block, and the rows that a block
-/// processes at a time.
-#[cube]
-pub(super) fn thread_position() -> (usize, usize, usize, usize) {
-    let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
-    (column, UNIT_POS_Y as usize, UNIT_POS as usize, CUBE_DIM_Y as usize)
-}
-
-/// Sums the values of all threads of a column. The column's first thread gets the result.
-#[cube]
-pub(super) fn sum_over_block<N: Size>(
-    first: Vector<f32, N>,
-    second: Vector<f32, N>,
-) -> (Vector<f32, N>, Vector<f32, N>) {
-    let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let mut seconds = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let (_, y, unit, depth) = thread_position();
-    firsts[unit] = first;
-    seconds[unit] = second;
-    sync_cube();
-    let mut half = depth / 2;
-    while half > 0 {
-        if y < half {
-            let other = unit + half * CUBE_DIM_X as usize;
-            let (first, second) = (firsts[unit] + firsts[other], seconds[unit] + seconds[other]);
-            firsts[unit] = first;
-            seconds[unit] = second;
-        }
-        sync_cube();
-        half /= 2;
-    }
-    (firsts[unit], seconds[unit])
-}
-
-/// Adds up the pieces of two sums, which `pieces` has at `first + index · step` and `columns` after it. All threads of a block must
-/// call the function. The column's first thread gets the result.
-#[cube]
-pub(super) fn sum_of_pieces<N: Size>(
-    pieces: &mut [Vector<f32, N>],
-    first: usize,
-    step: usize,
-    count: usize,
-    columns: usize,
-) -> (Vector<f32, N>, Vector<f32, N>) {
-    let (column, y, _, depth) = thread_position();
-    let mut sum = Vector::<f32, N>::new(0.0);
-    let mut product = Vector::<f32, N>::new(0.0);
-    if column < columns {
-        let mut index = y;
-        while index < count {
-            let at = first + index * step + column;
-            sum += pieces[at];
-            product += pieces[at + columns];
-            index += depth;
-        }
-    }
-    sum_over_block::<N>(sum, product)
-}
 
 /// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
 /// rank order: `out[2][columns]`. `part` is the reciprocal of the number of rows.
@@ -315,7 +256,7 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
             row += depth;
         }
     }
-    let (sum, product) = sum_over_block::<N>(sum, product);
+    let (sum, product) = sum_pair_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         let at = CUBE_POS_Y as usize * 2 * columns + column;
         pieces[at] = sum;

@@ -6,8 +6,8 @@
 
 use cubecl::prelude::*;
 
+use super::block_sums::thread_position;
 use super::counters::is_last_block;
-use super::norm_kernels::thread_position;
 use super::rows::UNITS;
 
 /// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.

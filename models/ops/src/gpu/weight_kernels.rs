@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
 use super::activation::activation_value;
+use super::block_sums::sum_over_block;
 use super::rows::UNITS;
 use crate::extension::Activation;
 
@@ -107,24 +108,6 @@ pub(super) struct Sizes {
     pub(super) dy_pitch: usize,
     /// Pixels per piece.
     pub(super) piece: usize,
-}
-
-/// Sums the values of a column's threads. The column's first thread gets the result.
-#[cube]
-fn sum_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared<[Vector<f32, N>]>) -> Vector<f32, N> {
-    let (unit, y) = (UNIT_POS as usize, UNIT_POS_Y as usize);
-    shared[unit] = value;
-    sync_cube();
-    let mut half = CUBE_DIM_Y as usize / 2;
-    while half > 0 {
-        if y < half {
-            let sum = shared[unit] + shared[unit + half * CUBE_DIM_X as usize];
-            shared[unit] = sum;
-        }
-        sync_cube();
-        half /= 2;
-    }
-    shared[unit]
 }
 
 /// Sums the values of a column's threads for each tap. The column's first thread writes the results.

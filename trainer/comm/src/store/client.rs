@@ -19,7 +19,7 @@ use crate::net::{self, Ending};
 use crate::wire::split_frame;
 
 /// The server answers a wait at the latest when the wait's time is over. The client waits this much longer for the answer.
-const SERVER_GRACE: Duration = Duration::from_secs(5);
+const SERVER_GRACE: Duration = Duration::from_secs(30);
 
 enum Reply {
     Value(Option<Vec<u8>>),

@@ -17,7 +17,7 @@ use crate::net;
 use crate::system::Wakeup;
 
 /// Longest wait for the rendezvous to report why a connection was closed, for example that the rank has died.
-const REASON: Duration = Duration::from_secs(1);
+const REASON: Duration = Duration::from_secs(5);
 /// The kernel ends a silent connection this much later than a collective ends its wait, since the collective's error says more.
 const SILENCE_GRACE: Duration = Duration::from_secs(1);
 /// Number of checks of the connections before sleeping, if every rank has a core.

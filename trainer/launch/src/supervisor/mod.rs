@@ -11,8 +11,9 @@
 //! ```
 //!
 //! In `Ending` the supervisor notifies the other ranks through the store at once, so that they leave their collectives with an
-//! error. It reports the failure after [`REPORT_DELAY`], when the ranks that noticed the first failure have reported too. It
-//! sends SIGTERM after [`TERM_DELAY`], and SIGKILL `grace` later.
+//! error. It reports the failure when all workers have ended, and so the ranks that noticed the first failure have reported too, or
+//! after [`REPORT_DELAY`]. It sends SIGTERM after the report and [`TERM_DELAY`], and
+//! SIGKILL `grace` later.
 
 mod stopping;
 
@@ -30,19 +31,21 @@ use super::output::Screen;
 use super::process::WorkerProcess;
 use super::report::{self, FailureOrigin, WorkerFailure};
 use super::signals::{self, STOPPING, Signals};
+use super::status_page::Stage;
 use comm::StoreServer;
 
 /// Interval between checks of heartbeats, other nodes and timeouts, which have no file descriptor to poll.
 const TICK: Duration = Duration::from_millis(100);
-/// Time from the first failure to its report.
-const REPORT_DELAY: Duration = Duration::from_millis(500);
-/// Time from the first failure to its report if all workers of this node blame other ranks: another node's launcher may still
-/// report the cause.
-const REMOTE_REPORT_DELAY: Duration = Duration::from_millis(1500);
+/// Longest time from the first failure to its report. Workers that end by themselves need less, also on a busy machine, and the
+/// report follows the last one's end.
+const REPORT_DELAY: Duration = Duration::from_secs(5);
+/// Longest time from the first failure to its report if all workers of this node blame other ranks: another node's launcher may
+/// still report the cause, which ends the wait.
+const REMOTE_REPORT_DELAY: Duration = Duration::from_secs(10);
 /// Time from the first failure to SIGTERM for workers that have not ended by themselves.
-const TERM_DELAY: Duration = Duration::from_secs(1);
+const TERM_DELAY: Duration = REPORT_DELAY;
 /// If all failures blame other ranks, a worker without heartbeats for this long is reported as the cause.
-const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(1);
+const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(3);
 
 /// How an attempt of the job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +66,7 @@ pub(super) enum Outcome {
 enum Phase {
     Running,
     Stopping { signal: i32, since: Instant },
-    Ending { since: Instant, reported: bool, terminated: bool },
+    Ending { since: Instant, reported: bool, terminated: Option<Instant> },
 }
 
 /// Watches the workers of one attempt.
@@ -185,8 +188,12 @@ impl Supervisor<'_> {
         if matches!(state.phase, Phase::Ending { .. }) {
             return;
         }
-        let limit = self.timeouts.stall;
-        let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= limit);
+        // A worker that has not said anything yet may still be starting.
+        let limit = |worker: &WorkerProcess| match worker.page.status().stage {
+            Stage::Spawned => self.timeouts.join.max(self.timeouts.stall),
+            _ => self.timeouts.stall,
+        };
+        let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= limit(worker));
         let failures: Vec<WorkerFailure> = silent.map(|worker| WorkerFailure::stalled(worker, worker.silent)).collect();
         failures.into_iter().for_each(|failure| self.fail(failure, state));
     }
@@ -209,7 +216,7 @@ impl Supervisor<'_> {
     /// Adds a failure. The first one ends the job.
     fn fail(&mut self, failure: WorkerFailure, state: &mut SupervisorState) {
         if !matches!(state.phase, Phase::Ending { .. }) {
-            state.phase = Phase::Ending { since: Instant::now(), reported: false, terminated: false };
+            state.phase = Phase::Ending { since: Instant::now(), reported: false, terminated: None };
             self.abort(&failure.headline());
         }
         tracing::warn!(consequence = failure.consequence, "{}", failure.headline());
@@ -267,10 +274,10 @@ impl Supervisor<'_> {
                 if !*reported && settled {
                     *reported = true;
                     self.report(state);
-                } else if alive && !*terminated && passed >= TERM_DELAY {
-                    *terminated = true;
+                } else if alive && *reported && terminated.is_none() && passed >= TERM_DELAY {
+                    *terminated = Some(Instant::now());
                     self.signal_workers(Signal::TERM);
-                } else if alive && passed >= TERM_DELAY + self.timeouts.grace {
+                } else if alive && terminated.is_some_and(|at| at.elapsed() >= self.timeouts.grace) {
                     self.signal_workers(Signal::KILL);
                 }
             }

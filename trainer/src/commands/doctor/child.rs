@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Timeout for the other process, which must create a CUDA context or initialize MPI.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs `trainer doctor` with `flags`, and returns its output.
 ///

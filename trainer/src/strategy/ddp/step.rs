@@ -10,7 +10,7 @@ use super::{Ddp, reducer::ReducedGradients, verify::UnusedParameters};
 use crate::{
     failure::Failure,
     strategy::{StepOutcome, graph, threads::on_threads},
-    timeline::Track,
+    timeline::{BucketSpan, Track},
 };
 use comm::Communicator;
 
@@ -42,6 +42,7 @@ pub(super) fn queue_step(
     let (step, status) = (ddp.steps, ddp.status.clone());
     let replica = &ddp.learner.replica;
     let (count, device) = (batches.len(), replica.inner_device());
+    let mut backward_end = Instant::now();
     for (index, batch) in batches.into_iter().enumerate() {
         // Only the last backward pass launches buckets. The passes before it only accumulate, as under `no_sync`.
         ddp.reducer.prepare_for_backward(step, index + 1 == count);
@@ -52,7 +53,7 @@ pub(super) fn queue_step(
         let forward = on_threads(threads, &device, || replica.forward(batch, cx, &mut outcome));
         ddp.check_statistics()?;
         status.set_status(format_args!("step {step}: backward"));
-        on_threads(threads, &device, || replica.backward_into_sink(forward, &mut outcome));
+        backward_end = on_threads(threads, &device, || replica.backward_into_sink(forward, &mut outcome));
         ddp.check_statistics()?;
     }
 
@@ -63,8 +64,9 @@ pub(super) fn queue_step(
     let unused = reduce_outcome(&mut outcome, &used, ddp)?;
     let end = Instant::now();
     outcome.seconds.communication = (end - start).as_secs_f64();
-    outcome.seconds.communication_hidden =
-        buckets.iter().map(|b| (b.finished.min(start) - b.started.min(start)).as_secs_f64()).sum();
+    // Only up to the end of backward's time: on a busy machine, this thread may continue much later.
+    let hidden = |b: &BucketSpan| b.finished.min(backward_end) - b.started.min(backward_end);
+    outcome.seconds.communication_hidden = buckets.iter().map(|b| hidden(b).as_secs_f64()).sum();
     outcome.bytes_moved = ddp.reducer.bytes_moved();
     let timeline = &ddp.learner.replica.timeline;
     timeline.span(Track::Step, "waiting for sums", start, end, &[]);

@@ -136,7 +136,7 @@ fn an_error_is_reported_where_its_file_cannot_be_written() {
 
 #[test]
 fn a_stopped_worker_is_noticed_after_the_timeout() {
-    let ended = Run::start(&["--workers", "3", "--do", "stop@1", "--timeout", "2"]).end();
+    let ended = Run::start(&["--workers", "3", "--do", "stop@1", "--timeout", "10"]).end();
     ended.said(
         3,
         &["error: rank 1 has been stopped for", "(SIGSTOP or SIGTSTP)", "it was doing: step 3, forward", "kill -CONT"],
@@ -145,7 +145,7 @@ fn a_stopped_worker_is_noticed_after_the_timeout() {
 
 #[test]
 fn a_worker_stopped_before_rendezvous_is_noticed_too() {
-    let ended = Run::start(&["--workers", "2", "--do", "stop-before@1", "--timeout", "2"]).end();
+    let ended = Run::start(&["--workers", "2", "--do", "stop-before@1", "--timeout", "10"]).end();
     ended.said(3, &["error: rank 1 has been stopped for", "it was doing: before rendezvous"]);
 }
 
@@ -159,7 +159,7 @@ fn a_worker_that_ignores_sigterm_is_killed() {
 #[test]
 fn a_worker_that_keeps_others_waiting_is_named() {
     // Rank 1 runs and sends heartbeats, but never comes to the barrier. Rank 0 times out, and rank 1 is named.
-    let ended = Run::start(&["--workers", "2", "--do", "hang@1", "--barrier-timeout", "3"]).end();
+    let ended = Run::start(&["--workers", "2", "--do", "hang@1", "--barrier-timeout", "10"]).end();
     ended.said(
         3,
         &[
@@ -189,12 +189,14 @@ fn no_worker_survives_the_launchers_sigkill() {
         run.wait_for("stdout", if faults.is_empty() { "step 2" } else { "asleep" });
         // Rank 0 may be asleep before the launcher has started rank 2
         let until = Instant::now() + LIMIT;
-        while run.workers().len() < 3 {
-            assert!(Instant::now() < until, "workers: {:?}", run.workers());
+        let workers = loop {
+            let workers = run.workers();
+            if workers.len() == 3 {
+                break workers;
+            }
+            assert!(Instant::now() < until, "workers: {workers:?}");
             std::thread::sleep(Duration::from_millis(20));
-        }
-        let workers = run.workers();
-        assert_eq!(workers.len(), 3);
+        };
         run.signal(Signal::KILL);
         assert_eq!(run.end().status.code(), None);
         assert!(!workers.into_iter().any(lives));

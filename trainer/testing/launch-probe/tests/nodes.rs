@@ -57,7 +57,7 @@ fn an_error_on_one_node_ends_all() {
 
 #[test]
 fn a_launcher_that_is_killed_ends_the_other_node() {
-    for (victim, told) in [(0, "the launcher of node 0"), (1, "the launcher of node 1")] {
+    for (victim, told) in [(0, "node 0"), (1, "node 1")] {
         let port = free_port();
         let more = ["--steps", "1000000", "--step-ms", "20"];
         let mut nodes = [node("0", &port, "1", &more), node("1", &port, "1", &more)];
@@ -65,7 +65,10 @@ fn a_launcher_that_is_killed_ends_the_other_node() {
         nodes[victim].signal(Signal::KILL);
         let [first, second] = nodes.map(Run::end);
         let survivor = if victim == 0 { second } else { first };
-        survivor.said(3, &["error: ", told, "is gone"]);
+        // The kernel resets the connection if the killed launcher has not read all of it.
+        survivor.said(3, &["error: ", told]);
+        let found = |text| survivor.stderr.contains(text);
+        assert!(found("is gone") || found("has reset the connection"), "{}", survivor.stderr);
     }
 }
 
@@ -319,12 +322,12 @@ fn a_death_on_the_other_machine_is_reported() {
 #[test]
 fn a_cable_that_is_pulled_ends_both_sides() {
     let Some(net) = namespaces("c") else { return };
-    let mut nodes = net.both(&["--workers", "1", "--steps", "1000000", "--timeout", "2"]);
+    let mut nodes = net.both(&["--workers", "1", "--steps", "1000000", "--timeout", "10"]);
     nodes[0].wait_for("stdout", "step 1\n");
     net.cable("down");
     let [first, second] = nodes.map(Run::end);
-    first.said(3, &["error: no answer from node 1 for 2 s", "hint: the network"]);
-    second.said(3, &["error: no answer from node 0 for 2 s", "hint: the network"]);
+    first.said(3, &["error: no answer from node 1 for 10 s", "hint: the network"]);
+    second.said(3, &["error: no answer from node 0 for 10 s", "hint: the network"]);
     for ended in [first, second] {
         assert!(!ended.stderr.contains("killed"), "{}", ended.stderr);
     }
@@ -338,7 +341,7 @@ fn steps(node: &Run) -> usize {
 #[test]
 fn an_outage_shorter_than_the_timeout_is_survived() {
     let Some(net) = namespaces("s") else { return };
-    let limits = ["--timeout", "10", "--barrier-timeout", "10", "--max-restarts", "3"];
+    let limits = ["--timeout", "120", "--barrier-timeout", "120", "--max-restarts", "3"];
     let mut nodes = net.both(&[&["--workers", "1", "--steps", "1000000"][..], &limits].concat());
     nodes[0].wait_for("stdout", "step 1\n");
     net.cable("down");
@@ -357,7 +360,7 @@ fn an_outage_shorter_than_the_timeout_is_survived() {
 #[test]
 fn a_longer_outage_starts_both_nodes_again() {
     let Some(net) = namespaces("l") else { return };
-    let limits = ["--timeout", "3", "--max-restarts", "3"];
+    let limits = ["--timeout", "10", "--max-restarts", "3"];
     let mut nodes = net.both(&[&["--workers", "1", "--steps", "100"][..], &limits].concat());
     nodes[0].wait_for("stdout", "step 1\n");
     net.cable("down");
@@ -366,7 +369,7 @@ fn a_longer_outage_starts_both_nodes_again() {
     }
     net.cable("up");
     let [first, second] = nodes.map(Run::end);
-    first.said(0, &["error: no answer from node 1 for 3 s", "starting all workers again: attempt 2 of 4"]);
-    second.said(0, &["error: no answer from node 0 for 3 s", "starting all workers again: attempt 2 of 4"]);
+    first.said(0, &["error: no answer from node 1 for 10 s", "starting all workers again: attempt 2 of 4"]);
+    second.said(0, &["error: no answer from node 0 for 10 s", "starting all workers again: attempt 2 of 4"]);
     assert!(first.stdout.contains("step 99\n"), "{}", first.stdout);
 }

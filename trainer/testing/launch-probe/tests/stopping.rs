@@ -135,15 +135,15 @@ fn nohup_is_respected() {
 #[test]
 fn ctrl_z_stops_the_workers_and_they_continue_together() {
     let mut run = long(&["--timeout", "3"]);
-    let workers = run.workers();
+    let all: Vec<_> = run.workers().into_iter().chain([run.pid()]).collect();
     let states = |wanted: &[char]| {
         let until = Instant::now() + LIMIT;
         let state = |pid: &rustix::process::Pid| {
             let stat = read(format!("/proc/{}/stat", pid.as_raw_nonzero()).as_ref());
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
         };
-        while !workers.iter().all(|pid| state(pid).is_some_and(|state| wanted.contains(&state))) {
-            assert!(Instant::now() < until, "{:?}", workers.iter().map(state).collect::<Vec<_>>());
+        while !all.iter().all(|pid| state(pid).is_some_and(|state| wanted.contains(&state))) {
+            assert!(Instant::now() < until, "{:?}", all.iter().map(state).collect::<Vec<_>>());
             std::thread::sleep(Duration::from_millis(20));
         }
     };
