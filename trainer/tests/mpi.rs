@@ -11,8 +11,9 @@ use common::{Bench, CONFIG, Ended, losses};
 fn mpirun(world: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");
-    // A rank that has lost another one has time to say so before Open MPI kills it. Open MPI gives a second.
-    command.args(["--mca", "odls_base_sigkill_timeout", "300"]);
+    // The time in which a rank that has lost another one can say so, which is a second without the option. Open MPI always
+    // waits for so long.
+    command.args(["--mca", "odls_base_sigkill_timeout", "10"]);
     command
 }
 

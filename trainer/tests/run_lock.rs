@@ -13,7 +13,8 @@ const SIGKILL: i32 = 9;
 
 /// Starts a run that a test stops, and waits for its first steps.
 fn start(bench: &Bench, root: &str, extra: &[&str]) -> (Child, PathBuf) {
-    let arguments = ["--config", "config.toml", "--run-dir", root, "--set", "log.every=1"];
+    // Nobody reads the output before the end, and a full pipe would stop the run.
+    let arguments = ["--config", "config.toml", "--run-dir", root, "--set", "log.every=1", "--quiet"];
     let before = entries(&bench.path(root));
     let child = bench.spawn(&[&arguments[..], &ENDLESS, extra].concat());
     let new = || entries(&bench.path(root)).into_iter().find(|run| !before.contains(run));
