@@ -107,11 +107,11 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
 
 /// Runs the command that the program has printed after `continue with: `, in a shell.
 #[track_caller]
-fn run_what_was_printed(bench: &Bench, stdout: &str) -> common::Ended {
+fn run_what_was_printed(bench: &Bench, stdout: &str, more: &str) -> common::Ended {
     let printed = stdout.lines().find_map(|line| Some(line.split_once("continue with: ")?.1));
     let printed = printed.unwrap_or_else(|| panic!("no command: {stdout}"));
     let mut shell = std::process::Command::new("sh");
-    shell.args(["-c", printed]).current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR");
+    shell.args(["-c", &format!("{printed} {more}")]).current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR");
     shell.output().unwrap().into()
 }
 
@@ -119,7 +119,6 @@ fn run_what_was_printed(bench: &Bench, stdout: &str) -> common::Ended {
 #[test]
 fn the_printed_command_continues_with_the_workers_and_the_mode_of_the_run() {
     let bench = Bench::new(CONFIG);
-    let length = ["--set", "train.epochs=5000", "--set", "train.max_steps=600"];
     for (mode, flags) in [
         ("single x1", &[][..]),
         ("ddp x2", &["--cpus", "2"][..]),
@@ -128,26 +127,26 @@ fn the_printed_command_continues_with_the_workers_and_the_mode_of_the_run() {
     ] {
         let root = format!("{}'s {}", mode, flags.len());
         let start = ["--config", "config.toml", "--run-dir", &root];
-        let child = bench.spawn(&[&start[..], &length, flags].concat());
+        let child = bench.spawn(&[&start[..], &ENDLESS, flags].concat());
         wait_until("metrics", || {
             let run = entries(&bench.path(&root)).into_iter().next();
             run.is_some_and(|run| run.join("metrics.jsonl").exists() && losses_so_far(&run) >= 5)
         });
         signal(&child, 2);
         let ended = common::Ended::from(child.wait_with_output().unwrap()).expect(130);
-        run_what_was_printed(&bench, &ended.stdout).expect(0);
         let run = bench.only_run(&root);
+        let end = format!("train.max_steps={}", losses(&run).len() + 20);
+        run_what_was_printed(&bench, &ended.stdout, &format!("--set {end}")).expect(0);
         let environment = std::fs::read_to_string(run.join("env.json")).unwrap();
         let environment: serde_json::Value = serde_json::from_str(&environment).unwrap();
         for start in [&environment, &environment["resumed"][0]] {
             let device = start["device"].as_str().unwrap();
             assert!(device.ends_with(mode), "{root}: {device}");
         }
-        let undisturbed = bench.run(
-            &[&["--config", "config.toml", "--run-dir", &format!("undisturbed {root}")], &length[..], flags].concat(),
-        );
-        undisturbed.expect(0);
-        assert_equal_runs(&bench.only_run(&format!("undisturbed {root}")), &run);
+        let undisturbed = format!("undisturbed {root}");
+        let start = ["--config", "config.toml", "--run-dir", &undisturbed, "--set", &end];
+        bench.run(&[&start[..], &ENDLESS, flags].concat()).expect(0);
+        assert_equal_runs(&bench.only_run(&undisturbed), &run);
     }
 }
 
@@ -157,7 +156,7 @@ fn the_command_that_the_time_limit_prints_continues_the_run() {
     let limits = ["--set", "train.epochs=100000", "--set", "train.max_time_s=1"];
     let ended = bench.run(&[&["--config", "config.toml"], &limits[..]].concat()).expect(0);
     let steps = losses(&bench.only_run("runs")).len();
-    run_what_was_printed(&bench, &ended.stdout).expect(0);
+    run_what_was_printed(&bench, &ended.stdout, "").expect(0);
     assert!(losses(&bench.only_run("runs")).len() > steps, "the run continued for another second");
 }
 
