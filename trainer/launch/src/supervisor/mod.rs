@@ -11,9 +11,8 @@
 //! ```
 //!
 //! In `Ending` the supervisor notifies the other ranks through the store at once, so that they leave their collectives with an
-//! error. It reports the failure when all workers have ended, and so the ranks that noticed the first failure have reported too, or
-//! after [`REPORT_DELAY`]. It sends SIGTERM after the report and [`TERM_DELAY`], and
-//! SIGKILL `grace` later.
+//! error. It reports the failure when the workers that have not failed have ended, and so have reported what they noticed, or after
+//! [`REPORT_DELAY`]. It sends SIGTERM after the report, and SIGKILL `grace` later.
 
 mod stopping;
 
@@ -36,14 +35,12 @@ use comm::StoreServer;
 
 /// Interval between checks of heartbeats, other nodes and timeouts, which have no file descriptor to poll.
 const TICK: Duration = Duration::from_millis(100);
-/// Longest time from the first failure to its report. Workers that end by themselves need less, also on a busy machine, and the
-/// report follows the last one's end.
+/// Longest time from the first failure to its report, and to SIGTERM for workers that have not ended. Workers that end by
+/// themselves need less, also on a busy machine, and the report follows the last one's end.
 const REPORT_DELAY: Duration = Duration::from_secs(5);
 /// Longest time from the first failure to its report if all workers of this node blame other ranks: another node's launcher may
 /// still report the cause, which ends the wait.
 const REMOTE_REPORT_DELAY: Duration = Duration::from_secs(10);
-/// Time from the first failure to SIGTERM for workers that have not ended by themselves.
-const TERM_DELAY: Duration = REPORT_DELAY;
 /// If all failures blame other ranks, a worker without heartbeats for this long is reported as the cause.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(3);
 
@@ -256,6 +253,9 @@ impl Supervisor<'_> {
     /// Reports failures, and sends SIGTERM and SIGKILL, when their time has come.
     fn check_timeouts(&mut self, state: &mut SupervisorState) {
         let alive = self.workers.iter().any(WorkerProcess::is_alive);
+        let failed = |rank| state.failures.iter().any(|failure| failure.origin == FailureOrigin::Rank(rank));
+        // A worker that is silent has failed, and does not end by itself.
+        let all_known = self.workers.iter().all(|worker| !worker.is_alive() || failed(worker.rank));
         let all_blame_others = self.rendezvous.is_some() && state.failures.iter().all(|failure| failure.consequence);
         match state.phase {
             Phase::Running => {}
@@ -270,11 +270,11 @@ impl Supervisor<'_> {
             Phase::Ending { since, ref mut reported, ref mut terminated } => {
                 let passed = since.elapsed();
                 let settled =
-                    if all_blame_others { passed >= REMOTE_REPORT_DELAY } else { !alive || passed >= REPORT_DELAY };
+                    if all_blame_others { passed >= REMOTE_REPORT_DELAY } else { all_known || passed >= REPORT_DELAY };
                 if !*reported && settled {
                     *reported = true;
                     self.report(state);
-                } else if alive && *reported && terminated.is_none() && passed >= TERM_DELAY {
+                } else if alive && *reported && terminated.is_none() {
                     *terminated = Some(Instant::now());
                     self.signal_workers(Signal::TERM);
                 } else if alive && terminated.is_some_and(|at| at.elapsed() >= self.timeouts.grace) {
