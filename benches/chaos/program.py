@@ -190,7 +190,7 @@ class Round:
         return found
 
     def no_survivors(self):
-        """Checks that no process is left a few seconds after the programs have ended."""
+        """Checks that no process is left after the programs have ended."""
         until = time.monotonic() + PATIENCE
         while left := self.survivors():
             if time.monotonic() > until:
@@ -198,11 +198,7 @@ class Round:
             time.sleep(0.02)
 
     def clean(self):
-        for pid in self.survivors():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        send(self.survivors(), signal.SIGKILL)
         for cleanup in reversed(self.cleanups):
             cleanup()
 
@@ -257,6 +253,7 @@ def saved_step(run):
 
 
 def send(pids, number):
+    """Sends a signal to the processes that are still there."""
     for pid in pids:
         try:
             os.kill(pid, number)

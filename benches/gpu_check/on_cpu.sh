@@ -39,7 +39,7 @@ fi
 failed=()
 fail() { # NAME WHY
     echo "$1: FAILED, $2"
-    failed+=("$1")
+    failed+=("$1: $2")
 }
 step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
     local name=$1 gpus=$2 on=(trainer/testing/cuda-on-cpu/run.sh "$python") TIMEFORMAT='(%0R s, %0U s of CPU)'
@@ -118,8 +118,8 @@ CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' f
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
     until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
-wait $deferred || failed+=(deferred)
-wait $first_light || failed+=(first-light)
+wait $deferred || fail deferred "its output is below"
+wait $first_light || fail first-light "its output is below"
 cat "$out/deferred.txt" "$out/first-light.txt"
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || fail "$1" "$out/$1.log has no \"$2\""
@@ -132,7 +132,7 @@ expect no-cache "note: compiled kernels cannot be kept"
 # Mode dp moves tensors through the host even where cubecl would send them by NCCL.
 ! grep -q ncclCommInitRank "$out/compare.calls" || fail compare "a tensor went from one GPU to another by NCCL"
 ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||
-    fail compare "no kernels are kept for the two GPUs"
+    fail cache "no kernels are kept for the two GPUs"
 if unshare --pid --fork --mount-proc true 2>/dev/null; then
     # As many images per GPU as above, so that nothing is tuned again.
     step hosts 4 benches/gpu_check/two_hosts.sh "$programs/trainer" "$out" --epochs 1 --set train.batch_size=128 \
@@ -143,9 +143,10 @@ else
 fi
 [ ${#failed[@]} != 0 ] || { echo "on_cpu.sh: all passed; logs in $out"; exit 0; }
 # The causes once more, as thousands of lines may be above.
-for name in "${failed[@]}"; do
-    echo "== $name"
-    grep -m 3 -A 4 -E "panicked at|^error|FAILED" "$out/$name.log" || tail -n 8 "$out/$name.log"
+for what in "${failed[@]}"; do
+    echo "== $what"
+    log=$out/${what%%:*}.log
+    [ ! -e "$log" ] || grep -m 3 -A 4 -E "panicked at|^error|FAILED" "$log" || tail -n 8 "$log"
 done
-echo "on_cpu.sh: FAILED: ${failed[*]}; logs in $out"
+echo "on_cpu.sh: FAILED; logs in $out"
 exit 1

@@ -57,7 +57,7 @@ fn an_error_on_one_node_ends_all() {
 
 #[test]
 fn a_launcher_that_is_killed_ends_the_other_node() {
-    for (victim, told) in [(0, "node 0"), (1, "node 1")] {
+    for (victim, name) in [(0, "node 0"), (1, "node 1")] {
         let port = free_port();
         let more = ["--steps", "1000000", "--step-ms", "20"];
         let mut nodes = [node("0", &port, "1", &more), node("1", &port, "1", &more)];
@@ -66,9 +66,10 @@ fn a_launcher_that_is_killed_ends_the_other_node() {
         let [first, second] = nodes.map(Run::end);
         let survivor = if victim == 0 { second } else { first };
         // The kernel resets the connection if the killed launcher has not read all of it.
-        survivor.said(3, &["error: ", told]);
-        let found = |text| survivor.stderr.contains(text);
-        assert!(found("is gone") || found("has reset the connection"), "{}", survivor.stderr);
+        survivor.said(3, &["error: "]);
+        let found = |told: &str, text| survivor.stderr.contains(told) && survivor.stderr.contains(text);
+        let gone = found(&format!("the launcher of {name}"), "is gone");
+        assert!(gone || found(name, "has reset the connection"), "{}", survivor.stderr);
     }
 }
 

@@ -105,7 +105,7 @@ impl Run {
         marked(&self.marker).into_iter().filter(|pid| *pid != own).filter_map(Pid::from_raw).collect()
     }
 
-    /// Waits for the end, and checks that nothing is left: no process, and so no socket, and no shared memory.
+    /// Waits for the end, and checks that nothing is left: no process, no shared memory, no socket.
     pub fn end(mut self) -> Ended {
         let until = Instant::now() + LIMIT;
         let status = loop {
@@ -131,6 +131,15 @@ impl Run {
         }
         let stdout = read(&self.folder.path().join("stdout"));
         let stderr = read(&self.folder.path().join("stderr"));
+        for line in stdout.lines().filter_map(|line| line.strip_prefix("joined at ")) {
+            for address in std::net::ToSocketAddrs::to_socket_addrs(line).unwrap() {
+                // Another test's job may have the port by now, until it ends.
+                while std::net::TcpStream::connect_timeout(&address, Duration::from_secs(5)).is_ok() {
+                    assert!(Instant::now() < until, "somebody still listens at {address}");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+        }
         // Shared memory of other programs may come and go meanwhile.
         let names = shared_memory();
         let ours: Vec<_> = names.difference(&self.shared_memory).filter(|name| name.contains("trainer")).collect();
