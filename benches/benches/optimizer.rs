@@ -2,10 +2,10 @@
 //! `cargo bench -p benches --bench optimizer -- [--python PYTHON] [--steps N] [--rounds N] [--markdown] MODEL…`.
 //!
 //! The timed part is everything between gradients and new weights, on the CPU. Ours: `trainer::optim`, whose passes are
-//! `ops::{update, ema_update, square_sum}`. burn's: the same formulas as chains of tensor operations, one parameter
-//! after the other. PyTorch's, with `--python` (a Python that has torch): its loop over parameters, `foreach` and `fused`
-//! (`peers/optimizer.py`). The sides take turns in each round; the table has medians over rounds of medians
-//! over steps. GB/s counts the f32 numbers per parameter that one pass must read and write: five for SGD, seven for AdamW,
+//! `ops::{update, ema_update, square_sum}` and, for Muon, `ops::orthogonalize`. burn's: the same formulas as chains of tensor
+//! operations, one parameter after the other; Muon is not among them. PyTorch's, with `--python` (a Python that has torch): its
+//! loop over parameters, `foreach` and `fused` (`peers/optimizer.py`), and Muon as it is, in bf16, and in f32. The sides take
+//! turns in each round; the table has medians over rounds of medians over steps. GB/s counts the f32 numbers per parameter that one pass must read and write: five for SGD, seven for AdamW,
 //! three for the average, one for the norm.
 
 mod shared;
@@ -36,7 +36,7 @@ struct Options {
 /// Part, side, and the step to time.
 type Side = (&'static str, &'static str, Box<dyn FnMut()>);
 
-/// Milliseconds by part ("sgd", "adamw", "clip", "ema") and side.
+/// Milliseconds by part ("sgd", "adamw", "muon", "clip", "ema") and side.
 type PeerTimes = BTreeMap<String, BTreeMap<String, f64>>;
 
 /// The milliseconds of each round.
@@ -84,12 +84,15 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
     let gradients: Vec<Tensor<1>> = state::parameters(&network()?).iter().map(|info| gradient(info.len())).collect();
     let elements: usize = gradients.iter().map(|g| g.dims()[0]).sum();
     let mut sides: Vec<Side> = Vec::new();
-    for (part, kind) in [("sgd", OptimizerKind::Sgd), ("adamw", OptimizerKind::AdamW)] {
+    for (part, kind) in [("sgd", OptimizerKind::Sgd), ("adamw", OptimizerKind::AdamW), ("muon", OptimizerKind::Muon)] {
         let config =
             OptimizerConfig { kind, nesterov: true, lr: LR, weight_decay: DECAY, ..OptimizerConfig::default() };
         let (mut held, mut optimizer, own) = (Some(network()?), Optimizer::new(&config), gradients.clone());
         let ours = move || held = held.take().map(|network| optimizer.step(network, flat(&own), LR));
         sides.push((part, "ours", Box::new(ours)));
+        if kind == OptimizerKind::Muon {
+            continue;
+        }
         let (mut held, mut slots, own, mut count) =
             (Some(network()?), vec![[None, None]; gradients.len()], gradients.clone(), 0);
         let burn = move || {
@@ -138,19 +141,20 @@ fn measure(model: &str, options: &Options) -> Result<(), Box<dyn Error>> {
 fn report(model: &str, part: &str, elements: usize, sides: BTreeMap<String, Vec<f64>>, markdown: bool) {
     let touched = match part {
         "sgd" => 5,
-        "adamw" => 7,
+        // Muon's products read more than this.
+        "adamw" | "muon" => 7,
         "ema" => 3,
         // PyTorch reads and writes gradients once more to scale them. Ours are scaled in the optimizer's pass.
         _ => 1,
     };
     let medians: BTreeMap<String, f64> = sides.into_iter().map(|(side, times)| (side, median(times))).collect();
-    let (ours, burn) = (medians["ours"], medians["burn"]);
+    let ours = medians["ours"];
     let best = medians.iter().filter(|(side, _)| side.starts_with("PyTorch")).map(|(_, &time)| time).reduce(f64::min);
     let rate = (elements * touched * size_of::<f32>()) as f64 / ours / 1e6;
     let all: Vec<String> = medians.iter().map(|(side, time)| format!("{side} {time:.3}")).collect();
-    let best = best.map_or("-".into(), |best| format!("{:.2}", best / ours));
-    let cells =
-        [model.to_owned(), part.into(), all.join(", "), format!("{rate:.1}"), format!("{:.2}", burn / ours), best];
+    let ratio = |other: Option<f64>| other.map_or("-".into(), |other| format!("{:.2}", other / ours));
+    let burn = ratio(medians.get("burn").copied());
+    let cells = [model.to_owned(), part.into(), all.join(", "), format!("{rate:.1}"), burn, ratio(best)];
     match markdown {
         true => println!("| {} |", cells.join(" | ")),
         false => println!(
@@ -192,7 +196,7 @@ fn chain(
                 slots[0] = Some(buffer.clone());
                 value - (direction + buffer.mul_scalar(momentum)).mul_scalar(LR)
             }
-            OptimizerKind::AdamW => {
+            OptimizerKind::AdamW | OptimizerKind::Muon => {
                 let square = (gradient.clone() * gradient.clone()).mul_scalar(1.0 - beta2);
                 let gradient = gradient.mul_scalar(1.0 - beta1);
                 let [first, second] = slots;

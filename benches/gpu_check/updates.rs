@@ -71,6 +71,15 @@ fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, Str
     Ok(right)
 }
 
+/// Orthogonalizes a wide and a tall matrix, as Muon does.
+fn orthogonalized(device: &Device) -> Result<Vec<f32>, String> {
+    let one = |shape: [usize; 2]| {
+        let length = shape[0] * shape[1];
+        values(ops::orthogonalize(vector(7, length, device).reshape(shape)).reshape([length]))
+    };
+    Ok([one([12, 70])?, one([40, 9])?].concat())
+}
+
 /// Prints one line per rule. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?.inner(), Device::flex());
@@ -98,6 +107,17 @@ pub fn run() -> Result<bool, String> {
             if right { "" } else { "  WRONG" }
         );
     }
+    // The GPU multiplies in TF32 and iterates on the matrix itself, not on its Gram matrix.
+    let apart = apart(&orthogonalized(&gpu)?, &orthogonalized(&cpu)?);
+    let right = apart <= 1e-2;
+    well &= right;
+    let shapes = "[12, 70], [40, 9]";
+    println!(
+        "{:40} {shapes:>18} {:>6} {apart:9.1e}     1e-2{}",
+        "Muon's matrices",
+        "F32",
+        if right { "" } else { "  WRONG" }
+    );
     for (name, right) in
         [("SGD, copies in bf16", copies(sgd(true), &gpu)?), ("AdamW, copies in bf16", copies(adamw, &gpu)?)]
     {

@@ -3,7 +3,8 @@
 usage: optimizer.py MODEL STEPS THREADS
 
 The networks are those of models/tests/reference/networks.py. Gradients do not change; steps of all variants take turns.
-Prints one line of JSON with the median in milliseconds for each part ("sgd", "adamw", "clip", "ema") and variant,
+Prints one line of JSON with the median in milliseconds for each part ("sgd", "adamw", "muon", "clip",
+"ema") and variant,
 {"sgd": {"for_loop": 1.0, "foreach": …, "fused": …}, …}. A variant that this version of PyTorch does not have is left out.
 """
 
@@ -12,6 +13,7 @@ import pathlib
 import statistics
 import sys
 import time
+import types
 
 import torch
 
@@ -34,13 +36,15 @@ def parts(name):
     )
     adamw = lambda **kind: torch.optim.AdamW(parameters(), lr=1e-3, weight_decay=1e-2, **kind)
     kinds = {"for_loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-    found = {"sgd": {}, "adamw": {}, "clip": {}, "ema": {}}
+    found = {"sgd": {}, "adamw": {}, "muon": {}, "clip": {}, "ema": {}}
     for part, make in ("sgd", sgd), ("adamw", adamw):
         for variant, kind in kinds.items():
             try:
                 found[part][variant] = make(**kind).step
             except (RuntimeError, TypeError):
                 pass
+    if hasattr(torch.optim, "Muon"):
+        found["muon"] = {variant: muon(parameters(), variant == "f32") for variant in ("bf16", "f32")}
     clipped = parameters()
     for variant in "for_loop", "foreach":
         # A limit that is never reached would not save work: the factor is applied all the same.
@@ -55,6 +59,34 @@ def parts(name):
 
     found["ema"] = {"for_loop": ema_loop, "foreach": lambda: torch._foreach_lerp_(averaged, followed, 1e-3)}
     return found
+
+
+def muon(parameters, in_f32):
+    """Returns a step of Muon for the matrices of hidden layers and of AdamW for the rest, as trainer/src/optim/muon.rs.
+
+    Muon computes in bfloat16; if in_f32 is true, the same code computes in float32.
+    """
+    import torch.optim._muon as module
+
+    last = [p for p in parameters if p.dim() >= 2][-1]
+    hidden = [p for p in parameters if p.dim() >= 2 and p is not last and (p.dim() == 2 or p.shape[1] > 3)]
+    matrices = [p.detach().flatten(1).requires_grad_() for p in hidden]
+    for matrix, parameter in zip(matrices, hidden):
+        matrix.grad = parameter.grad.flatten(1)
+    others = [p for p in parameters if all(p is not q for q in hidden)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=1e-3, weight_decay=1e-2, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=1e-3, weight_decay=1e-2, fused=True),
+    ]
+    namespace = types.SimpleNamespace(**{**vars(torch), **({"bfloat16": torch.float32} if in_f32 else {})})
+
+    def step():
+        module.torch = namespace
+        for optimizer in optimizers:
+            optimizer.step()
+        module.torch = torch
+
+    return step
 
 
 def main():

@@ -26,7 +26,7 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     train(plan, reader);
     image_sizes(plan, reader);
     multi_label::check(plan, reader);
-    if plan.optimizer.kind == OptimizerKind::Sgd && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
+    if plan.optimizer.kind != OptimizerKind::AdamW && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
         reader.reject(
             "optimizer.nesterov",
             "Nesterov momentum needs a momentum, found momentum = 0",

@@ -34,7 +34,7 @@ impl KeyVisitor for Documenter {
             (None, Some(meaning)) => meaning.to_owned(),
             (None, None) => "must be set".to_owned(),
         };
-        if let Some((kind, other)) = &key.kind_default {
+        for (kind, other) in &key.kind_defaults {
             let _ = write!(default, "; {kind}: `{}`", code(other).unwrap_or_default());
         }
         let mut values = T::values();

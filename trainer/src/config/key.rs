@@ -15,8 +15,8 @@ pub(super) struct Key<T> {
     /// Its documentation. The first sentence is the hint where the value is wrong.
     pub(super) about: &'static str,
     pub(super) default: T,
-    /// The default for one word of the section's `kind`, where it differs.
-    pub(super) kind_default: Option<(&'static str, T)>,
+    /// The defaults for words of the section's `kind`, where they differ.
+    pub(super) kind_defaults: Vec<(&'static str, T)>,
     /// Which numbers are allowed.
     pub(super) range: Range,
     /// Meaning of 0, false, "none", [] or a missing value: "off", "all", "the data set's".
@@ -35,10 +35,8 @@ impl<T: KeyValue> Key<T> {
 
     /// Returns the default in a section of that `kind`.
     pub(super) fn default_for(&self, kind: Option<&str>) -> T {
-        match &self.kind_default {
-            Some((word, default)) if kind == Some(word) => default.clone(),
-            _ => self.default.clone(),
-        }
+        let of_kind = self.kind_defaults.iter().find(|(word, _)| kind == Some(word));
+        of_kind.map_or(&self.default, |(_, default)| default).clone()
     }
 
     /// Returns the hint for a wrong value: meaning, choices and default.
@@ -326,7 +324,7 @@ impl fmt::Display for Range {
 
 /// Declares sections: for each a struct with a field per key, its defaults, and the visit of every key.
 ///
-/// Optional parts follow a key's type and default, in this order: `for`, the default of one kind; `in`, the range; `unset`, the
+/// Optional parts follow a key's type and default, in this order: `for`, the default of a kind; `in`, the range; `unset`, the
 /// meaning of 0, false or a missing value; `only`, the kinds that use the key; `also`, its names in other trainers.
 macro_rules! sections {
     ($(
@@ -335,7 +333,7 @@ macro_rules! sections {
             $(
                 $(#[doc = $doc:literal])+
                 $name:ident: $type:ty = $default:expr
-                $(, for $kind:ident :: $word:ident = $other:expr)?
+                $(, for $kind:ident :: $word:ident = $other:expr)*
                 $(, in $range:expr)?
                 $(, unset $unset:literal)?
                 $(, only $kinds:ident :: [$($user:ident),+])?
@@ -364,7 +362,7 @@ macro_rules! sections {
                         name: stringify!($name),
                         about: concat!($($doc),+).trim(),
                         default: $default,
-                        kind_default: None$(.or(Some(($kind::$word.name(), $other))))?,
+                        kind_defaults: vec![$(($kind::$word.name(), $other)),*],
                         range: Range::ANY$(.limited_to($range))?,
                         unset: None$(.or(Some($unset)))?,
                         only: vec![$($($kinds::$user.name()),+)?],

@@ -134,6 +134,8 @@ keywords! {
         Sgd = "sgd",
         /// PyTorch's `AdamW`: Adam with decoupled weight decay.
         AdamW = "adamw",
+        /// PyTorch's `Muon` for the weights of hidden layers, `AdamW` for all other parameters.
+        Muon = "muon",
     }
 
     /// How the learning rate grows with the number of workers.

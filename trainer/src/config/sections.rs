@@ -149,17 +149,17 @@ sections! {
         /// The optimizer.
         kind: OptimizerKind = OptimizerKind::Sgd, also ["optimizer", "type"];
         /// Share of the last update that is kept.
-        momentum: f64 = 0.9, in 0..1, only OptimizerKind::[Sgd];
+        momentum: f64 = 0.9, for OptimizerKind::Muon = 0.95, in 0..1, only OptimizerKind::[Sgd, Muon];
         /// Nesterov momentum.
-        nesterov: bool = false, unset "off", only OptimizerKind::[Sgd];
+        nesterov: bool = false, for OptimizerKind::Muon = true, unset "off", only OptimizerKind::[Sgd, Muon];
         /// Decay of the first and the second moment.
-        betas: [f64; 2] = [0.9, 0.999], in 0..1, only OptimizerKind::[AdamW];
+        betas: [f64; 2] = [0.9, 0.999], in 0..1, only OptimizerKind::[AdamW, Muon];
         /// Added to the denominator.
-        eps: f64 = 1e-8, in (Excluded(0), Included(1)), only OptimizerKind::[AdamW];
+        eps: f64 = 1e-8, in (Excluded(0), Included(1)), only OptimizerKind::[AdamW, Muon];
         /// The schedule's highest learning rate.
-        lr: f64 = 0.1, for OptimizerKind::AdamW = 1e-3, in (Excluded(0), Included(1000)), also ["learning_rate", "base_lr"];
-        /// Weight decay, L2 for sgd and decoupled for adamw.
-        weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, in 0..=1000, unset "off", also ["wd", "l2"];
+        lr: f64 = 0.1, for OptimizerKind::AdamW = 1e-3, for OptimizerKind::Muon = 1e-3, in (Excluded(0), Included(1000)), also ["learning_rate", "base_lr"];
+        /// Weight decay, L2 for sgd and decoupled for adamw and muon.
+        weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, for OptimizerKind::Muon = 0.1, in 0..=1000, unset "off", also ["wd", "l2"];
         /// Whether batch norm and biases decay too.
         decay_norm_and_bias: bool = true, unset "off";
         /// Factor of `lr` for the biases of batch norms. What decays from a bias in a step stays the same.

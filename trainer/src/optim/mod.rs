@@ -1,7 +1,7 @@
 //! Optimizers, schedules, gradient clipping and the weight average, over PyTorch-named flat parameters.
 //!
 //! burn's optimizers clip per tensor (`GradientClipping::Norm` is not global) and have no parameter groups by name. So this
-//! module implements the two optimizers that image classification uses, and checks them against PyTorch's values. The kernels
+//! module implements the optimizers that image classification uses, and checks them against PyTorch's values. The kernels
 //! of their formulas are in the crate `ops`: [`ops::UpdateRule`].
 
 mod clip;
@@ -9,6 +9,7 @@ mod device_rates;
 mod ema;
 mod gradients;
 mod layer_decay;
+mod muon;
 mod schedule;
 
 pub use clip::clip_grad_norm;
@@ -29,15 +30,16 @@ use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
 use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
+use muon::Muon;
 
 /// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
 type Slot = Option<Tensor<1>>;
 
-/// SGD or AdamW with its state: `torch.optim.SGD`, `torch.optim.AdamW`.
+/// SGD, AdamW or Muon with its state: `torch.optim.SGD`, `torch.optim.AdamW`, `torch.optim.Muon`.
 #[derive(Debug, Clone)]
 pub struct Optimizer {
     config: OptimizerConfig,
-    /// Two slots per parameter in registration order: SGD's momentum buffer, or AdamW's first and second moment.
+    /// Two slots per parameter in registration order: the momentum buffer of SGD and Muon, or AdamW's first and second moment.
     slots: Vec<[Slot; 2]>,
     /// Steps taken, for AdamW's bias correction.
     steps: u64,
@@ -106,6 +108,7 @@ impl Optimizer {
         self.steps += 1;
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
         let mut values = Vec::with_capacity(parameters.len());
+        let matrices = self.matrices(parameters.iter().map(|((info, _), _)| info));
         // One list per learning rate. PyTorch: parameter groups.
         let mut lists: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
@@ -119,6 +122,14 @@ impl Optimizer {
             let slots = std::mem::take(&mut self.slots[index]);
             let weight_decay = self.weight_decay(&info) / of_norm_bias;
             let update = ParameterUpdate { value, gradient, weight_decay, slots };
+            if matrices[index] {
+                let OptimizerConfig { momentum, nesterov, .. } = self.config;
+                let muon = Muon { lr: lr * factor, momentum, nesterov };
+                let updated = muon.step(&info, update, scale.as_ref());
+                self.slots[index] = updated.slots;
+                values.push(Some(updated.value));
+                continue;
+            }
             values.push(None);
             match lists.iter_mut().find(|(of_list, ..)| *of_list == factor) {
                 Some((_, places, updates)) => {
@@ -155,7 +166,16 @@ impl Optimizer {
         let OptimizerConfig { kind, momentum, nesterov, betas, eps, .. } = self.config;
         match kind {
             OptimizerKind::Sgd => UpdateRule::Sgd { lr, momentum, nesterov },
-            OptimizerKind::AdamW => UpdateRule::AdamW { lr, betas, eps, step },
+            // Muon's own rule is in `muon`.
+            OptimizerKind::AdamW | OptimizerKind::Muon => UpdateRule::AdamW { lr, betas, eps, step },
+        }
+    }
+
+    /// Returns for each parameter whether Muon updates it.
+    fn matrices<'a>(&self, parameters: impl Iterator<Item = &'a ParameterInfo>) -> Vec<bool> {
+        match self.config.kind {
+            OptimizerKind::Muon => muon::is_matrix(parameters),
+            OptimizerKind::Sgd | OptimizerKind::AdamW => parameters.map(|_| false).collect(),
         }
     }
 
@@ -166,8 +186,8 @@ impl Optimizer {
     /// Copies the state for a checkpoint to the host: tensors named `<slot>.<parameter>`, and the number of steps taken.
     pub fn state(&self, parameters: &[ParameterInfo]) -> (Vec<NamedTensor>, u64) {
         let mut tensors = Vec::new();
-        for (info, slots) in parameters.iter().zip(&self.slots) {
-            for (slot, name) in slots.iter().zip(self.slot_names()) {
+        for ((info, slots), names) in parameters.iter().zip(&self.slots).zip(self.slot_names(parameters)) {
+            for (slot, name) in slots.iter().zip(names) {
                 if let Some(tensor) = slot {
                     tensors.push(NamedTensor::from_tensor(
                         format!("{name}.{}", info.name),
@@ -192,9 +212,8 @@ impl Optimizer {
         device: &burn::tensor::Device,
     ) -> Result<(), String> {
         let mut by_name: HashMap<_, _> = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
-        let names = self.slot_names();
         self.slots.clear();
-        for info in parameters {
+        for (info, names) in parameters.iter().zip(self.slot_names(parameters)) {
             let mut slots = [None, None];
             for (slot, name) in slots.iter_mut().zip(names) {
                 let Some(tensor) = by_name.remove(&format!("{name}.{}", info.name)) else { continue };
@@ -215,11 +234,13 @@ impl Optimizer {
         Ok(())
     }
 
-    fn slot_names(&self) -> [&'static str; 2] {
-        match self.config.kind {
-            OptimizerKind::Sgd => ["momentum", "unused"],
-            OptimizerKind::AdamW => ["exp_avg", "exp_avg_sq"],
-        }
+    /// Returns the names of each parameter's slots.
+    fn slot_names(&self, parameters: &[ParameterInfo]) -> Vec<[&'static str; 2]> {
+        let names = |is_matrix| match (self.config.kind, is_matrix) {
+            (OptimizerKind::Sgd, _) | (OptimizerKind::Muon, true) => ["momentum", "unused"],
+            (OptimizerKind::AdamW, _) | (OptimizerKind::Muon, false) => ["exp_avg", "exp_avg_sq"],
+        };
+        self.matrices(parameters.iter()).into_iter().map(names).collect()
     }
 }
 

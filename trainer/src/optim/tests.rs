@@ -75,6 +75,107 @@ fn adamw_equals_pytorch() {
     follow("adamw_wd_1e-2", &config);
 }
 
+/// Takes six steps with each matrix of the golden file. A second weight follows it, since AdamW updates the last one.
+#[test]
+fn muon_equals_pytorch() {
+    let golden: serde_json::Value = serde_json::from_str(include_str!("../../tests/reference/muon.json")).unwrap();
+    for case in golden["cases"].as_array().unwrap() {
+        let shape: Vec<usize> = numbers(&case["shape"]).into_iter().map(|n| n as usize).collect();
+        let count = shape[0] * shape[1];
+        let kind = OptimizerKind::Muon;
+        let nesterov = case["nesterov"].as_bool().unwrap();
+        let config =
+            OptimizerConfig { kind, nesterov, momentum: 0.95, weight_decay: 0.1, ..OptimizerConfig::default() };
+        // PyTorch's own values, which it orthogonalizes in bfloat16, and the values of the same code in float64.
+        for (key, dtype, tolerance) in
+            [("steps", DType::F64, 1e-9), ("steps", DType::F32, 2e-4), ("bf16", DType::F32, 4e-3)]
+        {
+            let mut optimizer = Optimizer::new(&config);
+            let mut value = tensor((0..count).map(|i| (0.5 * i as f64).cos()).collect(), dtype);
+            let mut last = tensor(vec![0.0], dtype);
+            for (step, expected) in case[key].as_array().unwrap().iter().enumerate() {
+                let gradient = |i: f64| (1.0 + 0.7 * step as f64 + 1.3 * i).sin() + (0.3 * i * i).cos();
+                let gradient = tensor((0..count).map(|i| gradient(i as f64)).collect(), dtype);
+                let parameters = vec![
+                    ((parameter(&shape), value), Some(gradient)),
+                    ((parameter(&[1, 1]), last), Some(tensor(vec![1.0], dtype))),
+                ];
+                [value, last] = optimizer.update(parameters, None, 0.1, None).try_into().unwrap();
+                let got = value.try_to_vec_as::<f64>().unwrap();
+                for (got, expected) in got.iter().zip(numbers(expected)) {
+                    let what = format!("{shape:?}, nesterov {nesterov}, {key} in {dtype:?}, step {step}");
+                    assert!((got - expected).abs() < tolerance, "{what}: {got} against {expected}");
+                }
+            }
+        }
+    }
+}
+
+/// A convolution's weight is a matrix with a row per output channel. A factor of the gradients, as clipping sets it, is applied.
+#[test]
+fn muon_takes_a_convolution_as_a_matrix_and_applies_the_gradients_factor() {
+    let config = OptimizerConfig { kind: OptimizerKind::Muon, ..OptimizerConfig::default() };
+    let values = |shape: &[usize], factor: f32| {
+        let ramp = |seed: f64| tensor((0..72).map(|i| (seed * i as f64).sin()).collect(), DType::F32);
+        let scale = Tensor::from_floats([factor], &Device::flex());
+        let parameters = vec![
+            ((parameter(shape), ramp(0.7)), Some(ramp(1.3) / factor)),
+            ((parameter(&[72, 1]), ramp(0.7)), Some(ramp(1.3) / factor)),
+        ];
+        let updated = Optimizer::new(&config).update(parameters, Some(scale), 0.01, None);
+        updated.into_iter().flat_map(|value| value.try_to_vec_as::<f32>().unwrap()).collect::<Vec<_>>()
+    };
+    let matrix = values(&[2, 36], 1.0);
+    assert_eq!(values(&[2, 4, 3, 3], 1.0), matrix);
+    assert_eq!(values(&[2, 4, 3, 3], 4.0), matrix);
+}
+
+#[test]
+fn muon_updates_the_weights_of_hidden_layers_only() {
+    let device = Device::flex();
+    let others = |model: &str| {
+        let spec = models::find(model).unwrap().spec;
+        let infos = models::state::parameters(&models::build(model, &spec, 0, &device).unwrap());
+        let matrices = muon::is_matrix(infos.iter());
+        let weights = infos.into_iter().zip(matrices).filter(|(info, _)| info.shape.len() > 1);
+        weights.filter(|(_, is_matrix)| !is_matrix).map(|(info, _)| info.name).collect::<Vec<_>>()
+    };
+    assert_eq!(others("resnet18"), ["conv1.weight", "linear.weight"]);
+    assert_eq!(others("lenet"), ["conv1.weight", "fc3.weight"]);
+    let of_mobilenet = others("mobilenetv2");
+    assert_eq!(of_mobilenet.len(), 1 + 17 + 1, "the first convolution, the depthwise ones and the classifier");
+    assert!(of_mobilenet[1..18].iter().all(|name| name.ends_with("conv2.weight")), "{of_mobilenet:?}");
+}
+
+#[test]
+fn the_state_of_muon_is_that_of_both_optimizers() {
+    let config = OptimizerConfig { kind: OptimizerKind::Muon, ..OptimizerConfig::default() };
+    let info = |name: &str, shape: &[usize]| ParameterInfo { name: name.into(), ..parameter(shape) };
+    let infos = [info("conv.weight", &[2, 4, 1, 1]), info("bn.bias", &[2]), info("fc.weight", &[2, 2])];
+    let step = |optimizer: &mut Optimizer, values: Vec<Tensor<1>>| {
+        let gradient = |info: &ParameterInfo| tensor((0..info.len()).map(|i| 1.0 + i as f64).collect(), DType::F32);
+        let all = infos.iter().cloned().zip(values).map(|(info, value)| {
+            let gradient = gradient(&info);
+            ((info, value), Some(gradient))
+        });
+        optimizer.update(all.collect(), None, 0.01, None)
+    };
+    let host =
+        |values: &[Tensor<1>]| values.iter().map(|v| v.clone().try_into_vec_as::<f32>().unwrap()).collect::<Vec<_>>();
+    let mut optimizer = Optimizer::new(&config);
+    let start = infos.iter().map(|info| tensor(vec![1.0; info.len()], DType::F32)).collect();
+    let values = step(&mut optimizer, start);
+    let (state, steps) = optimizer.state(&infos);
+    let names: Vec<_> = state.iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(
+        names,
+        ["momentum.conv.weight", "exp_avg.bn.bias", "exp_avg_sq.bn.bias", "exp_avg.fc.weight", "exp_avg_sq.fc.weight"]
+    );
+    let mut resumed = Optimizer::new(&config);
+    resumed.load_state(state, steps, &infos, &Device::flex()).unwrap();
+    assert_eq!(host(&step(&mut resumed, values.clone())), host(&step(&mut optimizer, values)));
+}
+
 #[test]
 fn norm_and_bias_can_be_exempt_from_weight_decay() {
     let config = OptimizerConfig { decay_norm_and_bias: false, ..sgd(0.0, false, 0.5) };

@@ -109,6 +109,8 @@ impl StepGraph {
             Some("with train.class_weights the loss of each step is divided by another number")
         } else if kind == OptimizerKind::Sgd && momentum == 0.0 {
             Some("SGD without momentum makes new weights in each step")
+        } else if kind == OptimizerKind::Muon {
+            Some("Muon's products of matrices make new momentum in each step")
         } else {
             None
         };

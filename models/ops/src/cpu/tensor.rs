@@ -128,7 +128,7 @@ fn has_strides(tensor: &FlexTensor, strides: &[isize]) -> bool {
 }
 
 /// Transposes `[batch][rows][columns]` to `[batch][columns][rows]`.
-fn transpose<E: Element>(from: &[E], to: &mut [E], batch: usize, rows: usize, columns: usize) {
+pub(super) fn transpose<E: Element>(from: &[E], to: &mut [E], batch: usize, rows: usize, columns: usize) {
     const TILE: usize = 16;
     let len = rows * columns;
     let target = SharedSlice::new(to);

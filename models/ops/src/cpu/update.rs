@@ -229,6 +229,33 @@ fn lerp_body(average: &mut [f32], value: &[f32], decay: f32, rest: f32) {
     }
 }
 
+/// Returns `factors[0] · left + factors[1] · right`, elementwise.
+pub(crate) fn combine(factors: [f32; 2], left: Tensor<1>, right: Tensor<1>) -> Tensor<1> {
+    let (mut left, right) = (exclusive(left), contiguous(right));
+    let (sums, terms) = (values_mut(&mut left), values(&right));
+    assert_eq!(sums.len(), terms.len(), "the terms differ in length");
+    let chunks = sums.chunks_mut(CHUNK).zip(terms.chunks(CHUNK)).collect();
+    for_each_chunk(terms.len(), chunks, |(sum, term)| lerp(sum, term, factors[0], factors[1]));
+    Tensor::from_primitive::<Flex>(left)
+}
+
+/// Returns the transposed matrix in row-major order. Burn's copy is several times slower in this build.
+pub(crate) fn transpose(matrix: Tensor<2>) -> Tensor<2> {
+    let [rows, columns] = matrix.dims();
+    let matrix = contiguous(matrix.reshape([rows * columns]));
+    let mut transposed = vec![0.0; rows * columns];
+    super::tensor::transpose(values(&matrix), &mut transposed, 1, rows, columns);
+    Tensor::<1>::from_primitive::<Flex>(from_vec(transposed)).reshape([columns, rows])
+}
+
+/// Returns the square matrix with `value` added to its diagonal.
+pub(crate) fn add_to_diagonal(matrix: Tensor<2>, value: f32) -> Tensor<2> {
+    let shape = matrix.dims();
+    let mut matrix = exclusive(matrix.reshape([shape[0] * shape[1]]));
+    values_mut(&mut matrix).iter_mut().step_by(shape[0] + 1).for_each(|entry| *entry += value);
+    Tensor::<1>::from_primitive::<Flex>(matrix).reshape(shape)
+}
+
 /// See [`square_sum`](crate::square_sum).
 pub(crate) fn square_sum(tensors: &[&Tensor<1>]) -> f64 {
     let storage: Vec<FlexTensor> = tensors.iter().map(|&tensor| contiguous(tensor.clone())).collect();

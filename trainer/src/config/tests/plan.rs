@@ -28,7 +28,7 @@ fn adamw_and_multi_step_show_their_own_keys() {
 #[test]
 fn every_kind_reads_back() {
     for kind in ["cosine", "one-cycle", "multi-step", "constant"] {
-        for optimizer in ["sgd", "adamw"] {
+        for optimizer in ["sgd", "adamw", "muon"] {
             let lines = format!("[optimizer]\nkind = \"{optimizer}\"\n[schedule]\nkind = \"{kind}\"\n");
             let plan = plan_after_base(&lines);
             assert_eq!(read_back(&plan), plan);
@@ -118,9 +118,11 @@ fn layers_read_back() {
 }
 
 #[test]
-fn adamw_has_the_defaults_of_pytorch() {
+fn adamw_and_muon_have_the_defaults_of_pytorch() {
     let adamw = plan_after_base("[optimizer]\nkind = \"adamw\"\n").optimizer;
     assert_eq!((adamw.lr, adamw.weight_decay), (1e-3, 1e-2));
+    let muon = plan_after_base("[optimizer]\nkind = \"muon\"\n").optimizer;
+    assert_eq!((muon.lr, muon.weight_decay, muon.momentum, muon.nesterov), (1e-3, 0.1, 0.95, true));
     let sgd = plan_after_base("").optimizer;
     assert_eq!((sgd.lr, sgd.weight_decay), (0.1, 5e-4));
 }

@@ -1,0 +1,80 @@
+//! Muon: SGD with momentum whose updates of weight matrices are orthogonalized.
+//!
+//! Source: `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` (<https://kellerjordan.github.io/posts/muon/>,
+//! <https://arxiv.org/abs/2502.16982>). This adjustment gives an update the size of AdamW's, so one learning rate and one weight
+//! decay serve both: AdamW updates the weights that Muon is not meant for.
+
+use burn::tensor::Tensor;
+use models::state::ParameterInfo;
+use ops::{ParameterUpdate, UpdateRule, UpdatedParameter};
+
+/// The root mean square of AdamW's updates, as measured by Moonshot AI.
+const ADAMW_RMS: f64 = 0.2;
+/// The most input channels of a group whose convolution AdamW updates: the convolution of the images, and depthwise
+/// convolutions, whose channels do not interact.
+const FEW_CHANNELS: usize = 3;
+
+/// The numbers of Muon's step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Muon {
+    pub(super) lr: f64,
+    pub(super) momentum: f64,
+    pub(super) nesterov: bool,
+}
+
+impl Muon {
+    /// Takes the step of the weight `info`. Convolutions count as matrices `[out, in * height * width]`.
+    pub(super) fn step(
+        self,
+        info: &ParameterInfo,
+        update: ParameterUpdate,
+        scale: Option<&Tensor<1>>,
+    ) -> UpdatedParameter {
+        let ParameterUpdate { value, gradient, weight_decay, slots: [buffer, unused] } = update;
+        let gradient = match scale {
+            Some(scale) => gradient * scale.clone(),
+            None => gradient,
+        };
+        let buffer = buffer.unwrap_or_else(|| gradient.zeros_like());
+        // `buffer.lerp_(gradient, 1 - momentum)`, and with Nesterov momentum `gradient.lerp(buffer, momentum)`.
+        let buffer = self.average(buffer, gradient.clone());
+        let direction = if self.nesterov { self.average(buffer.clone(), gradient) } else { buffer.clone() };
+        let [rows, columns] = matrix_of(info);
+        let direction = ops::orthogonalize(direction.reshape([rows, columns])).reshape([rows * columns]);
+        let factor = ADAMW_RMS * (rows.max(columns) as f64).sqrt();
+        // SGD without momentum: `value -= lr factor (direction + decay value)`. The weight decay has no factor.
+        let rule = UpdateRule::Sgd { lr: self.lr * factor, momentum: 0.0, nesterov: false };
+        let update =
+            ParameterUpdate { value, gradient: direction, weight_decay: weight_decay / factor, slots: [None, None] };
+        let updated = ops::update(&rule, None, None, vec![update]).remove(0);
+        UpdatedParameter { value: updated.value, slots: [Some(buffer), unused] }
+    }
+
+    /// Returns `momentum · average + (1 − momentum) · value`.
+    fn average(self, average: Tensor<1>, value: Tensor<1>) -> Tensor<1> {
+        ops::ema_update(self.momentum, vec![(average, value)]).remove(0)
+    }
+}
+
+/// Returns for each parameter, in registration order, whether Muon updates it: weights of linear layers and convolutions, but
+/// not the first convolution, depthwise convolutions and the last layer.
+pub(super) fn is_matrix<'a>(parameters: impl Iterator<Item = &'a ParameterInfo>) -> Vec<bool> {
+    let mut last = None;
+    let mut matrices: Vec<bool> = Vec::new();
+    for (index, info) in parameters.enumerate() {
+        let is_weight = info.shape.len() >= 2;
+        if is_weight {
+            last = Some(index);
+        }
+        matrices.push(is_weight && (info.shape.len() == 2 || info.shape[1] > FEW_CHANNELS));
+    }
+    if let Some(last) = last {
+        matrices[last] = false;
+    }
+    matrices
+}
+
+/// Returns the shape of the weight's matrix.
+fn matrix_of(info: &ParameterInfo) -> [usize; 2] {
+    [info.shape[0], info.shape[1..].iter().product()]
+}
