@@ -109,6 +109,7 @@ impl Optimizer {
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
         let mut values = Vec::with_capacity(parameters.len());
         let matrices = self.matrices(parameters.iter().map(|((info, _), _)| info));
+        let mut hidden = Vec::new();
         // One list per learning rate. PyTorch: parameter groups.
         let mut lists: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
@@ -124,10 +125,8 @@ impl Optimizer {
             let update = ParameterUpdate { value, gradient, weight_decay, slots };
             if matrices[index] {
                 let OptimizerConfig { momentum, nesterov, .. } = self.config;
-                let muon = Muon { lr: lr * factor, momentum, nesterov };
-                let updated = muon.step(&info, update, scale.as_ref());
-                self.slots[index] = updated.slots;
-                values.push(Some(updated.value));
+                hidden.push((index, Muon { lr: lr * factor, momentum, nesterov }, info, update));
+                values.push(None);
                 continue;
             }
             values.push(None);
@@ -138,6 +137,9 @@ impl Optimizer {
                 }
                 None => lists.push((factor, vec![index], vec![update])),
             }
+        }
+        for (index, updated) in muon::step_all(hidden, scale.as_ref()) {
+            (values[index], self.slots[index]) = (Some(updated.value), updated.slots);
         }
         for (factor, places, updates) in lists {
             let rule = self.rule(self.steps, lr * factor);

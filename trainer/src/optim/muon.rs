@@ -4,9 +4,10 @@
 //! <https://arxiv.org/abs/2502.16982>). This adjustment gives an update the size of AdamW's, so one learning rate and one weight
 //! decay serve both: AdamW updates the weights that Muon is not meant for.
 
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use models::state::ParameterInfo;
 use ops::{ParameterUpdate, UpdateRule, UpdatedParameter};
+use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
 /// The root mean square of AdamW's updates, as measured by Moonshot AI.
 const ADAMW_RMS: f64 = 0.2;
@@ -22,14 +23,22 @@ pub(super) struct Muon {
     pub(super) nesterov: bool,
 }
 
+/// A weight's index, numbers, name and shape, and input.
+type Step = (usize, Muon, ParameterInfo, ParameterUpdate);
+
+/// Takes the steps of several weights and returns the results with the weights' indices. Small products leave threads idle, so on a
+/// CPU several weights are updated at the same time.
+pub(super) fn step_all(steps: Vec<Step>, scale: Option<&Tensor<1>>) -> Vec<(usize, UpdatedParameter)> {
+    let run = |(index, muon, info, update): Step| (index, muon.step(&info, update, scale));
+    if steps.iter().any(|(.., update)| update.value.device() != Device::flex()) {
+        return steps.into_iter().map(run).collect();
+    }
+    steps.into_par_iter().with_max_len(1).map(run).collect()
+}
+
 impl Muon {
     /// Takes the step of the weight `info`. Convolutions count as matrices `[out, in * height * width]`.
-    pub(super) fn step(
-        self,
-        info: &ParameterInfo,
-        update: ParameterUpdate,
-        scale: Option<&Tensor<1>>,
-    ) -> UpdatedParameter {
+    fn step(self, info: &ParameterInfo, update: ParameterUpdate, scale: Option<&Tensor<1>>) -> UpdatedParameter {
         let ParameterUpdate { value, gradient, weight_decay, slots: [buffer, unused] } = update;
         let gradient = match scale {
             Some(scale) => gradient * scale.clone(),
