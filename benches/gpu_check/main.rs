@@ -183,7 +183,7 @@ fn run() -> Result<bool, String> {
             well &= deferred::run(alternate)?;
         }
         if cases != Cases::Deferred {
-            well &= ops::run()? & convolutions::run(random, alternate)? & batches::run()? & updates::run()?;
+            well &= updates::run()? & ops::run()? & convolutions::run(random, alternate)? & batches::run()?;
         }
     }
     if !arguments.networks.is_empty() {
