@@ -5,8 +5,8 @@
 //! `ops::{update, ema_update, square_sum}` and, for Muon, `ops::orthogonalize`. burn's: the same formulas as chains of tensor
 //! operations, one parameter after the other; Muon is not among them. PyTorch's, with `--python` (a Python that has torch): its
 //! loop over parameters, `foreach` and `fused` (`peers/optimizer.py`), and Muon as it is, in bf16, and in f32. The sides take
-//! turns in each round; the table has medians over rounds of medians over steps. GB/s counts the f32 numbers per parameter that one pass must read and write: five for SGD, seven for AdamW,
-//! three for the average, one for the norm.
+//! turns in each round; the table has medians over rounds of medians over steps. GB/s counts the f32 numbers per parameter that
+//! one pass must read and write: five for SGD, seven for AdamW and Muon, three for the average, one for the norm.
 
 mod shared;
 

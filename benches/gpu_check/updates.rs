@@ -80,6 +80,15 @@ fn orthogonalized(device: &Device) -> Result<Vec<f32>, String> {
     Ok([one([12, 70])?, one([40, 9])?].concat())
 }
 
+/// Prints how far the results of the GPU are apart from those of the CPU. Returns whether that is at most `limit`.
+fn compare(name: &str, inputs: &str, limit: f32, ours: &[f32], theirs: &[f32]) -> bool {
+    let apart = apart(ours, theirs);
+    let right = ours.len() == theirs.len() && apart <= limit;
+    let wrong = if right { "" } else { "  WRONG" };
+    println!("{name:40} {inputs:>18} {:>6} {apart:9.1e}     {limit:.0e}{wrong}", "F32");
+    right
+}
+
 /// Prints one line per rule. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?.inner(), Device::flex());
@@ -97,27 +106,11 @@ pub fn run() -> Result<bool, String> {
         println!("the sum of squares depends on the order of blocks: {:?}  WRONG", all[3].1);
     }
     for (name, ours, theirs) in all {
-        let apart = apart(&ours, &theirs);
-        let right = ours.len() == theirs.len() && apart <= 1e-6;
-        well &= right;
-        println!(
-            "{name:40} {:>18} {:>6} {apart:9.1e}     1e-6{}",
-            "37 parameters",
-            "F32",
-            if right { "" } else { "  WRONG" }
-        );
+        well &= compare(name, "37 parameters", 1e-6, &ours, &theirs);
     }
     // The GPU multiplies in TF32 and iterates on the matrix itself, not on its Gram matrix.
-    let apart = apart(&orthogonalized(&gpu)?, &orthogonalized(&cpu)?);
-    let right = apart <= 1e-2;
-    well &= right;
-    let shapes = "[12, 70], [40, 9]";
-    println!(
-        "{:40} {shapes:>18} {:>6} {apart:9.1e}     1e-2{}",
-        "Muon's matrices",
-        "F32",
-        if right { "" } else { "  WRONG" }
-    );
+    let (ours, theirs) = (orthogonalized(&gpu)?, orthogonalized(&cpu)?);
+    well &= compare("Muon's matrices", "[12, 70], [40, 9]", 1e-2, &ours, &theirs);
     for (name, right) in
         [("SGD, copies in bf16", copies(sgd(true), &gpu)?), ("AdamW, copies in bf16", copies(adamw, &gpu)?)]
     {

@@ -3,9 +3,8 @@
 usage: optimizer.py MODEL STEPS THREADS
 
 The networks are those of models/tests/reference/networks.py. Gradients do not change; steps of all variants take turns.
-Prints one line of JSON with the median in milliseconds for each part ("sgd", "adamw", "muon", "clip",
-"ema") and variant,
-{"sgd": {"for_loop": 1.0, "foreach": …, "fused": …}, …}. A variant that this version of PyTorch does not have is left out.
+Prints one line of JSON with the median in milliseconds for each part ("sgd", "adamw", "muon", "clip", "ema") and
+variant, {"sgd": {"for_loop": 1.0, "foreach": …, "fused": …}, …}. A variant that this version of PyTorch does not have is left out.
 """
 
 import json

@@ -19,8 +19,8 @@ const EPSILON: f64 = 1e-7;
 /// Returns approximately the orthogonal matrix that is closest to `matrix`: for the singular value decomposition `U S Vᵀ` the
 /// matrix `U S' Vᵀ`, with singular values `S'` of about 0.7 to 1.2. Values close to zero become larger by a factor of up to 485.
 ///
-/// These are the five iterations of `torch.optim.Muon`, which computes them in bfloat16. Here they have the precision of `matrix`, and
-/// on a GPU the rounding of [`linear`].
+/// These are the five iterations of `torch.optim.Muon`, which computes them in bfloat16. Here they have the precision of
+/// `matrix`, and on a GPU the rounding of [`linear`].
 ///
 /// # Shapes
 ///

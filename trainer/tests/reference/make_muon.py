@@ -1,7 +1,6 @@
 """Writes muon.json from real PyTorch: python make_muon.py
 
-Six steps of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on matrices of three shapes, with the gradients of
-optimizers.json. PyTorch orthogonalizes in bfloat16. For the values in float64, its own code runs with float64 in that place; "bf16"
+Six steps of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on matrices of three shapes. PyTorch orthogonalizes in bfloat16. For the values in float64, its own code runs with float64 in that place; "bf16"
 holds the values of the unchanged code.
 """
 
