@@ -20,7 +20,7 @@ step checks doctor doctor 60 "$trainer" doctor --json
 step checks ranks run 60 "${one[@]}" "${small[@]}"
 sanitizer checks memcheck
 # shellcheck disable=SC2086
-step checks ops run 150 "$check" --ops --ranks 1 ${OPS:-}
+step checks ops run 300 "$check" --ops --ranks 1 ${OPS:-}
 
 # The first run compiles and tunes. The others find all kernels, and their losses must be the same bits, with CUDA graphs and without.
 step training quickstart "train:$cold:$top1" 150 "${run[@]}" "$quickstart" --gpus 1 "${flags[@]}"

@@ -194,8 +194,9 @@ pub fn fuses_batch_norm(input: &Features, weight: [usize; 4], options: &ConvOpti
 }
 
 /// Applies [`conv2d`] and then [`batch_norm_train`](crate::batch_norm_train), as one operation whose output is not in memory. The
-/// convolution computes the batch norm's statistics; the operation that reads the output normalises. In the backward pass, the
-/// kernel of the convolution's gradients computes the gradient of the batch norm's input while it reads the gradient of the output.
+/// convolution computes the batch norm's statistics; the operation that reads the output normalises. In the backward pass of a 1x1
+/// or depthwise convolution, the kernel of the gradients computes the gradient of the batch norm's input while it reads the gradient
+/// of the output. For other convolutions, which read it several times, a pass does.
 ///
 /// # Panics
 ///

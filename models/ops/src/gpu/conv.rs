@@ -49,6 +49,17 @@ pub struct SavedConv {
     input_norm: Option<Deferred>,
 }
 
+impl SavedConv {
+    /// Returns the shape of the weight, `[out, in / groups, height, width]`.
+    pub(super) fn weight_dims(&self) -> [usize; 4] {
+        self.weight.shape().dims()
+    }
+
+    pub(super) fn options(&self) -> &ConvOptions {
+        &self.options
+    }
+}
+
 /// Returns true for a convolution that [`implicit_gemm`] computes: all but depthwise ones. `weight`: `[out, in / groups, height, width]`.
 pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
     !direct::is_depthwise(weight, options)

@@ -1,8 +1,9 @@
 //! Deferred batch norms: convolutions apply them to what they read (`implicit_gemm/prologue.cu`).
 //!
-//! Launches: none where a convolution reads the output and no other operation does. A pass that computes the output where others
-//! read it ([`apply_forward`]); this pass also computes the mean over all pixels where nothing else reads the output. In the backward
-//! pass one more, where no convolution has computed the sums over the gradient.
+//! Launches: none where a 1x1 or depthwise convolution reads the output and no other operation does. A pass that computes the output
+//! where others read it ([`apply_forward`]); this pass also computes the mean over all pixels where nothing else reads the output. In
+//! the backward pass one more where no convolution has computed the sums over the gradient, and one more where the convolution before
+//! the batch norm has windows ([`launch_input_gradient`]).
 
 use std::sync::Arc;
 
@@ -13,7 +14,9 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::apply_kernels::{Applied, GradientPass, launch_apply};
 use super::conv::{SavedConv, applies_norms, backward_of, depthwise, on_cores, on_tensor_cores};
+use super::direct::is_depthwise;
 use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, knows};
+use super::norm_input_gradient::launch_input_gradient;
 use super::rows::Rows;
 use super::side_results::{NormGradient, NormOutput, ResidualNorm};
 use super::update::{cube, writable};
@@ -111,9 +114,16 @@ fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, side: usiz
             .is_some_and(|input| on_tensor_cores(&input, weight, options) || applies_norms(&input, weight, options))
 }
 
+/// Returns true for a convolution on tensor cores that reads each pixel for several taps. Applying a batch norm to each of these
+/// values takes longer than a pass that writes the normalised images once.
+fn has_windows(weight: [usize; 4], options: &ConvOptions) -> bool {
+    let [.., height, width] = weight;
+    height * width > 1 && !is_depthwise(weight, options)
+}
+
 /// Returns true if a convolution can apply a deferred batch norm to its input.
 pub(crate) fn reads_deferred(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions) -> bool {
-    fits(input, weight, options, 0)
+    !has_windows(weight, options) && fits(input, weight, options, 0)
 }
 
 /// Returns true if a convolution can compute the gradient of its output from that of a deferred batch norm.
@@ -181,6 +191,11 @@ pub(super) fn conv_norm_backward(
             GradientPass { x: &x, norm: &norm, residual: None, dy: &grad, pooled: false, out: None, masked: None };
         pass.launch().0
     });
+    if input && has_windows(conv.weight_dims(), conv.options()) {
+        let gradient = OutputGradient { grad: launch_input_gradient(&x, &grad, &factors), norm: None };
+        let ConvGrads { input, weight, .. } = backward_of(conv, gradient, addend, [input, weight, false]);
+        return ConvNormGrads { input, weight, affine };
+    }
     // The kernel reads both matrices at the same offsets, in whole chunks.
     let grad = if grad.pitch(1) == x.pitch(1) && grad.is_aligned() { grad } else { grad.dense_copy() };
     let gradient = OutputGradient { grad, norm: Some(NormFactors { input: x, factors }) };

@@ -23,6 +23,7 @@ mod head;
 mod implicit_gemm;
 mod loss;
 mod norm;
+mod norm_input_gradient;
 mod norm_kernels;
 mod norm_moments;
 mod parameter_batch;
