@@ -4,8 +4,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{
-    Activation, ConvOptions, Epilogue, Features, FollowingNorm, RunningStats, batch_norm_train, conv_batch_norm,
-    conv2d, fuses_batch_norm, global_avg_pool, unflatten,
+    Activation, ConvOptions, Epilogue, Features, FollowingNorm, RunningStats, add, batch_norm_train, concat,
+    conv_batch_norm, conv2d, fuses_batch_norm, global_avg_pool, slice_channels, unflatten,
 };
 
 use super::convolutions::types;
@@ -45,6 +45,8 @@ enum End {
     /// The mean over all pixels of [`End::Sum`] or [`End::Projection`].
     SumMean,
     ProjectionMean,
+    /// The second batch norm's output, in slices that are added and concatenated, as in DPN. Their gradients have padded rows.
+    Slices,
     /// As [`End::Sum`]; two convolutions read the sum.
     TwoReaders,
     /// As [`End::Sum`]; a convolution and an operation that is not counted read the sum.
@@ -79,7 +81,7 @@ impl Block {
     /// Returns true if no result jumps where rounding changes a sign.
     fn is_smooth(&self) -> bool {
         !matches!(self.activation, Activation::Relu | Activation::Relu6)
-            && matches!(self.end, End::Convolution | End::Norm | End::NormMean)
+            && matches!(self.end, End::Convolution | End::Norm | End::NormMean | End::Slices)
     }
 
     fn projects(&self) -> bool {
@@ -89,13 +91,14 @@ impl Block {
 
 /// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile or
 /// of 16 bytes.
-const BLOCKS: [Block; 31] = [
+const BLOCKS: [Block; 32] = [
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Convolution),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Norm),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Sum),
     Block::new([4, 64, 8, 8], [64, 128], [3, 3], 2, End::Projection),
     Block::new([3, 72, 9, 7], [40, 72], [1, 3], 1, End::TwoReaders),
     Block::new([2, 64, 7, 9], [64, 64], [3, 3], 1, End::OtherReader),
+    Block::new([3, 24, 9, 7], [48, 40], [3, 1], 1, End::Slices).activation(Activation::Swish),
     // The largest tile, narrow tiles and several pieces of the weight gradient.
     Block::new([24, 16, 32, 32], [32, 128], [1, 1], 1, End::Projection),
     Block::new([12, 3, 32, 32], [24, 32], [3, 3], 1, End::Norm),
@@ -215,6 +218,11 @@ impl Run<'_> {
                 return conv2d(x, weight, None, options(windows[1], 1, 1, false), false);
             }
             End::Norm => return self.conv_norm(x, second, plain(Activation::Identity)).into_images(),
+            End::Slices => {
+                let x = self.conv_norm(x, second, plain(Activation::Identity)).into_images();
+                let (one, other) = (slice_channels(x.clone(), 0..24), slice_channels(x.clone(), 16..40));
+                return concat(vec![add(one, other), slice_channels(x, 24..40)]);
+            }
             End::NormMean => self.conv_norm(x, second, plain(activation)),
             _ if block.projects() && self.reference => {
                 let projection = [outputs[1], 1, stride, 1];

@@ -198,6 +198,7 @@ pub(super) fn conv_norm_backward(
     }
     // The kernel reads both matrices at the same offsets, in whole chunks.
     let grad = if grad.pitch(1) == x.pitch(1) && grad.is_aligned() { grad } else { grad.dense_copy() };
+    assert_eq!(grad.pitch(1), x.pitch(1), "the output of a deferred batch norm has rows without gaps");
     let gradient = OutputGradient { grad, norm: Some(NormFactors { input: x, factors }) };
     let ConvGrads { input, weight, .. } = backward_of(conv, gradient, addend, [input, weight, false]);
     ConvNormGrads { input, weight, affine }

@@ -1,6 +1,7 @@
 //! Tensors as matrices of rows, and the launch geometry of kernels over them.
 
 use burn::backend::TensorMetadata;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::numeric::{empty_device_contiguous_dtype, empty_device_dtype};
@@ -54,9 +55,12 @@ impl Rows {
         Self::dense(self.allocate(self.tensor.meta.shape().clone(), self.dtype()), self.image)
     }
 
-    /// Copies the rows to memory without gaps.
+    /// Copies the rows to aligned memory without gaps. burn's own copies may pad rows.
     pub(super) fn dense_copy(&self) -> Self {
-        Self::dense(into_contiguous(self.tensor.clone()).copy(), self.image)
+        let CubeTensor { client, device, dtype, .. } = self.tensor.clone();
+        let copy =
+            cubecl::std::tensor::into_contiguous(&client, self.tensor.clone().binding(), dtype_to_storage_type(dtype));
+        Self::dense(CubeTensor::new(client, copy.handle, *copy.metadata, device, dtype), self.image)
     }
 
     /// Allocates images of this element type.
