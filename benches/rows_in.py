@@ -6,12 +6,12 @@ usage: rows_in.py SECONDS OUT CONFIG.toml[:KEY=VALUE,…] …
 First all configurations train together for PROBE seconds, which compiles their kernels and shows how fast each one is beside the
 others. Then each is trained from the start with the epochs that fit in the rest of SECONDS, so that all end at about the same time
 with their whole schedule. The epochs of the files are not used. KEY=VALUE are settings of one configuration, e.g.
-configs/cifar_vgg16.toml:train.batch_size=128,optimizer.lr=0.1.
+configs/cifar_vgg16.toml:train.batch_size=128,optimizer.lr=0.1; lists belong into the file, as they contain commas.
 Small networks do not fill a large GPU: if nvidia-cuda-mps-control is found, the runs share the GPU through NVIDIA's MPS, otherwise
 they take turns.
 Variables: TRAINER, the program (default target/release/trainer); DATA, the data folder; FLAGS, flags of every run (default
 "--gpus 1"); PROBE, seconds (default 20); RESERVE, the share of the rest that is kept free (default 0.1).
-OUT gets runs/, logs/ and results/ (small forms of the runs, to be committed). SIGTERM and Ctrl-C save checkpoints and end.
+OUT gets runs/, logs/ and results/CONFIG/ (small forms of the runs, to be committed). SIGTERM and Ctrl-C save checkpoints and end.
 The exit code is 1 if a run fails, 2 for bad input. Needs Python 3.9.
 """
 
@@ -43,14 +43,23 @@ class Row:
         if not self.config.is_file():
             die(f"{path} is not a file", "name TOML files, e.g. configs/cifar_resnet18.toml")
         self.settings = [setting for setting in settings.split(",") if setting]
-        self.epochs = None
+        self.process = None
 
     def start(self, kind, settings):
         """Starts a run. `kind` is `probe` or the folder of all runs, `runs`."""
         self.folder, self.log = self.out / kind / self.name, self.out / "logs" / f"{self.name}-{kind}.log"
         flags = [flag for setting in self.settings + settings for flag in ("--set", setting)]
         command = [self.options.trainer, "--config", self.config, "--run-dir", self.folder, *self.options.flags, *flags]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self.log.open("w"), stderr=subprocess.STDOUT)
+        # In a session of its own: Ctrl-C would reach it besides the SIGTERM of `stop`, and a second signal may end it at once.
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def stop(self):
+        """Ends a run that goes on, with a checkpoint."""
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
 
     def run(self):
         return max(self.folder.glob("*/"), default=None)
@@ -124,39 +133,47 @@ def train(options, rows, begun):
     # What a run needs besides its epochs: starting, the last evaluation and saving.
     start_s = max(0.0, time.monotonic() - begun - options.probe)
     rest = (options.seconds - (time.monotonic() - begun)) * (1 - options.reserve) - start_s
+    epochs = []
     for row in rows:
         seconds = row.epoch_seconds()
-        row.epochs = int(rest / seconds)
-        print(f"{row.name}: an epoch takes {seconds:.2f} s beside the others; {row.epochs} epochs", flush=True)
-        if row.epochs < 1:
+        epochs.append(int(rest / seconds))
+        print(f"{row.name}: an epoch takes {seconds:.2f} s beside the others; {epochs[-1]} epochs", flush=True)
+        if epochs[-1] < 1:
             die(f"no epoch of {row.name} fits in {rest:.0f} s", "more SECONDS, or fewer configurations")
-    for row in rows:
-        row.start("runs", [f"train.epochs={row.epochs}"])
+    for row, count in zip(rows, epochs):
+        row.start("runs", [f"train.epochs={count}"])
     failed = 0
-    for row in rows:
+    for row, count in zip(rows, epochs):
         if row.failed():
             failed += 1
             continue
-        saved = subprocess.run([options.trainer, "table", row.run(), "--save", options.out / "results"], stdout=subprocess.DEVNULL)
+        # A folder for each configuration: two runs of one network that start in the same second have the same name.
+        save = [options.trainer, "table", row.run(), "--save", options.out / "results" / row.name]
+        saved = subprocess.run(save, stdout=subprocess.DEVNULL)
         best = json.loads((row.run() / "summary.json").read_text())["best"]["top1"]
-        print(f"{row.name}: {best:.2f} % in {row.epochs} epochs, {time.monotonic() - begun:.0f} s after the start", flush=True)
+        print(f"{row.name}: {best:.2f} % in {count} epochs, {time.monotonic() - begun:.0f} s after the start", flush=True)
         failed += saved.returncode != 0
     return failed
 
 
 def main():
     begun, options = time.monotonic(), Options(sys.argv[1:])
-    for folder in ("probe", "runs", "logs", "results"):
-        (options.out / folder).mkdir(parents=True, exist_ok=True)
+    try:
+        for folder in ("probe", "runs", "logs", "results"):
+            (options.out / folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        die(f"{options.out}: {error.strerror}", "name a folder of your own")
     rows = [Row(argument, options.out, options) for argument in options.configs]
     if len({row.name for row in rows}) < len(rows):
         die("two configurations have the same name", "copy one to a file with another name")
     if any((options.out / "runs" / row.name).exists() for row in rows):
         die(f"{options.out} has runs of these configurations", "name another folder")
 
-    def stop(*_):
-        for row in rows:
-            getattr(row, "process", None) and row.process.poll() is None and row.process.send_signal(signal.SIGTERM)
+    def stop(number, _):
+        # The runs have only this signal to end by: no other one interrupts the end.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
@@ -164,7 +181,8 @@ def main():
     try:
         failed = train(options, rows, begun)
     finally:
-        stop()
+        for row in rows:
+            row.stop()
         if shares:
             subprocess.run(["nvidia-cuda-mps-control"], input=b"quit\n")
     sys.exit(failed > 0)

@@ -36,28 +36,17 @@ const MAX_TAPS: usize = 25;
 pub struct SavedConv {
     input: CubeTensor,
     /// In the input's element type.
-    weight: CubeTensor,
+    pub(super) weight: CubeTensor,
     /// The element type of the parameter and of its gradient.
     weight_dtype: DType,
     bias: Option<CubeTensor>,
-    options: ConvOptions,
+    pub(super) options: ConvOptions,
     /// The output, if the operation includes ReLU.
     output: Option<CubeTensor>,
     /// The batch norm whose output is the input.
     norm: Option<Arc<NormOutput>>,
     /// The batch norm that is applied to the input.
     input_norm: Option<Deferred>,
-}
-
-impl SavedConv {
-    /// Returns the shape of the weight, `[out, in / groups, height, width]`.
-    pub(super) fn weight_dims(&self) -> [usize; 4] {
-        self.weight.shape().dims()
-    }
-
-    pub(super) fn options(&self) -> &ConvOptions {
-        &self.options
-    }
 }
 
 /// Returns true for a convolution that [`implicit_gemm`] computes: all but depthwise ones. `weight`: `[out, in / groups, height, width]`.

@@ -191,15 +191,14 @@ pub(super) fn conv_norm_backward(
             GradientPass { x: &x, norm: &norm, residual: None, dy: &grad, pooled: false, out: None, masked: None };
         pass.launch().0
     });
-    if input && has_windows(conv.weight_dims(), conv.options()) {
-        let gradient = OutputGradient { grad: launch_input_gradient(&x, &grad, &factors), norm: None };
-        let ConvGrads { input, weight, .. } = backward_of(conv, gradient, addend, [input, weight, false]);
-        return ConvNormGrads { input, weight, affine };
-    }
-    // The kernel reads both matrices at the same offsets, in whole chunks.
-    let grad = if grad.pitch(1) == x.pitch(1) && grad.is_aligned() { grad } else { grad.dense_copy() };
-    assert_eq!(grad.pitch(1), x.pitch(1), "the output of a deferred batch norm has rows without gaps");
-    let gradient = OutputGradient { grad, norm: Some(NormFactors { input: x, factors }) };
+    let gradient = if input && has_windows(conv.weight.shape().dims(), &conv.options) {
+        OutputGradient { grad: launch_input_gradient(&x, &grad, &factors), norm: None }
+    } else {
+        // The kernel reads both matrices at the same offsets, in whole chunks.
+        let grad = if grad.pitch(1) == x.pitch(1) && grad.is_aligned() { grad } else { grad.dense_copy() };
+        assert_eq!(grad.pitch(1), x.pitch(1), "the output of a deferred batch norm has rows without gaps");
+        OutputGradient { grad, norm: Some(NormFactors { input: x, factors }) }
+    };
     let ConvGrads { input, weight, .. } = backward_of(conv, gradient, addend, [input, weight, false]);
     ConvNormGrads { input, weight, affine }
 }
