@@ -93,6 +93,28 @@ fn the_result_is_nearly_orthogonal_whatever_the_scale() {
     }
 }
 
+/// The momentum of dead channels: rows and columns whose products are denormal numbers or 0.
+#[test]
+fn negligible_rows_and_columns_count_as_zeros() {
+    let matrix = noise(24, 60);
+    let with = |small: f64| -> Matrix {
+        let entry =
+            |row: usize, (column, x): (usize, &f64)| if row % 5 == 2 || column % 7 == 3 { x * small } else { *x };
+        matrix
+            .iter()
+            .enumerate()
+            .map(|(row, values)| values.iter().enumerate().map(|x| entry(row, x)).collect())
+            .collect()
+    };
+    for small in [1e-10, 1e-20, 1e-30] {
+        let result = orthogonalized(&with(small), DType::F32);
+        assert_close(&format!("{small}"), &result, &expected(&with(small)), 1e-4);
+        assert_eq!(result, orthogonalized(&with(0.0), DType::F32));
+    }
+    let [small, zero] = [1e-7, 0.0].map(|small| orthogonalized(&with(small), DType::F32));
+    assert_ne!(small, zero, "a ten millionth is kept");
+}
+
 #[test]
 fn zeros_stay_zeros() {
     let zeros = vec![vec![0.0; 5]; 3];

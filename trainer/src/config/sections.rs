@@ -158,6 +158,9 @@ sections! {
         eps: f64 = 1e-8, in (Excluded(0), Included(1)), only OptimizerKind::[AdamW, Muon];
         /// The schedule's highest learning rate.
         lr: f64 = 0.1, for OptimizerKind::AdamW = 1e-3, for OptimizerKind::Muon = 1e-3, in (Excluded(0), Included(1000)), also ["learning_rate", "base_lr"];
+        /// The highest learning rate of the parameters that AdamW updates beside Muon: batch norms, biases, depthwise convolutions, the first
+        /// and the last layer.
+        adamw_lr: Option<f64> = None, in (Excluded(0), Included(1000)), unset "as `lr`", only OptimizerKind::[Muon];
         /// Weight decay, L2 for sgd and decoupled for adamw and muon.
         weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, for OptimizerKind::Muon = 0.1, in 0..=1000, unset "off", also ["wd", "l2"];
         /// Whether batch norm and biases decay too.
@@ -203,7 +206,7 @@ sections! {
         /// The devices on this machine: processes in mode `ddp`, devices of one process in mode `dp`. `--cpus N` and `--gpus N`
         /// set them.
         devices: Option<Devices> = None, unset "one: a GPU if there is one, else the CPU";
-        /// What carries gradients. `cuda` and `nccl` need a build with `--features cuda`, `mpi` one with `--features mpi`.
+        /// Communication backend of the gradients. `cuda` and `nccl` need a build with `--features cuda`, `mpi` one with `--features mpi`.
         backend: Backend = Backend::Auto;
         /// Size of a gradient bucket in MiB.
         bucket_mb: f64 = 25.0, in BUCKET;

@@ -119,7 +119,8 @@ impl Optimizer {
             };
             let of_norm_bias = if self.is_norm_bias(&info) { self.config.norm_bias_lr_factor } else { 1.0 };
             let decayed = self.decayed.get(&info.name).copied().unwrap_or(1.0);
-            let factor = of_norm_bias * decayed * self.lr_factor(&info.name);
+            let of_adamw = if matrices[index] { 1.0 } else { self.adamw_factor() };
+            let factor = of_norm_bias * decayed * of_adamw * self.lr_factor(&info.name);
             let slots = std::mem::take(&mut self.slots[index]);
             let weight_decay = self.weight_decay(&info) / of_norm_bias;
             let update = ParameterUpdate { value, gradient, weight_decay, slots };
@@ -155,6 +156,11 @@ impl Optimizer {
     /// Returns whether the factor `norm_bias_lr_factor` applies to the parameter.
     fn is_norm_bias(&self, info: &ParameterInfo) -> bool {
         info.of_norm && info.name.ends_with("bias")
+    }
+
+    /// Returns the factor of `lr` for the parameters that AdamW updates beside Muon.
+    fn adamw_factor(&self) -> f64 {
+        self.config.adamw_lr.map_or(1.0, |adamw| adamw / self.config.lr)
     }
 
     /// Returns the factor of `lr_factors` for the parameter `name`. If several layers match, the innermost layer's factor

@@ -239,6 +239,23 @@ pub(crate) fn combine(factors: [f32; 2], left: Tensor<1>, right: Tensor<1>) -> T
     Tensor::from_primitive::<Flex>(left)
 }
 
+/// Replaces the elements whose magnitude is below `limit` by zeros.
+pub(crate) fn zero_below(limit: f32, tensor: Tensor<1>) -> Tensor<1> {
+    let mut tensor = exclusive(tensor);
+    let elements = tensor.layout().num_elements();
+    for_each_chunk(elements, values_mut(&mut tensor).chunks_mut(CHUNK).collect(), |chunk| cut_off(chunk, limit));
+    Tensor::from_primitive::<Flex>(tensor)
+}
+
+multiversion!(fn cut_off(x: &mut [f32], limit: f32) = cut_off_body);
+
+#[inline(always)]
+fn cut_off_body(x: &mut [f32], limit: f32) {
+    for x in x {
+        *x = if x.abs() < limit { 0.0 } else { *x };
+    }
+}
+
 /// Returns the transposed matrix in row-major order. Burn's copy is several times slower in this build.
 pub(crate) fn transpose(matrix: Tensor<2>) -> Tensor<2> {
     let [rows, columns] = matrix.dims();
