@@ -39,6 +39,8 @@ enum End {
     NormMean,
     /// The sum with the block's input, or with a convolution of this input and its batch norm, and ReLU.
     Sum,
+    /// As [`End::Sum`], with the block's input in f32 also if the rest is in bf16.
+    SumOfF32,
     Projection,
     /// As [`End::Projection`]; a convolution reads the sum.
     ProjectionReader,
@@ -91,7 +93,7 @@ impl Block {
 
 /// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile or
 /// of 16 bytes.
-const BLOCKS: [Block; 32] = [
+const BLOCKS: [Block; 33] = [
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Convolution),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Norm),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Sum),
@@ -132,6 +134,8 @@ const BLOCKS: [Block; 32] = [
     Block::new([2, 16, 8, 8], [33, 24], [1, 3], 1, End::Norm).fused([false, true]),
     // The kernels do not compute GELU.
     Block::new([2, 16, 8, 8], [32, 24], [1, 3], 1, End::Norm).activation(Activation::Gelu).fused([false, true]),
+    // A residual of another type.
+    Block::new([3, 24, 9, 7], [40, 24], [1, 3], 1, End::SumOfF32),
 ];
 
 /// A run of a block on a device.
@@ -233,6 +237,10 @@ impl Run<'_> {
                 let projection = [outputs[1], 1, stride, 1];
                 let residual = self.conv_norm(input.into(), projection, plain(Activation::Identity));
                 self.conv_norm(x, second, plain(Activation::Identity)).add(residual, Activation::Relu)
+            }
+            End::SumOfF32 => {
+                let residual = Some(input.cast(FloatDType::F32));
+                self.conv_norm(x, second, Epilogue { residual, activation: Activation::Relu })
             }
             _ => self.conv_norm(x, second, Epilogue { residual: Some(input), activation: Activation::Relu }),
         };

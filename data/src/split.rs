@@ -1,6 +1,6 @@
 //! A part of the training set that is held out for validation, and the fraction of the rest that is trained on.
 //!
-//! Both parts are stratified: of a class with `n` images `round(n * fraction)` are held out. Which ones depends on the seed and
+//! Both parts are stratified: of a class with `n` images `round(n * validation)` are held out. Which ones depends on the seed and
 //! on the labels alone: the training set is permuted as by `torch.randperm(len(train), generator)` with the generator's seed
 //! `seed`, and the first images of each class in this order are held out. The next images of the class are trained on. So the
 //! images of a smaller fraction are among those of a larger one, and the fraction does not change the validation split. Both

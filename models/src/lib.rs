@@ -1,4 +1,5 @@
-//! The networks of pytorch-cifar's accuracy table on burn. Parameter names, layouts and batch-norm semantics are PyTorch's.
+//! The networks of pytorch-cifar, some of torchvision's, airbench94 and a network for MNIST, on burn. Parameter names, layouts and
+//! batch-norm semantics are PyTorch's.
 //!
 //! The crate knows no ranks, files or data sets. Each file has one model family, and [`registry`] lists all models.
 //! [`state`] accesses a [`Network`] by PyTorch's names, for optimizers, checkpoints and weight files.

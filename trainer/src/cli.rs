@@ -137,7 +137,7 @@ pub struct TrainArgs {
     /// single, dp (one process, N devices) or ddp (N processes; the default with --cpus N and --gpus N)
     #[arg(long, value_name = "MODE")]
     pub mode: Option<String>,
-    /// What carries gradients: auto, shm, tcp, or mpi (under mpirun, in a build with --features mpi); between GPUs also cuda or
+    /// Communication backend: auto, shm, tcp, or mpi (under mpirun, in a build with --features mpi); between GPUs also cuda or
     /// nccl
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,

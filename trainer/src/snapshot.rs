@@ -35,7 +35,7 @@ pub struct DatasetRecord {
 /// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunProgress {
-    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done, or after early stopping.
+    /// Epoch in progress, from [`FIRST_EPOCH`]; `epochs + 1` when all epochs are done.
     pub epoch: usize,
     /// Next batch of the epoch, from 0: the sampler's position.
     pub batch: usize,
@@ -44,6 +44,9 @@ pub struct RunProgress {
     /// Optimizer steps of an epoch. Absent in checkpoints of older versions.
     #[serde(default)]
     pub steps_per_epoch: Option<u64>,
+    /// Loader batches of an epoch. Absent in checkpoints of older versions.
+    #[serde(default)]
+    pub batches_per_epoch: Option<usize>,
     /// Sums over the epoch in progress.
     pub partial: PartialEpoch,
     /// Best evaluation so far, by `checkpoint.best`.
@@ -62,6 +65,7 @@ impl RunProgress {
             batch: 0,
             step: 0,
             steps_per_epoch: None,
+            batches_per_epoch: None,
             partial: PartialEpoch::default(),
             best: None,
             last: None,

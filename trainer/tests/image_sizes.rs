@@ -53,6 +53,12 @@ fn the_size_changes_at_the_milestones() {
 }
 
 #[test]
+fn a_part_of_the_network_may_be_frozen() {
+    let freeze = ["--set", "model.freeze=[\"conv1\"]", "--dry-run"];
+    Bench::new(GROWING).run(&[&["--config", "config.toml"], &freeze[..]].concat()).expect(0);
+}
+
+#[test]
 fn a_network_whose_weights_depend_on_the_size_is_refused() {
     let sizes = ["--set", "train.image_sizes=[20]", "--set", "train.image_milestones=[0.5]"];
     let ended = Bench::new(CONFIG).run(&[&["--config", "config.toml"], &sizes[..]].concat()).expect(2);

@@ -216,6 +216,38 @@ fn a_run_that_max_steps_ended_goes_on_with_more_steps() {
     assert_equal_runs(&train(&bench, "complete"), &run);
 }
 
+/// The rest of the epoch does not improve the accuracy. Its checkpoint must not replace the best one, which is of the same epoch.
+#[test]
+fn the_best_checkpoint_may_be_inside_an_epoch() {
+    let bench = Bench::new(CONFIG);
+    bench.run(&["--config", "config.toml", "--set", "train.max_steps=20"]).expect(0);
+    let run = bench.only_run("runs");
+    let steps = |link: &str| {
+        let state = std::fs::read_to_string(run.join("checkpoints").join(link).join("state.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&state).unwrap()["progress"]["step"].as_u64()
+    };
+    assert_eq!((steps("best"), steps("last")), (Some(20), Some(20)));
+    let rest = ["--set", "train.max_steps=33", "--set", "optimizer.lr=1e-30"];
+    bench.run(&[&["--resume", run.to_str().unwrap()], &rest[..]].concat()).expect(0);
+    assert_eq!((steps("best"), steps("last")), (Some(20), Some(33)));
+}
+
+/// The learning rate is so small that the accuracy stays the same.
+#[test]
+fn a_run_that_ended_early_goes_on_with_more_patience() {
+    let bench = Bench::new(CONFIG);
+    let constant = ["--set", "optimizer.lr=1e-30", "--set", "train.epochs=9", "--set", "train.patience=2"];
+    bench.run(&[&["--config", "config.toml"], &constant[..]].concat()).expect(0);
+    let run = bench.only_run("runs");
+    for (patience, epochs) in [("2", 3), ("4", 5), ("3", 5), ("0", 9)] {
+        let setting = format!("train.patience={patience}");
+        let said = bench.run(&["--resume", run.to_str().unwrap(), "--set", &setting]).expect(0).stdout;
+        assert_eq!(losses(&run).len(), epochs * 33, "patience {patience}");
+        let early = format!("stopped after epoch {epochs}: no better top-1 since epoch 1");
+        assert_eq!(said.contains(&early), epochs < 9, "patience {patience}: {said}");
+    }
+}
+
 /// Otherwise the run would end early, since its length is counted in steps.
 #[test]
 fn a_run_keeps_its_steps_per_epoch() {

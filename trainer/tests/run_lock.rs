@@ -111,12 +111,18 @@ fn nodes_agree_on_the_name_and_share_a_folder() {
     let config = ["--config", "config.toml", "--epochs", "1"];
     let run_dir = |root| [&config[..], &["--run-dir", root]].concat();
     two_nodes(&bench, "2", [&run_dir("zero"), &run_dir("one")]);
-    let run = bench.only_run("zero");
-    for run in [&run, &bench.only_run("one")] {
-        assert!(run.to_string_lossy().ends_with("-ddpx3"), "{}", run.display());
+    let (run, of_node_1) = (bench.only_run("zero"), bench.only_run("one"));
+    for (folder, end) in [(&run, "-ddpx3"), (&of_node_1, "-ddpx3-node1")] {
+        assert!(folder.to_string_lossy().ends_with(end), "{}", folder.display());
     }
     let resume = ["--resume", run.to_str().unwrap(), "--epochs", "2"];
     two_nodes(&bench, "2", [&resume, &resume]);
     assert_eq!(losses(&run).len(), 2 * 33);
+
+    // Node 1's folder of logs is newer than the run, or as old, and is not taken for the newest run.
+    fs::rename(&of_node_1, run.with_file_name("29990101-000000-lenet-ddpx3-node1")).unwrap();
+    let newest = ["--resume", "--run-dir", "zero", "--epochs", "3"];
+    two_nodes(&bench, "2", [&newest, &newest]);
+    assert_eq!(losses(&run).len(), 3 * 33);
     assert_whole(&run);
 }

@@ -64,6 +64,16 @@ pub(crate) fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     has_kernels(tensor) || on_gpu(tensor)
 }
 
+/// Casts the second operand of an elementwise kernel, which checks neither types nor shapes, to the type of the first.
+///
+/// # Panics
+///
+/// When the shapes differ.
+pub(crate) fn like<const D: usize>(tensor: Tensor<D>, first: &Tensor<D>) -> Tensor<D> {
+    assert_eq!(tensor.dims(), first.dims(), "two images to add differ in shape");
+    if tensor.dtype() == first.dtype() { tensor } else { tensor.cast(first.dtype()) }
+}
+
 /// Casts a 16-bit tensor to f32; other tensors are returned as they are. Long sums and inputs of a loss need at least f32.
 pub fn upcast<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {

@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 
 #[cfg(feature = "cuda")]
 use crate::deferred::{ApplyOptions, ConvNormOptions, DeferredNorm, DeferredOps};
+use crate::cpu::shape::ConvShape;
 use crate::extension::{Activation, ConvOptions, RunningStats};
 use crate::functional::{activate, convolve, start_affine};
 use crate::trace::Operation;
@@ -88,9 +89,14 @@ impl Features {
                 let fuses = activation == Activation::Relu;
                 norm.activation = if fuses { activation } else { Activation::Identity };
                 let (residual, residual_norm) = match residual.0 {
-                    Inner::Deferred(input, norm) if norm.activation == Activation::Identity => (input, Some(*norm)),
+                    Inner::Deferred(images, norm)
+                        if norm.activation == Activation::Identity && images.dtype() == input.dtype() =>
+                    {
+                        (images, Some(*norm))
+                    }
                     other => (Self(other).into_images(), None),
                 };
+                let residual = crate::dispatch::like(residual, &input);
                 let options = ApplyOptions { norm: *norm, residual: residual_norm, pooled: false };
                 let sum = Self(Inner::Sum(Box::new(([input, residual], options))));
                 if fuses || activation == Activation::Identity {
@@ -148,6 +154,7 @@ pub fn conv2d(
         && !relu
         && crate::gpu::reads_deferred(raw, weight.dims(), &options)
     {
+        crate::dispatch::check_gpu_convolution(raw.dims(), weight.dims(), &options);
         let (raw, norm) = (raw.clone().into_dispatch(), DeferredNorm::clone(norm));
         return Tensor::from_dispatch(Dispatch::conv_deferred(raw, weight.into_dispatch(), options, norm));
     }
@@ -200,7 +207,7 @@ pub fn fuses_batch_norm(input: &Features, weight: [usize; 4], options: &ConvOpti
 ///
 /// # Panics
 ///
-/// Where [`fuses_batch_norm`] is false.
+/// Where [`fuses_batch_norm`] is false, and for one image whose output is one pixel.
 pub fn conv_batch_norm(
     input: Features,
     weight: Tensor<4>,
@@ -208,7 +215,13 @@ pub fn conv_batch_norm(
     norm: FollowingNorm,
 ) -> ConvNormOutput {
     assert!(fuses_batch_norm(&input, weight.dims(), &options, norm.activation), "`fuses_batch_norm` is false");
-    crate::dispatch::check_gpu_convolution(input.source().dims(), weight.dims(), &options);
+    let dims = input.source().dims();
+    crate::dispatch::check_gpu_convolution(dims, weight.dims(), &options);
+    let shape = ConvShape::new(dims, weight.dims(), &options);
+    assert!(
+        shape.output_len() > shape.channels[1],
+        "batch norm in training mode needs more than one value per channel"
+    );
     #[cfg(feature = "cuda")]
     {
         let FollowingNorm { affine: [weight_of_norm, bias], epsilon, running, activation } = norm;

@@ -209,8 +209,13 @@ fn from_channels_last(rows: Tensor<4>) -> Tensor<4> {
     rows.permute([0, 3, 1, 2])
 }
 
-/// Adds two tensors of the same shape.
+/// Adds two tensors of the same shape. The result has the element type of `left`.
+///
+/// # Panics
+///
+/// When the shapes differ.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    let right = crate::dispatch::like(right, &left);
     let call = start(Operation::Add, &[&left, &right]);
     call.end(if have_kernels([&left, &right].into_iter()) {
         Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))

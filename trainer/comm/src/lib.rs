@@ -23,7 +23,7 @@
 //!
 //! # Guarantees
 //!
-//! - A reduction has the same bits on every rank and in every run.
+//! - A reduction has the same bits on every rank and in every run; with the MPI backend, this depends on the MPI library.
 //! - If ranks call different collectives, all ranks return the same error, which names both calls. Every wait has a timeout.
 //! - The first error on any rank ends the job on all ranks at once: a mismatch, a timeout, a dead rank, an abort.
 //! - The kernel frees all resources when the processes end, also after SIGKILL: shared memory has no name, and sockets belong to
@@ -46,7 +46,7 @@
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/` and `fault_signals.rs`, and for single calls in `system/`. [`cuda::driver`]
+//! `unsafe` is allowed in `shm/`, `cuda/`, `host_memory.rs` and `fault_signals.rs`, and for single calls in `system/`. [`cuda::driver`]
 //! lists NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]

@@ -1,6 +1,6 @@
 //! A ring all-reduce made of `isend` and `recv`, from PyTorch's tutorial "Writing Distributed Applications with PyTorch":
-//! `trainer launch --cpus 4 -- target/release/examples/ring_all_reduce`. The library's own `all_reduce` sends 2/n of the data in
-//! each step instead of all of it.
+//! `trainer launch --cpus 4 -- target/release/examples/ring_all_reduce`. The library's own ring, over
+//! TCP, sends 1/n of the data in each of 2(n-1) steps. This example sends all data in each of n-1 steps.
 
 mod tutorial;
 

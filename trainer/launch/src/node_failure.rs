@@ -26,9 +26,9 @@ pub(super) struct NodeFailure {
     /// Whether the job may be started again.
     #[serde(rename = "again")]
     pub(super) restartable: bool,
-    /// Whether this node has noticed that the connection to `node` is broken. Then `what` names the node.
+    /// How the connection to `node` broke, if this node has noticed that it is broken. Then `what` names the node.
     #[serde(skip)]
-    pub(super) of_connection: bool,
+    pub(super) broken: Option<ErrorKind>,
 }
 
 impl NodeFailure {
@@ -54,18 +54,22 @@ impl NodeFailure {
             _ => format!("the launcher of node {node}{host} is gone"),
         };
         let restartable = matches!(error.kind, ErrorKind::NoAnswer | ErrorKind::Reset);
-        Self { node, what, stopped_by: None, restartable, of_connection: true }
+        Self { node, what, stopped_by: None, restartable, broken: Some(error.kind) }
     }
 
     /// Returns what the user can do about a broken connection.
     pub(super) fn hint(&self) -> Option<&'static str> {
-        match (self.of_connection, self.restartable) {
-            (false, _) => None,
-            (true, true) => Some(
+        match self.broken? {
+            ErrorKind::NoAnswer => Some(
                 "the network between the nodes was down, or that machine is; a larger timeout ([parallel] timeout_s) survives \
                  longer outages, and --max-restarts N starts the job again",
             ),
-            (true, false) => Some("it has ended or was killed: its screen says more"),
+            // The kernel of a machine whose launcher was killed resets the connection if messages were waiting in it.
+            ErrorKind::Reset => Some(
+                "its launcher was killed (then its screen says more), or the network between the nodes was down for too long; \
+                 --max-restarts N starts the job again",
+            ),
+            _ => Some("it has ended or was killed: its screen says more"),
         }
     }
 }

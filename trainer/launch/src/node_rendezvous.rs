@@ -234,7 +234,7 @@ impl NodeRendezvous {
 
     fn publish(&self, what: String, stopped_by: Option<i32>, restartable: bool) {
         let node = self.parameters.node_rank;
-        let failure = NodeFailure { node, what, stopped_by, restartable, of_connection: false };
+        let failure = NodeFailure { node, what, stopped_by, restartable, broken: None };
         if let (None, Ok(text)) = (self.failure(), serde_json::to_vec(&failure)) {
             // If the store is gone, the other nodes have noticed it already.
             let _ = self.client.set("failed", &text);

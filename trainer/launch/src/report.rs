@@ -133,7 +133,8 @@ impl WorkerFailure {
     /// Makes a failure from the report of another node's launcher, or from the end of the connection to that launcher.
     pub(super) fn on_other_node(failure: &NodeFailure) -> Self {
         let at_ms = unix_ms(SystemTime::now());
-        let origin = if failure.of_connection { FailureOrigin::Connection } else { FailureOrigin::Node(failure.node) };
+        let origin =
+            if failure.broken.is_some() { FailureOrigin::Connection } else { FailureOrigin::Node(failure.node) };
         Self {
             origin,
             what: failure.what.clone(),
@@ -248,6 +249,8 @@ fn consequences(failures: &[WorkerFailure]) -> Vec<(String, String)> {
 
 #[cfg(test)]
 mod tests {
+    use comm::ErrorKind;
+
     use super::super::status_page::Stage;
     use super::*;
 
@@ -298,15 +301,20 @@ mod tests {
             what: "rank 5 was killed".into(),
             stopped_by: None,
             restartable: true,
-            of_connection: false,
+            broken: None,
         };
         assert_eq!(
             render(&[WorkerFailure::on_other_node(&remote)], &[0], Some(0)),
             "error: node 1: rank 5 was killed\n  rank 0 is being ended\n"
         );
-        remote.of_connection = true;
-        remote.what = "no answer from node 1 for 10 s".into();
-        let text = render(&[WorkerFailure::on_other_node(&remote)], &[0], Some(0));
-        assert!(text.starts_with("error: no answer from node 1 for 10 s\n  hint: the network"), "{text}");
+        for (kind, hint) in [
+            (ErrorKind::NoAnswer, "the network"),
+            (ErrorKind::Reset, "its launcher was killed"),
+            (ErrorKind::PeerLost, "it has ended"),
+        ] {
+            remote.broken = Some(kind);
+            let text = render(&[WorkerFailure::on_other_node(&remote)], &[0], Some(0));
+            assert!(text.starts_with(&format!("error: rank 5 was killed\n  hint: {hint}")), "{text}");
+        }
     }
 }

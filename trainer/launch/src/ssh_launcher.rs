@@ -34,7 +34,7 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 const GREETING_LIMIT: Duration = Duration::from_secs(120);
 /// Time for the other nodes to end by themselves after one node has failed. They are notified, or notice the failure.
 const OTHERS_LIMIT: Duration = Duration::from_secs(20);
-/// The same after a signal: longer than a launcher waits for its workers ([`Timeouts::stop`](super::Timeouts::stop)).
+/// The same after a signal. All ranks stop after the same step, and rank 0 saves a checkpoint.
 const STOPPED_LIMIT: Duration = Duration::from_secs(150);
 /// Time from closing an agent's standard input to killing ssh. A host that the network does not reach never answers.
 pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);

@@ -3,7 +3,7 @@
 //! ```text
 //! let status = worker::attach(&role, &variables)?;     // first thing in main: from here on, the worker dies with its launcher
 //! status.set_status(format_args!("loading cifar10"));
-//! let worker = Worker::join(&role, &variables, status, timeouts)?; // meets the other ranks
+//! let worker = Worker::join(&role, &variables, status, timeouts)?; // joins the rendezvous
 //! … worker.client: the store, for the collectives
 //! worker.leave(limit);      // under another launcher, rank 0 hosts the store and leaves last
 //! ```

@@ -107,7 +107,7 @@ pub struct ScalingArgs {
     /// Let several workers share a GPU. Checks the command; their times mean nothing
     #[arg(long, requires = "gpus")]
     pub oversubscribe: bool,
-    /// What carries the gradients of the measured runs
+    /// Communication backend of the measured runs
     #[arg(long, value_name = "NAME")]
     pub backend: Option<String>,
     /// The link between hosts that is computed: latency (us, ms) and bandwidth (Mbit, Gbit per second)
@@ -133,7 +133,7 @@ pub struct AllreduceArgs {
     /// Let processes share GPUs if there are fewer than N. Only for tests: the timings mean nothing
     #[arg(long, requires = "gpus", conflicts_with = "cpus")]
     pub oversubscribe: bool,
-    /// What carries the data. Between CPUs: shm (default), tcp, or mpi (under mpirun, in a build with --features mpi). Between
+    /// Communication backend. Between CPUs: shm (default), tcp, or mpi (under mpirun, in a build with --features mpi). Between
     /// GPUs: auto (default), cuda (custom kernels) or nccl
     #[arg(long)]
     pub backend: Option<String>,

@@ -4,12 +4,14 @@ use data::augment::Augment;
 
 use super::class_weights::ClassWeights;
 use super::error::ConfigError;
-use super::keyword::{Backend, BatchNormPolicy, Decode, Mode, OnError, OptimizerKind, ScheduleKind};
+use super::image_sizes;
+use super::keyword::{
+    Backend, BatchNormPolicy, BatchScope, Decode, LrScale, Mode, OnError, OptimizerKind, ScheduleKind,
+};
 use super::multi_label;
 use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
-use super::sections::TrainConfig;
 use super::suggest;
 use super::{DatasetFacts, Registry};
 use comm::TransportKind;
@@ -24,13 +26,20 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
     data(plan, reader, registry);
     train(plan, reader);
-    image_sizes(plan, reader);
+    image_sizes::check(plan, reader);
     multi_label::check(plan, reader);
     if plan.optimizer.kind != OptimizerKind::AdamW && plan.optimizer.nesterov && plan.optimizer.momentum == 0.0 {
         reader.reject(
             "optimizer.nesterov",
             "Nesterov momentum needs a momentum, found momentum = 0",
             "set momentum = 0.9, or nesterov = false",
+        );
+    }
+    if plan.optimizer.lr_scale != LrScale::None && plan.train.batch_scope == BatchScope::Global {
+        reader.notes.push(
+            "`optimizer.lr_scale`: the global batch does not grow with the workers (train.batch_scope = \"global\"), so the learning \
+             rate does not either"
+                .to_owned(),
         );
     }
     schedule(plan, reader);
@@ -171,47 +180,6 @@ fn train(plan: &RunPlan, reader: &mut Reader) {
     }
 }
 
-/// Checks the sizes of the first epochs' images.
-fn image_sizes(plan: &RunPlan, reader: &mut Reader) {
-    if reader.is_broken("train", "image_sizes") || reader.is_broken("train", "image_milestones") {
-        return;
-    }
-    let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
-    if image_sizes.len() != image_milestones.len() {
-        let (sizes, milestones) = (image_sizes.len(), image_milestones.len());
-        let cause = format!("expected as many milestones as sizes ({sizes}), found {milestones}");
-        let hint = "image_sizes = [16, 24] with image_milestones = [0.3, 0.6]: sides of 16 pixels until 30 % of the epochs, of 24 \
-                    until 60 %, then whole images";
-        return reader.reject("train.image_milestones", cause, hint);
-    }
-    if let Some(pair) = image_sizes.windows(2).find(|pair| pair[0] >= pair[1]) {
-        let cause = format!("expected rising sizes, found {} before {}", pair[0], pair[1]);
-        reader.reject("train.image_sizes", cause, "sort them; each may be there once");
-    }
-    if image_sizes.is_empty() {
-        return;
-    }
-    milestones("train.image_milestones", image_milestones, reader);
-    let late = |milestone: &&f64| *epochs > 0 && **milestone > 1.0 && **milestone >= *epochs as f64;
-    if let Some(late) = image_milestones.iter().find(late) {
-        reader.notes.push(format!(
-            "`train.image_milestones`: no epoch after {late} in {epochs} epochs, so none has whole images"
-        ));
-    }
-    if !plan.parallel.autotune.is_empty() {
-        let cause = "tuning compares the times of steps, and the first epochs' images are smaller";
-        reader.reject(
-            "parallel.autotune",
-            cause,
-            "tune a run without `image_sizes`, and copy the settings that it prints",
-        );
-    }
-    if *epochs == 0 && image_milestones[0] < 1.0 {
-        let cause = "fractions of a run that has no length in epochs";
-        reader.reject("train.image_milestones", cause, "give epochs, such as [5, 10], or set train.epochs");
-    }
-}
-
 /// Checks `[schedule]`: milestones, and the warm-up against the run's length.
 fn schedule(plan: &RunPlan, reader: &mut Reader) {
     let schedule = &plan.schedule;
@@ -238,7 +206,7 @@ fn schedule(plan: &RunPlan, reader: &mut Reader) {
 }
 
 /// Checks that milestones are in ascending order, and either all fractions or all epochs.
-fn milestones(key: &str, list: &[f64], reader: &mut Reader) {
+pub(super) fn milestones(key: &str, list: &[f64], reader: &mut Reader) {
     let fractions = list.iter().filter(|milestone| **milestone < 1.0).count();
     let falling = list.windows(2).find(|pair| pair[0] >= pair[1]);
     let (cause, hint) = if list.is_empty() {

@@ -178,7 +178,7 @@ keywords! {
         Ddp = "ddp",
     }
 
-    /// What carries gradients between workers.
+    /// Communication backend of the gradients.
     Backend {
         /// The fastest transport that connects all workers.
         Auto = "auto",

@@ -1,7 +1,7 @@
 //! The TOML that describes a run, resolved.
 //!
-//! File, `--set` and its short forms become one [`RunPlan`] that is complete and checked; modules below this one read neither
-//! flags nor the environment. Every mistake is a [`ConfigError`] with the line or the flag that made it.
+//! File, `--set` and its short forms become one [`RunPlan`] that is complete and checked. All modules take the settings of the
+//! run from it, not from flags; ARCHITECTURE.md lists the environment variables that they read. Every mistake is a [`ConfigError`] with the line or the flag that made it.
 //!
 //! Every key is declared once, in `sections.rs`. The reader, the defaults, the hints, [`RunPlan::settings`], [`RunPlan::to_toml`]
 //! and the table in `configs/README.md` come from the declarations.
@@ -16,6 +16,7 @@ mod class_weights;
 mod devices;
 mod documentation;
 mod error;
+mod image_sizes;
 mod key;
 mod keyword;
 mod layers;
@@ -38,6 +39,7 @@ pub use class_weights::ClassWeights;
 pub use devices::Devices;
 pub use documentation::key_tables;
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
+pub use image_sizes::small_image_epoch;
 pub use keyword::{
     Anneal, Backend, BatchNormPolicy, BatchScope, BestBy, Compression, Decode, Keyword, LrScale, Mode, OnError,
     OptimizerKind, Precision, ScheduleKind, Tta, Tunable,

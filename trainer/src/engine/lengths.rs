@@ -34,20 +34,54 @@ impl Lengths {
         Self { batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
     }
 
-    /// Checks that a run that continues has the steps per epoch that it had. Its position, schedule and last step are counted in
-    /// steps, so it would otherwise end early, or at another learning rate.
+    /// Checks that a run that continues has the steps per epoch that it had. Its schedule and last step are counted in steps, so it
+    /// would otherwise end early, or at another learning rate. Inside an epoch, its position is counted in batches, so it must have the
+    /// batches per epoch that it had.
     ///
     /// # Errors
     /// The batch size, the accumulation, the number of images or, with batches per worker, the number of workers has changed.
     pub fn check(&self, progress: &RunProgress) -> Result<(), Failure> {
-        let now = self.steps_per_epoch;
-        match progress.steps_per_epoch {
-            Some(before) if before != now && progress.epoch <= self.epochs => Err(Failure::usage(
-                format!("an epoch of this run had {before} steps, and has {now} now"),
+        let steps = (progress.steps_per_epoch, self.steps_per_epoch, "steps");
+        let inside = progress.batches_per_epoch.filter(|_| progress.batch > 0);
+        let batches = (inside.map(|batches| batches as u64), self.batches_per_epoch as u64, "batches");
+        for (before, now, unit) in [steps, batches] {
+            let Some(before) = before.filter(|before| *before != now && progress.epoch <= self.epochs) else {
+                continue;
+            };
+            return Err(Failure::usage(
+                format!("an epoch of this run had {before} {unit}, and has {now} now"),
                 "continue with the batch size, accumulation and images that it had (with train.batch_scope = \"per_worker\" also \
                  with the number of workers), or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"",
-            )),
-            _ => Ok(()),
+            ));
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_continues_has_the_steps_and_inside_an_epoch_the_batches_that_it_had() {
+        let lengths =
+            Lengths { batches_per_epoch: 20, steps_per_epoch: 10, epochs: 3, schedule_steps: 30, last_step: 30 };
+        let progress = |steps, batches, batch| RunProgress {
+            steps_per_epoch: steps,
+            batches_per_epoch: batches,
+            batch,
+            ..RunProgress::start()
+        };
+        let error = |progress: RunProgress| lengths.check(&progress).map_err(|error| error.message);
+        assert_eq!(error(progress(None, None, 4)), Ok(()));
+        assert_eq!(error(progress(Some(10), Some(20), 4)), Ok(()));
+        assert_eq!(error(progress(Some(10), Some(10), 0)), Ok(()), "between two epochs");
+        let expected = Err("an epoch of this run had 10 batches, and has 20 now".to_owned());
+        assert_eq!(error(progress(Some(10), Some(10), 4)), expected);
+        assert_eq!(
+            error(progress(Some(9), Some(20), 0)),
+            Err("an epoch of this run had 9 steps, and has 10 now".to_owned())
+        );
+        assert_eq!(error(RunProgress { epoch: 4, ..progress(Some(9), Some(20), 0) }), Ok(()), "the run is complete");
     }
 }

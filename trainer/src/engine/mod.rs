@@ -12,7 +12,10 @@ use data::loader::Loader;
 
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
-use self::{checkpoint::Store, epoch::EpochEnd};
+use self::{
+    checkpoint::{BestLink, Store},
+    epoch::EpochEnd,
+};
 use crate::config::{BatchScope, LrScale, RunPlan};
 use crate::device::WarmUp;
 use crate::failure::Failure;
@@ -117,6 +120,7 @@ impl<'a> Engine<'a> {
     ) -> Self {
         let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
         progress.steps_per_epoch = Some(lengths.steps_per_epoch);
+        progress.batches_per_epoch = Some(lengths.batches_per_epoch);
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
@@ -201,11 +205,14 @@ impl<'a> Engine<'a> {
 
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
         let ended = self.progress.step >= self.lengths.last_step && self.progress.batch == 0;
-        if self.progress.epoch > self.lengths.epochs || ended {
+        let finished = self.progress.epoch > self.lengths.epochs || ended;
+        let exhausted = self.was_exhausted().filter(|_| !finished);
+        if finished || exhausted.is_some() {
             // The run was resumed from its last checkpoint. Only the result must be reported.
-            return Ok(match self.evaluate()? {
-                Evaluation::Done(counts) => RunOutcome::Finished(counts),
-                Evaluation::Stopped(signal) => RunOutcome::Interrupted { signal, step: self.progress.step },
+            return Ok(match (self.evaluate()?, exhausted) {
+                (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
+                (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::Exhausted { counts, epoch, best },
+                (Evaluation::Stopped(signal), _) => RunOutcome::Interrupted { signal, step: self.progress.step },
             });
         }
         let limit = self.plan.train.max_time_s;
@@ -292,18 +299,24 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
+        // After train.max_steps inside an epoch, the progress stays there, so that a resumed run with more steps goes on there. The
+        // checkpoint has the step's name: the epoch's name belongs to its end, and `best` may point to this checkpoint.
         let at_last_step = self.progress.step >= self.lengths.last_step;
-        // After train.max_steps inside an epoch, the progress stays there, so that a resumed run with more steps goes on there.
-        if !at_last_step || self.progress.batch >= self.lengths.batches_per_epoch {
-            // After early stopping, the progress is past the last epoch.
-            self.progress.epoch = if done && !at_last_step { self.lengths.epochs } else { epoch } + 1;
+        let complete = !at_last_step || self.progress.batch >= self.lengths.batches_per_epoch;
+        let name = if complete { format!("epoch-{epoch}") } else { format!("step-{}", self.progress.step) };
+        if complete {
+            self.progress.epoch = epoch + 1;
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
         }
         let checkpoint = &self.plan.checkpoint;
-        let keep_best = is_best && checkpoint.keep_best;
+        let best = match (is_best, checkpoint.keep_best) {
+            (false, _) => BestLink::Keep,
+            (true, true) => BestLink::Set,
+            (true, false) => BestLink::Remove,
+        };
         let due = checkpoint.every > 0 && epoch.is_multiple_of(checkpoint.every);
-        if done || due || keep_best {
-            self.save(&format!("epoch-{epoch}"), keep_best)?;
+        if done || due || best == BestLink::Set {
+            self.save(&name, best)?;
         }
         Ok(())
     }
@@ -315,10 +328,22 @@ impl<'a> Engine<'a> {
 
     /// Returns the best epoch, if it was `train.patience` epochs ago.
     fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
-        let best = self.progress.best?;
-        let patience = self.plan.train.patience;
-        let waited = patience > 0 && self.progress.epoch - best.epoch >= patience;
-        (waited && !self.is_best(&eval_record(counts))).then_some(best.epoch)
+        let best = self.best_before(self.progress.epoch)?;
+        (!self.is_best(&eval_record(counts))).then_some(best)
+    }
+
+    /// Returns the epoch after which the run has ended early and the best epoch, by the present `train.patience`: if a resumed run has
+    /// trained no step since its last evaluation.
+    fn was_exhausted(&self) -> Option<[usize; 2]> {
+        let last = self.progress.last?.epoch;
+        let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
+        self.best_before(last).filter(|_| at_its_end).map(|best| [last, best])
+    }
+
+    /// Returns the best epoch, if it was `train.patience` epochs before `epoch`.
+    fn best_before(&self, epoch: usize) -> Option<usize> {
+        let (best, patience) = (self.progress.best?.epoch, self.plan.train.patience);
+        (patience > 0 && epoch >= best + patience).then_some(best)
     }
 
     /// Returns the signal that this rank has received, or [`TIME_IS_UP`] if `train.max_time_s` is over.
@@ -335,23 +360,23 @@ impl<'a> Engine<'a> {
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
-        self.save(&format!("step-{step}"), false)?;
+        self.save(&format!("step-{step}"), BestLink::Keep)?;
         Ok(RunOutcome::OutOfTime { counts, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<RunOutcome, Failure> {
         let step = self.progress.step;
-        self.save(&format!("step-{step}"), false)?;
+        self.save(&format!("step-{step}"), BestLink::Keep)?;
         Ok(RunOutcome::Interrupted { signal, step })
     }
 
     /// Saves a checkpoint, after all earlier reports are on disk.
-    fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
+    fn save(&mut self, name: &str, best: BestLink) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
             let start = Instant::now();
-            store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
-            tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
+            store.save(name, self.strategy.snapshot(), &self.progress, best)?;
+            tracing::debug!(name, ?best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
         }
         Ok(())
     }

@@ -45,19 +45,28 @@ pub struct Optimizer {
     steps: u64,
     /// The factor of each weight's learning rate from `layer_decay`. Empty without `layer_decay`.
     decayed: HashMap<String, f64>,
+    /// The name of the last layer's weight, which Muon does not update. Empty without [`Self::for_layers_of`].
+    last_weight: String,
 }
 
 impl Optimizer {
     /// Makes an optimizer without state.
     pub fn new(config: &OptimizerConfig) -> Self {
-        Self { config: config.clone(), slots: Vec::new(), steps: 0, decayed: HashMap::new() }
+        Self {
+            config: config.clone(),
+            slots: Vec::new(),
+            steps: 0,
+            decayed: HashMap::new(),
+            last_weight: String::new(),
+        }
     }
 
-    /// Applies `layer_decay` to the layers of `network`, the network that the steps will update.
+    /// Finds the layers to which `layer_decay` and Muon's exceptions apply, in the network that the steps will update.
     pub fn for_layers_of(mut self, network: &Network) -> Self {
         if let Some(decay) = self.config.layer_decay {
             self.decayed = layer_decay::factors(network, decay);
         }
+        self.last_weight = muon::last_weight(network);
         self
     }
 
@@ -181,10 +190,8 @@ impl Optimizer {
 
     /// Returns for each parameter whether Muon updates it.
     fn matrices<'a>(&self, parameters: impl Iterator<Item = &'a ParameterInfo>) -> Vec<bool> {
-        match self.config.kind {
-            OptimizerKind::Muon => muon::is_matrix(parameters),
-            OptimizerKind::Sgd | OptimizerKind::AdamW => parameters.map(|_| false).collect(),
-        }
+        let is_muon = self.config.kind == OptimizerKind::Muon;
+        parameters.map(|info| is_muon && muon::is_matrix(info, &self.last_weight)).collect()
     }
 
     fn weight_decay(&self, info: &ParameterInfo) -> f64 {

@@ -5,7 +5,10 @@
 //! decay serve both: AdamW updates the weights that Muon is not meant for.
 
 use burn::tensor::{Device, Tensor};
-use models::state::ParameterInfo;
+use models::{
+    Network, StateKind,
+    state::{self, ParameterInfo},
+};
 use ops::{ParameterUpdate, UpdateRule, UpdatedParameter};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
@@ -65,22 +68,22 @@ impl Muon {
     }
 }
 
-/// Returns for each parameter, in registration order, whether Muon updates it: weights of linear layers and convolutions, but
-/// not the first convolution, depthwise convolutions and the last layer.
-pub(super) fn is_matrix<'a>(parameters: impl Iterator<Item = &'a ParameterInfo>) -> Vec<bool> {
-    let mut last = None;
-    let mut matrices: Vec<bool> = Vec::new();
-    for (index, info) in parameters.enumerate() {
-        let is_weight = info.shape.len() >= 2;
-        if is_weight {
-            last = Some(index);
+/// Returns whether Muon updates the parameter: weights of linear layers and convolutions, but not the first convolution, depthwise
+/// convolutions and the weight of the last layer, whose name is `last`.
+pub(super) fn is_matrix(info: &ParameterInfo, last: &str) -> bool {
+    let is_wide = info.shape.len() == 2 || (info.shape.len() > 2 && info.shape[1] > FEW_CHANNELS);
+    is_wide && info.name != last
+}
+
+/// Returns the name of the last layer's weight, also if it is frozen.
+pub(super) fn last_weight(network: &Network) -> String {
+    let mut last = String::new();
+    state::visit(network, |info, kind, _| {
+        if kind != StateKind::Buffer && info.shape.len() >= 2 {
+            last = info.name;
         }
-        matrices.push(is_weight && (info.shape.len() == 2 || info.shape[1] > FEW_CHANNELS));
-    }
-    if let Some(last) = last {
-        matrices[last] = false;
-    }
-    matrices
+    });
+    last
 }
 
 /// Returns the shape of the weight's matrix.

@@ -92,15 +92,10 @@ fn muon_equals_pytorch() {
         {
             let mut optimizer = Optimizer::new(&config);
             let mut value = tensor((0..count).map(|i| (0.5 * i as f64).cos()).collect(), dtype);
-            let mut last = tensor(vec![0.0], dtype);
             for (step, expected) in case[key].as_array().unwrap().iter().enumerate() {
                 let gradient = |i: f64| (1.0 + 0.7 * step as f64 + 1.3 * i).sin() + (0.3 * i * i).cos();
                 let gradient = tensor((0..count).map(|i| gradient(i as f64)).collect(), dtype);
-                let parameters = vec![
-                    ((parameter(&shape), value), Some(gradient)),
-                    ((parameter(&[1, 1]), last), Some(tensor(vec![1.0], dtype))),
-                ];
-                [value, last] = optimizer.update(parameters, None, 0.1, None).try_into().unwrap();
+                value = update(&mut optimizer, &shape, value, gradient, 0.1);
                 let got = value.try_to_vec_as::<f64>().unwrap();
                 for (got, expected) in got.iter().zip(numbers(expected)) {
                     let what = format!("{shape:?}, nesterov {nesterov}, {key} in {dtype:?}, step {step}");
@@ -118,10 +113,7 @@ fn muon_takes_a_convolution_as_a_matrix_and_applies_the_gradients_factor() {
     let values = |shape: &[usize], factor: f32| {
         let ramp = |seed: f64| tensor((0..72).map(|i| (seed * i as f64).sin()).collect(), DType::F32);
         let scale = Tensor::from_floats([factor], &Device::flex());
-        let parameters = vec![
-            ((parameter(shape), ramp(0.7)), Some(ramp(1.3) / factor)),
-            ((parameter(&[72, 1]), ramp(0.7)), Some(ramp(1.3) / factor)),
-        ];
+        let parameters = vec![((parameter(shape), ramp(0.7)), Some(ramp(1.3) / factor))];
         let updated = Optimizer::new(&config).update(parameters, Some(scale), 0.01, None);
         updated.into_iter().flat_map(|value| value.try_to_vec_as::<f32>().unwrap()).collect::<Vec<_>>()
     };
@@ -133,16 +125,17 @@ fn muon_takes_a_convolution_as_a_matrix_and_applies_the_gradients_factor() {
 #[test]
 fn muon_updates_the_weights_of_hidden_layers_only() {
     let device = Device::flex();
-    let others = |model: &str| {
+    let others = |model: &str, frozen: &[String]| {
         let spec = models::find(model).unwrap().spec;
-        let infos = models::state::parameters(&models::build(model, &spec, 0, &device).unwrap());
-        let matrices = muon::is_matrix(infos.iter());
-        let weights = infos.into_iter().zip(matrices).filter(|(info, _)| info.shape.len() > 1);
-        weights.filter(|(_, is_matrix)| !is_matrix).map(|(info, _)| info.name).collect::<Vec<_>>()
+        let network = models::build_frozen(model, &spec, 0, &device, frozen).unwrap();
+        let last = muon::last_weight(&network);
+        let weights = models::state::parameters(&network).into_iter().filter(|info| info.shape.len() > 1);
+        weights.filter(|info| !muon::is_matrix(info, &last)).map(|info| info.name).collect::<Vec<_>>()
     };
-    assert_eq!(others("resnet18"), ["conv1.weight", "linear.weight"]);
-    assert_eq!(others("lenet"), ["conv1.weight", "fc3.weight"]);
-    let of_mobilenet = others("mobilenetv2");
+    assert_eq!(others("resnet18", &[]), ["conv1.weight", "linear.weight"]);
+    assert_eq!(others("lenet", &[]), ["conv1.weight", "fc3.weight"]);
+    assert_eq!(others("lenet", &["fc3".to_owned()]), ["conv1.weight"], "fc2 is a hidden layer");
+    let of_mobilenet = others("mobilenetv2", &[]);
     assert_eq!(of_mobilenet.len(), 1 + 17 + 1, "the first convolution, the depthwise ones and the classifier");
     assert!(of_mobilenet[1..18].iter().all(|name| name.ends_with("conv2.weight")), "{of_mobilenet:?}");
 }
@@ -162,7 +155,8 @@ fn the_state_of_muon_is_that_of_both_optimizers() {
     };
     let host =
         |values: &[Tensor<1>]| values.iter().map(|v| v.clone().try_into_vec_as::<f32>().unwrap()).collect::<Vec<_>>();
-    let mut optimizer = Optimizer::new(&config);
+    let last_weight = || "fc.weight".to_owned();
+    let mut optimizer = Optimizer { last_weight: last_weight(), ..Optimizer::new(&config) };
     let start = infos.iter().map(|info| tensor(vec![1.0; info.len()], DType::F32)).collect();
     let values = step(&mut optimizer, start);
     let (state, steps) = optimizer.state(&infos);
@@ -171,9 +165,27 @@ fn the_state_of_muon_is_that_of_both_optimizers() {
         names,
         ["momentum.conv.weight", "exp_avg.bn.bias", "exp_avg_sq.bn.bias", "exp_avg.fc.weight", "exp_avg_sq.fc.weight"]
     );
-    let mut resumed = Optimizer::new(&config);
+    let mut resumed = Optimizer { last_weight: last_weight(), ..Optimizer::new(&config) };
     resumed.load_state(state, steps, &infos, &Device::flex()).unwrap();
     assert_eq!(host(&step(&mut resumed, values.clone())), host(&step(&mut optimizer, values)));
+}
+
+/// The first step of AdamW without weight decay has the length of the learning rate.
+#[test]
+fn adamw_may_have_a_learning_rate_of_its_own_beside_muon() {
+    let kind = OptimizerKind::Muon;
+    let plain = OptimizerConfig { kind, lr: 0.1, weight_decay: 0.0, eps: 1e-12, ..OptimizerConfig::default() };
+    let moved = |config: &OptimizerConfig, shape: &[usize]| {
+        let (zeros, ones) = (tensor(vec![0.0; 4], DType::F64), tensor(vec![1.0; 4], DType::F64));
+        // Half of the schedule's highest learning rate.
+        let updated = update(&mut Optimizer::new(config), shape, zeros, ones, 0.05);
+        updated.try_to_vec_as::<f64>().unwrap()
+    };
+    let config = OptimizerConfig { adamw_lr: Some(0.02), ..plain.clone() };
+    for (config, expected) in [(&plain, 0.05), (&config, 0.01)] {
+        assert!(moved(config, &[4]).iter().all(|x| (x + expected).abs() < 1e-9), "{:?}", moved(config, &[4]));
+    }
+    assert_eq!(moved(&config, &[2, 2]), moved(&plain, &[2, 2]), "Muon's own learning rate");
 }
 
 #[test]

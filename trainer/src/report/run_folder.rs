@@ -19,6 +19,9 @@ pub struct RunFolder {
     lock: Option<RunLock>,
 }
 
+/// The start of the last part of a folder's name for a node other than node 0, before the node's number.
+const NODE: &str = "node";
+
 impl RunFolder {
     /// Creates a new folder below `root`, and `root` itself if it is missing, and locks it for this process.
     ///
@@ -28,15 +31,26 @@ impl RunFolder {
     /// # Errors
     /// When `root` or the folder cannot be created.
     pub fn create(root: &Path, model: &str, mode: &str, workers: usize) -> Result<Self, FileError> {
-        Self::create_at(root, model, mode, workers, OffsetDateTime::now_utc())
+        let name = format!("{}-{}x{workers}", file_name(model), file_name(mode));
+        Self::create_at(root, &name, OffsetDateTime::now_utc())
     }
 
-    fn create_at(root: &Path, model: &str, mode: &str, workers: usize, now: OffsetDateTime) -> Result<Self, FileError> {
+    /// Creates a folder for node `node` of a job of `workers` processes on several machines. Node 0's folder is the run's own. The
+    /// folders of the other nodes have the logs of their workers, and the name says so: on a shared file system they are beside it.
+    ///
+    /// # Errors
+    /// See [`create`](Self::create).
+    pub fn create_for_node(root: &Path, model: &str, workers: usize, node: usize) -> Result<Self, FileError> {
+        let of_node = if node == 0 { String::new() } else { format!("-{NODE}{node}") };
+        Self::create_at(root, &format!("{}-ddpx{workers}{of_node}", file_name(model)), OffsetDateTime::now_utc())
+    }
+
+    fn create_at(root: &Path, name: &str, now: OffsetDateTime) -> Result<Self, FileError> {
         fs::create_dir_all(root).map_err(|error| FileError::io(root, "create the folder", &error))?;
         let stamp = now
             .format(format_description!("[year][month][day]-[hour][minute][second]"))
             .expect("a date of this millennium has all components of the format");
-        let name = format!("{stamp}-{}-{}x{workers}", file_name(model), file_name(mode));
+        let name = format!("{stamp}-{name}");
         let mut path = root.join(&name);
         for attempt in 2u32.. {
             // `create_dir` fails if the folder exists, so only one of two processes gets the name.
@@ -120,26 +134,31 @@ impl RunFolder {
 
     /// Returns the newest run below `root`: the latest time in the name, then the highest `-2`, `-3`.
     ///
-    /// Skips folders with other names and folders without `config.toml` (runs that failed during startup).
+    /// Skips folders with other names, folders without `config.toml` (runs that failed during startup), and folders of nodes other
+    /// than node 0.
     ///
     /// # Errors
     /// When there is no run, or `root` cannot be read.
     pub fn newest(root: &Path) -> Result<Self, FileError> {
-        Self::newest_that(root, |_| Ok(()))
+        Self::newest_that(root, false, |_| Ok(()))
     }
 
     /// Returns the newest run below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input, and names
-    /// them on stderr. Otherwise works like [`newest`](Self::newest).
+    /// them on stderr. `any_node` includes the folders of all nodes. Otherwise works like [`newest`](Self::newest).
     ///
     /// # Errors
     /// When there is no run, `root` cannot be read, `usable` fails for another reason, or refuses all runs.
     pub fn newest_that(
         root: &Path,
+        any_node: bool,
         mut usable: impl FnMut(&mut Self) -> Result<(), FileError>,
     ) -> Result<Self, FileError> {
         let mut refused = None;
         for path in runs_below(root)?.into_iter().rev() {
             let mut folder = Self { path, lock: None };
+            if !any_node && is_of_other_node(&folder.name()) {
+                continue;
+            }
             match usable(&mut folder) {
                 Ok(()) => return Ok(folder),
                 Err(error) if error.code == USAGE => {
@@ -272,6 +291,16 @@ fn age(name: &str) -> Option<(String, u32)> {
     Some((stamp.to_owned(), attempt))
 }
 
+/// Returns whether the name is of a folder that [`RunFolder::create_for_node`] has created for a node other than node 0.
+fn is_of_other_node(name: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let of_first_run = match name.rsplit_once('-') {
+        Some((before, attempt)) if is_number(attempt) => before,
+        _ => name,
+    };
+    of_first_run.rsplit_once('-').and_then(|(_, last)| last.strip_prefix(NODE)).is_some_and(is_number)
+}
+
 /// Turns the name of a model or mode into a part of a file name, without separators and blanks.
 fn file_name(name: &str) -> String {
     let plain = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
@@ -290,11 +319,30 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let below = root.path().join("a/runs");
         let names: Vec<_> =
-            (0..11).map(|_| RunFolder::create_at(&below, "res/net 18", "ddp", 4, NOW).unwrap().name()).collect();
+            (0..11).map(|_| RunFolder::create_at(&below, "res_net_18-ddpx4", NOW).unwrap().name()).collect();
         assert_eq!(names[0], "20260131-093005-res_net_18-ddpx4");
         assert_eq!(names[1], "20260131-093005-res_net_18-ddpx4-2");
         assert_eq!(names[10], "20260131-093005-res_net_18-ddpx4-11");
         assert!(below.join(&names[2]).join("checkpoints").is_dir());
+    }
+
+    #[test]
+    fn the_folders_of_other_nodes_are_not_the_newest_run() {
+        let root = tempfile::tempdir().unwrap();
+        let [first, second, third] =
+            [0, 1, 1].map(|node| RunFolder::create_for_node(root.path(), "res/node2", 4, node).unwrap());
+        assert!(first.name().ends_with("-res_node2-ddpx4"), "{}", first.name());
+        assert!(second.name().ends_with("-res_node2-ddpx4-node1"), "{}", second.name());
+        for folder in [&first, &second, &third] {
+            fs::write(folder.config(), "").unwrap();
+        }
+        assert_eq!(RunFolder::newest(root.path()).unwrap().path(), first.path());
+        let newest = RunFolder::newest_that(root.path(), true, |_| Ok(())).unwrap();
+        assert!(is_of_other_node(&newest.name()), "{}", newest.name());
+        assert!(
+            is_of_other_node("20260131-093005-lenet-ddpx4-node12-3")
+                && !is_of_other_node("20260131-093005-lenet-node-3")
+        );
     }
 
     #[test]
@@ -303,15 +351,14 @@ mod tests {
         let cause = RunFolder::newest(root.path()).unwrap_err();
         assert_eq!(cause.cause, "holds no run folder");
         let make = |second: u8| {
-            let run =
-                RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(second).unwrap()).unwrap();
+            let run = RunFolder::create_at(root.path(), "lenet-singlex1", NOW.replace_second(second).unwrap()).unwrap();
             fs::write(run.config(), "").unwrap();
             run
         };
         let runs: Vec<_> = (0..11).map(|_| make(7)).collect();
         make(6);
         fs::create_dir(root.path().join("99990101-old-notes")).unwrap();
-        RunFolder::create_at(root.path(), "lenet", "single", 1, NOW.replace_second(9).unwrap()).unwrap(); // No config.toml
+        RunFolder::create_at(root.path(), "lenet-singlex1", NOW.replace_second(9).unwrap()).unwrap(); // No config.toml
         assert_eq!(RunFolder::newest(root.path()).unwrap().path(), runs[10].path());
         assert_eq!(RunFolder::open(runs[3].path()).unwrap().path(), runs[3].path());
     }
@@ -325,7 +372,7 @@ mod tests {
         let file = root.path().join("file");
         fs::write(&file, "").unwrap();
         assert_eq!(cause(&file), "is a file, not a run folder");
-        let run = RunFolder::create_at(root.path(), "lenet", "single", 1, NOW).unwrap();
+        let run = RunFolder::create_at(root.path(), "lenet-singlex1", NOW).unwrap();
         fs::write(run.config(), "").unwrap();
         let error = RunFolder::open(root.path()).unwrap_err();
         assert_eq!(error.hint, format!("it holds run folders; the newest is {}", run.path().display()));

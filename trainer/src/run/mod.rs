@@ -116,7 +116,8 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
                 resumed
             }
             None => {
-                let new = RunFolder::create(&arguments.run_dir, &plan.model.name, "ddp", world)?;
+                let node = job.as_ref().map_or(0, |(_, node)| *node);
+                let new = RunFolder::create_for_node(&arguments.run_dir, &plan.model.name, world, node)?;
                 write_atomic(&new.config(), plan.to_toml().as_bytes())?;
                 folder.insert(new)
             }

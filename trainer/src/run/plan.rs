@@ -17,6 +17,7 @@ use super::{class_weights, shared_images};
 use crate::cli::TrainArgs;
 use crate::config::{
     self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy, TrainConfig,
+    small_image_epoch,
 };
 use crate::console;
 use crate::failure::Failure;
@@ -65,7 +66,9 @@ impl Access<'_> {
                 let mut folder = RunFolder::open(path)?;
                 claim(&mut folder).map(|()| folder)
             }
-            (_, None) => RunFolder::newest_that(run_dir, claim),
+            // A node other than node 0 may have its own folder only.
+            (Self::Check(Some(_)), None) => RunFolder::newest_that(run_dir, true, claim),
+            (_, None) => RunFolder::newest_that(run_dir, false, claim),
         }
     }
 }
@@ -351,16 +354,11 @@ fn global_batch(plan: &RunPlan, strategy: &dyn Strategy) -> usize {
     }
 }
 
-/// Returns the sizes of the first epochs' images. A milestone below 1 is a fraction of the run, whose last epoch always has whole
-/// images; above 1 it is an epoch.
+/// Returns the sizes of the first epochs' images.
 pub(super) fn small_images(plan: &RunPlan) -> Vec<SmallImages> {
     let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
-    let last = |milestone: f64| match milestone < 1.0 {
-        true => ((milestone * *epochs as f64).round() as usize).min(epochs.saturating_sub(1)),
-        false => milestone.round() as usize,
-    };
     let pairs = image_sizes.iter().zip(image_milestones);
-    pairs.map(|(&side, &milestone)| SmallImages { last_epoch: last(milestone), side }).collect()
+    pairs.map(|(&side, &milestone)| SmallImages { last_epoch: small_image_epoch(milestone, *epochs), side }).collect()
 }
 
 /// Configures the loader of an evaluated split: every sample once, without augmentation. `pixels` as in [`train_loader`].

@@ -66,6 +66,8 @@ pub(crate) fn launch(
     let mut job = LaunchConfig::of_this_program(workers)?;
     job.timeouts.join = JOIN;
     job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
+    // Workers stop after the step that they are in, and one step may take as long as a collective waits for the slowest rank.
+    job.timeouts.stop = job.timeouts.stop.max(job.timeouts.stall);
     job.max_restarts = flags.max_restarts.unwrap_or(0);
     job.address.1 = flags.master_port.unwrap_or(0);
     let secret = secret::of_job(variables)?;

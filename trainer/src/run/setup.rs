@@ -12,9 +12,9 @@ use models::{Network, Spec};
 
 use super::memory::{self, MemoryUse};
 use super::{class_weights, fine_tune};
-use crate::config::{Devices, Mode, Precision, RunPlan, Setting};
+use crate::config::{Devices, Mode, OptimizerKind, Precision, RunPlan, Setting};
 use crate::console;
-use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
+use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
 use crate::report::screen::start_table;
@@ -134,7 +134,12 @@ pub(super) fn check_small_images(
 ) -> Result<(), Failure> {
     const HINT: &str = "use larger sizes, or none";
     let ([height, width], name) = (spec.image_size, &plan.model.name);
-    let lengths = |network: &Network| models::parameters(network).iter().map(|one| one.len()).collect::<Vec<_>>();
+    // Frozen weights too.
+    let lengths = |network: &Network| {
+        let mut lengths = Vec::new();
+        models::state::visit(network, |info, _, _| lengths.push(info.len()));
+        lengths
+    };
     for small in super::plan::small_images(plan) {
         let shape = small.of(ImageShape { channels: spec.in_channels, height, width });
         let small_spec = Spec { image_size: [shape.height, shape.width], ..*spec };
@@ -183,12 +188,17 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
 /// Returns the facts on which all ranks of a job must agree: the plan, the data and the kind of device. The plan's paths and
 /// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. For images that are
 /// decoded in every epoch, the facts have the checksum of their names, not of their pixels.
-pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceSet) -> Vec<String> {
-    let device = format!("device = {}", if target.is_gpu() { "GPU" } else { "CPU" });
+pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'_>) -> Vec<String> {
+    let device = format!("device = {}", if target.devices.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
     let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
+    // Each rank computes Muon's products itself, and their rounding depends on the instructions.
+    if plan.optimizer.kind == OptimizerKind::Muon {
+        let products = target.selected.gpu.as_ref().map_or(device::cpu_kernels(), |gpu| gpu.name.as_str());
+        facts.push(format!("products of Muon = {products}"));
+    }
     for (name, set) in splits.iter() {
         let labels = match &set.label_sets {
             None => crc32c::crc32c(bytemuck::cast_slice(&set.labels)),

@@ -142,7 +142,7 @@ impl Training<'_> {
             None => Box::new(Single::new(network, device, classes, plan)),
             Some(rank) => {
                 rank.status.set_status(format_args!("comparing the job with the other ranks'"));
-                ddp::same_job(&facts(plan, splits, self.devices.devices), &rank.comm)?;
+                ddp::same_job(&facts(plan, splits, &self.devices), &rank.comm)?;
                 Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
             }
         };
@@ -191,7 +191,7 @@ impl Training<'_> {
             RunOutcome::Exhausted { epoch, .. } => *epoch,
             // A run whose length is given in steps only is complete after its steps.
             RunOutcome::Finished(_) if plan.train.epochs == 0 => lengths.epochs,
-            // Early stopping sets the epoch past the last one.
+            // After early stopping, older versions set the epoch past the last one.
             _ => (progress.epoch - 1).min((progress.step / lengths.steps_per_epoch) as usize),
         };
         let summary = RunSummary {

@@ -129,6 +129,20 @@ impl Rows {
         self.pitch / vector
     }
 
+    /// Checks that offsets with 32 bits reach all rows, for the kernels of convolutions.
+    ///
+    /// # Panics
+    ///
+    /// When the rows, with their padding, have 2^31 elements or more.
+    pub(super) fn check_offsets(&self) {
+        let (rows, pitch) = (self.rows(), self.pitch);
+        assert!(
+            rows * pitch < 1 << 31,
+            "a convolution of {rows} pixels with {pitch} elements each: the kernels count up to 2^31: use a smaller \
+             train.batch_size with train.accumulate"
+        );
+    }
+
     /// Returns true if the memory is aligned for vectors.
     pub(super) fn is_aligned(&self) -> bool {
         aligned(&self.tensor)

@@ -134,6 +134,30 @@ fn milestones_that_are_never_reached_are_noted() {
 }
 
 #[test]
+fn sizes_of_images_that_no_epoch_has_are_noted() {
+    let notes = |epochs: usize, milestones: &str| {
+        let milestones = format!("image_sizes = [16, 24]\nimage_milestones = {milestones}\n");
+        plan_after_base(&format!("[train]\nepochs = {epochs}\n{milestones}")).notes().to_vec()
+    };
+    assert_eq!(notes(10, "[0.3, 0.6]"), [] as [String; 0]);
+    let unused = |epochs, milestone, size| {
+        format!(
+            "`train.image_milestones`: no epoch of {epochs} ends at {milestone}, so none has images of {size} pixels"
+        )
+    };
+    assert_eq!(notes(1, "[0.3, 0.6]"), [unused(1, "0.3", 16), unused(1, "0.6", 24)]);
+    assert_eq!(notes(10, "[0.3, 0.34]"), [unused(10, "0.34", 24)]);
+}
+
+#[test]
+fn a_scaled_learning_rate_needs_a_growing_batch() {
+    let notes = |lines: &str| plan_after_base(&format!("[optimizer]\nlr_scale = \"sqrt\"\n{lines}")).notes().to_vec();
+    let [note] = notes("").try_into().unwrap();
+    assert!(note.starts_with("`optimizer.lr_scale`: the global batch does not grow with the workers"), "{note}");
+    assert_eq!(notes("[train]\nbatch_scope = \"per_worker\"\n"), [] as [String; 0]);
+}
+
+#[test]
 fn table_is_a_row_a_section() {
     let plan = plan_after_base("augment = [\"crop\", \"flip\"]\n[optimizer]\nnesterov = true\n");
     let row = |(section, pairs): (&str, Vec<(&str, String)>)| {

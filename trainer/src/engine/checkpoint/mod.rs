@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! checkpoints/epoch-3/   model.safetensors  optimizer.safetensors  [ema.safetensors]  state.json  manifest.json
-//! checkpoints/step-1234/ the same, taken inside an epoch (interrupted, or checkpoint.every_steps)
+//! checkpoints/step-1234/ the same, taken inside an epoch (interrupted, train.max_steps, or checkpoint.every_steps)
 //! checkpoints/last -> epoch-3      checkpoints/best -> epoch-2
 //! ```
 //!
@@ -15,7 +15,7 @@ mod read;
 mod store;
 
 pub use read::{Loaded, any, load, load_newest};
-pub use store::Store;
+pub use store::{BestLink, Store};
 
 use std::{fmt::Display, path::Path};
 

@@ -33,7 +33,17 @@ fn progress(epoch: usize, step: u64) -> RunProgress {
         mean_average_precision: None,
     };
     let best = Some(Evaluated { epoch: 1, eval });
-    RunProgress { batch: 5, step, steps_per_epoch: Some(9), partial, best, elapsed_s: 2.5, epoch, last: None }
+    RunProgress {
+        batch: 5,
+        step,
+        steps_per_epoch: Some(9),
+        batches_per_epoch: Some(9),
+        partial,
+        best,
+        elapsed_s: 2.5,
+        epoch,
+        last: None,
+    }
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -47,7 +57,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn what_is_saved_comes_back_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), 2, 42).unwrap();
-    store.save("epoch-1", snapshot(1.5), &progress(2, 10), true).unwrap();
+    store.save("epoch-1", snapshot(1.5), &progress(2, 10), BestLink::Set).unwrap();
     let (loaded, damaged) = load_newest(folder.path()).unwrap();
     assert!(damaged.is_empty());
     assert_eq!(loaded.progress, progress(2, 10));
@@ -65,7 +75,7 @@ fn keeps_the_newest_and_the_best() {
                 &format!("epoch-{epoch}"),
                 snapshot(epoch as f32),
                 &progress(epoch + 1, 10 * epoch as u64),
-                epoch == 2,
+                if epoch == 2 { BestLink::Set } else { BestLink::Keep },
             )
             .unwrap();
     }
@@ -74,14 +84,19 @@ fn keeps_the_newest_and_the_best() {
     assert_eq!(fs::read_link(folder.path().join("last")).unwrap(), Path::new("epoch-5"));
     let best = load(&folder.path().join("best")).unwrap();
     assert_eq!(best.snapshot.model[0].values[0], 2.0);
+
+    // A better checkpoint that the run does not keep.
+    store.save("epoch-6", snapshot(6.0), &progress(7, 60), BestLink::Remove).unwrap();
+    assert_eq!(names(folder.path()), ["epoch-5", "epoch-6", "last"]);
+    assert!(store.best().unwrap().is_none());
 }
 
 #[test]
 fn saving_the_same_name_again_replaces_it() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), true).unwrap();
-    store.save("epoch-1", snapshot(2.0), &progress(2, 10), true).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Set).unwrap();
+    store.save("epoch-1", snapshot(2.0), &progress(2, 10), BestLink::Set).unwrap();
     assert_eq!(load_newest(folder.path()).unwrap().0.snapshot.model[0].values[0], 2.0);
     assert_eq!(names(folder.path()), ["best", "epoch-1", "last"]);
 }
@@ -102,8 +117,8 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
         for (what, damage) in [("truncate", truncate), ("alter", alter), ("delete", delete)] {
             let folder = tempfile::tempdir().unwrap();
             let store = Store::open(folder.path(), 3, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), BestLink::Keep).unwrap();
             damage(&folder.path().join("epoch-2").join(file));
             let (loaded, damaged) = load_newest(folder.path()).unwrap();
             // An altered bit in the manifest's white space may leave the manifest readable and right.
@@ -129,8 +144,8 @@ fn pipes_and_devices_are_damage() {
             let (kind, pipe) = (rustix::fs::FileType::Fifo, folder.path().join("pipe"));
             rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, 0o600.into(), 0).unwrap();
             let store = Store::open(&checkpoints, 5, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), BestLink::Keep).unwrap();
             let file = checkpoints.join("epoch-2").join(name);
             fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink(target, &file).unwrap();
@@ -154,7 +169,7 @@ fn nothing_complete_is_an_error_that_lists_what_was_found() {
 #[test]
 fn half_written_folders_are_ignored_and_cleaned() {
     let folder = tempfile::tempdir().unwrap();
-    Store::open(folder.path(), 2, 0).unwrap().save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    Store::open(folder.path(), 2, 0).unwrap().save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
     fs::create_dir(folder.path().join(".tmp-epoch-2")).unwrap();
     fs::write(folder.path().join(".tmp-epoch-2/model.safetensors"), b"half").unwrap();
     assert!(load_newest(folder.path()).unwrap().0.path.ends_with("epoch-1"));
@@ -168,11 +183,11 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
     let folder = root.path().join("checkpoints");
     fs::create_dir(&folder).unwrap();
     let store = Store::open(&folder, 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
     // A file is where the folder was. Unlike permissions, this works for root too.
     fs::rename(&folder, root.path().join("moved")).unwrap();
     fs::write(&folder, b"in the way").unwrap();
-    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap_err();
+    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), BestLink::Keep).unwrap_err();
     assert!(error.to_string().contains("cannot write the checkpoint"), "{error}");
     assert!(load_newest(&root.path().join("moved")).is_ok());
 }
@@ -188,7 +203,7 @@ fn a_folder_in_the_place_of_a_link_does_not_end_the_run() {
         fs::create_dir(&last).unwrap();
         fs::write(last.join("model.safetensors"), [epoch]).unwrap();
         let name = format!("epoch-{epoch}");
-        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), false).unwrap();
+        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), BestLink::Keep).unwrap();
         assert_eq!(fs::read_link(&last).unwrap(), Path::new(&name));
         assert_eq!(fs::read(folder.path().join(moved).join("model.safetensors")).unwrap(), [epoch]);
     }
@@ -204,7 +219,7 @@ fn nothing_is_written_through_links() {
     fs::write(victim.join(MODEL), "precious").unwrap();
     let store = Store::open(&folder, 2, 0).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join(".tmp-epoch-1")).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
     assert_eq!(names(&victim), [MODEL]);
     assert_eq!(fs::read_to_string(victim.join(MODEL)).unwrap(), "precious");
 }

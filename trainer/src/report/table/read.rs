@@ -1,8 +1,9 @@
 //! Reads run folders and committed summaries, which are run folders without checkpoints.
 
 use std::{
-    collections::HashSet,
-    fs, io,
+    collections::HashMap,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -63,13 +64,13 @@ pub struct Found {
 }
 
 /// Reads each path: a run folder, or a folder of run folders (`runs`, `results`). A run found twice, as run folder and as
-/// committed summary, counts once.
+/// committed summary, counts once. Two runs of the same name count twice.
 ///
 /// # Errors
 /// When a path is neither a run folder nor a folder of run folders, or a file is damaged. The error names the path.
 pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
     let mut found = Found::default();
-    let mut seen = HashSet::new();
+    let mut seen: HashMap<String, Vec<Vec<u8>>> = HashMap::new();
     for path in paths {
         let folders = match RunFolder::open(path) {
             Ok(run) => vec![run],
@@ -80,9 +81,12 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
         };
         for folder in folders {
             let name = name_of(folder.path());
-            if !seen.insert(name.clone()) {
+            let epochs = bytes(&folder.summary())?.unwrap_or_default();
+            let of_this_name = seen.entry(name.clone()).or_default();
+            if of_this_name.iter().any(|seen| same_run(seen, &epochs)) {
                 continue;
             }
+            of_this_name.push(epochs);
             match read(name, folder.clone())? {
                 Some(run) => found.runs.push(run),
                 None => found.unfinished.push(folder.path().to_owned()),
@@ -90,6 +94,18 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
         }
     }
     Ok(found)
+}
+
+/// Returns whether two summary.csv of one name are of the same run, which may have gone on after one of them was written. Another
+/// run has other rows, since they contain times. The last row of a run that ended inside an epoch is written again when it goes on.
+pub(super) fn same_run(a: &[u8], b: &[u8]) -> bool {
+    let lines = |text: &[u8]| -> Vec<Vec<u8>> {
+        text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect()
+    };
+    let (a, b) = (lines(a), lines(b));
+    let equal = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+    // The first line has the names of the columns.
+    a == b || (equal > 1 && equal + 1 >= a.len().min(b.len()))
 }
 
 /// Returns the folder's name, also if the path ends in `.`.
@@ -200,12 +216,19 @@ fn remove_nondeterministic_settings(recipe: &mut toml::Table, tested: bool) {
     }
 }
 
-fn file(path: &Path) -> Result<Option<String>, FileError> {
-    match open_regular(path).and_then(|(file, _)| io::read_to_string(file)) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+/// Returns the bytes of a regular file; `None` if there is no file.
+pub(super) fn bytes(path: &Path) -> Result<Option<Vec<u8>>, FileError> {
+    let mut bytes = Vec::new();
+    match open_regular(path).and_then(|(mut file, _)| file.read_to_end(&mut bytes)) {
+        Ok(_) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(FileError::io(path, "read", &error)),
     }
+}
+
+fn file(path: &Path) -> Result<Option<String>, FileError> {
+    let Some(bytes) = bytes(path)? else { return Ok(None) };
+    String::from_utf8(bytes).map(Some).map_err(|error| damaged(path, &error.to_string()))
 }
 
 fn json<T: for<'a> Deserialize<'a>>(path: &Path, text: &str) -> Result<T, FileError> {

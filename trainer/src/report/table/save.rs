@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::RunRecord;
+use super::read::{RunRecord, bytes, same_run};
 use crate::files::{FileError, write_atomic};
 
 /// The fields of `env.json` to keep: all except the machine's name and the folder.
@@ -29,10 +29,12 @@ const KEPT: [&str; 12] = [
 /// Saves the run's summary in a folder of the run's name below `into`: `config.toml`, `summary.csv`, `summary.json`
 /// without the confusion matrix, and `env.json` without the names of this machine.
 ///
-/// `config` is the text of `config.toml`. The caller removes the settings that belong to this machine.
+/// `config` is the text of `config.toml`. The caller removes the settings that belong to this machine. A run may be saved
+/// again, also after it has gone on.
 ///
 /// # Errors
-/// When a file cannot be read or written.
+/// When a file cannot be read or written, or when the folder holds another run. Two runs of one network that start in the
+/// same second in two run folders have the same name.
 pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileError> {
     let folder = into.join(&run.name);
     fs::create_dir_all(&folder).map_err(|error| FileError {
@@ -45,6 +47,8 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
         serde_json::from_slice(&bytes)
             .map_err(|error| FileError::new(&path, format!("not JSON: {error}"), "the file was damaged or edited"))
     };
+    let epochs = read(run.folder.summary())?;
+    refuse_another_run(&folder, &epochs)?;
     let mut summary = json(run.folder.result())?;
     if let Some(summary) = summary.as_object_mut() {
         summary.remove("confusion");
@@ -52,10 +56,23 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
     let mut env = json(run.folder.env())?;
     remove_machine_fields(&mut env);
     write_atomic(&folder.join("config.toml"), config.as_bytes())?;
-    write_atomic(&folder.join("summary.csv"), &read(run.folder.summary())?)?;
+    write_atomic(&folder.join("summary.csv"), &epochs)?;
     write_atomic(&folder.join("summary.json"), format!("{summary:#}\n").as_bytes())?;
     write_atomic(&folder.join("env.json"), format!("{env:#}\n").as_bytes())?;
     Ok(folder)
+}
+
+/// Fails if `folder` holds the summary of another run. `epochs` is the run's summary.csv. A folder without one is what an
+/// interrupted save leaves.
+fn refuse_another_run(folder: &Path, epochs: &[u8]) -> Result<(), FileError> {
+    match bytes(&folder.join("summary.csv"))? {
+        Some(saved) if !same_run(&saved, epochs) => Err(FileError::new(
+            folder,
+            "another run of this name is saved here: its summary.csv has other epochs",
+            "save to another folder, or rename one of the two run folders; to replace the saved run, remove it first",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Keeps the fields that matter for the result. Reduces each path in the command line to its file name.

@@ -126,6 +126,32 @@ fn a_summary_that_is_saved_counts_as_its_run_and_names_no_machine() {
 }
 
 #[test]
+fn another_run_of_the_same_name_is_a_run_of_its_own() {
+    let root = tempfile::tempdir().unwrap();
+    let (first, second, results) = (root.path().join("a"), root.path().join("b"), root.path().join("results"));
+    run(&first, "1-lenet", "lenet", "seed = 0", Some(74.5));
+    run(&second, "1-lenet", "lenet", "seed = 1", Some(75.5));
+    let csv = second.join("1-lenet/summary.csv");
+    fs::write(&csv, fs::read_to_string(&csv).unwrap().replace(",1,1", ",2,2")).unwrap();
+    let runs = read_runs(&[first.clone(), second]).unwrap().runs;
+    assert_eq!(runs.iter().map(|run| run.top1).collect::<Vec<_>>(), [74.5, 75.5]);
+
+    let saved = save(&runs[0], "seed = 0", &results).unwrap();
+    let error = save(&runs[1], "seed = 1", &results).unwrap_err();
+    assert_eq!(error.path, saved);
+    assert!(error.cause.contains("another run") && error.hint.contains("rename"), "{error:?}");
+    assert_eq!(fs::read_to_string(saved.join("config.toml")).unwrap(), "seed = 0");
+
+    // The first run, which ended inside its third epoch, goes on
+    let csv = first.join("1-lenet/summary.csv");
+    let longer = fs::read_to_string(&csv).unwrap().replace("3,1", "3,2") + "4,1,1,1,1,1,1,1,1\n";
+    fs::write(&csv, longer).unwrap();
+    save(&runs[0], "seed = 0", &results).unwrap();
+    assert!(fs::read_to_string(saved.join("summary.csv")).unwrap().contains("\n4,1"));
+    assert_eq!(read_runs(&[first, results]).unwrap().runs.len(), 1);
+}
+
+#[test]
 fn what_is_unfinished_or_damaged_is_named() {
     let root = tempfile::tempdir().unwrap();
     run(root.path(), "1", "lenet", "", None);

@@ -50,8 +50,8 @@ pub(in crate::gpu) fn forward(
     let [batch, in_height, in_width, _] = images.dims();
     let (down, across) = (windows(in_height, height, 0, options), windows(in_width, width, 1, options));
     let result = images.images(batch, down, across, outputs);
-    // Rows may be padded, so the output may be larger than `dispatch::check_gpu_convolution` knows.
-    assert!(result.rows() * result.pitch(1) < 1 << 31, "a convolution's output has more elements than 32 bits count");
+    // Rows may be padded, so the images may be larger than `dispatch::check_gpu_convolution` knows.
+    [images, &result].map(Rows::check_offsets);
     let groups = Groups::of([outputs, channels, height, width], options);
     let (rows, [_, columns]) = (batch * down * across, groups.of_product());
     let tile = Tile::choose(rows, columns, groups.products(), groups.narrow(images, 0));
