@@ -51,7 +51,7 @@ pub(in crate::gpu) fn forward(
     let (down, across) = (windows(in_height, height, 0, options), windows(in_width, width, 1, options));
     let result = images.images(batch, down, across, outputs);
     // Rows may be padded, so the images may be larger than `dispatch::check_gpu_convolution` knows.
-    [images, &result].map(Rows::check_offsets);
+    [images, &result].into_iter().for_each(Rows::check_offsets);
     let groups = Groups::of([outputs, channels, height, width], options);
     let (rows, [_, columns]) = (batch * down * across, groups.of_product());
     let tile = Tile::choose(rows, columns, groups.products(), groups.narrow(images, 0));

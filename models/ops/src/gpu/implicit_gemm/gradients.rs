@@ -136,7 +136,7 @@ impl<'a> DataGradient<'a> {
         let of_output = &grad.grad;
         let [batch, height, width, channels] = images.dims();
         let result = of_output.images(batch, height, width, channels);
-        [of_output, &result].map(Rows::check_offsets);
+        [of_output, &result].into_iter().for_each(Rows::check_offsets);
         let [down, across] = [height.div_ceil(options.stride[0]), width.div_ceil(options.stride[1])];
         let groups = Groups::of(weight.shape().dims(), options);
         let (rows, [columns, _]) = (batch * down * across, groups.of_product());
