@@ -4,9 +4,9 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use crate::cpu::shape::ConvShape;
 #[cfg(feature = "cuda")]
 use crate::deferred::{ApplyOptions, ConvNormOptions, DeferredNorm, DeferredOps};
-use crate::cpu::shape::ConvShape;
 use crate::extension::{Activation, ConvOptions, RunningStats};
 use crate::functional::{activate, convolve, start_affine};
 use crate::trace::Operation;
