@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::Engine;
-use super::checkpoint::BestLink;
 use crate::device;
 use crate::failure::Failure;
 use crate::report::StepRecord;
@@ -73,7 +72,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             });
         }
         if due && engine.progress.batch < engine.lengths.batches_per_epoch {
-            engine.save(&format!("step-{}", engine.progress.step), BestLink::Keep)?;
+            engine.save(&format!("step-{}", engine.progress.step), false)?;
         }
     }
     for queued in queue {

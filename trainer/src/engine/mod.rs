@@ -12,10 +12,7 @@ use data::loader::Loader;
 
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
-use self::{
-    checkpoint::{BestLink, Store},
-    epoch::EpochEnd,
-};
+use self::{checkpoint::Store, epoch::EpochEnd};
 use crate::config::{BatchScope, LrScale, RunPlan};
 use crate::device::WarmUp;
 use crate::failure::Failure;
@@ -309,14 +306,13 @@ impl<'a> Engine<'a> {
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
         }
         let checkpoint = &self.plan.checkpoint;
-        let best = match (is_best, checkpoint.keep_best) {
-            (false, _) => BestLink::Keep,
-            (true, true) => BestLink::Set,
-            (true, false) => BestLink::Remove,
-        };
+        let keep_best = is_best && checkpoint.keep_best;
+        if let Some(Files { store, .. }) = self.files.as_ref().filter(|_| is_best && !keep_best) {
+            store.forget_best()?;
+        }
         let due = checkpoint.every > 0 && epoch.is_multiple_of(checkpoint.every);
-        if done || due || best == BestLink::Set {
-            self.save(&name, best)?;
+        if done || due || keep_best {
+            self.save(&name, keep_best)?;
         }
         Ok(())
     }
@@ -360,23 +356,23 @@ impl<'a> Engine<'a> {
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
-        self.save(&format!("step-{step}"), BestLink::Keep)?;
+        self.save(&format!("step-{step}"), false)?;
         Ok(RunOutcome::OutOfTime { counts, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<RunOutcome, Failure> {
         let step = self.progress.step;
-        self.save(&format!("step-{step}"), BestLink::Keep)?;
+        self.save(&format!("step-{step}"), false)?;
         Ok(RunOutcome::Interrupted { signal, step })
     }
 
     /// Saves a checkpoint, after all earlier reports are on disk.
-    fn save(&mut self, name: &str, best: BestLink) -> Result<(), Failure> {
+    fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
             let start = Instant::now();
-            store.save(name, self.strategy.snapshot(), &self.progress, best)?;
-            tracing::debug!(name, ?best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
+            store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+            tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
         }
         Ok(())
     }

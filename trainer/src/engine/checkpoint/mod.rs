@@ -15,7 +15,7 @@ mod read;
 mod store;
 
 pub use read::{Loaded, any, load, load_newest};
-pub use store::{BestLink, Store};
+pub use store::Store;
 
 use std::{fmt::Display, path::Path};
 

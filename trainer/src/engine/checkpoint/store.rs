@@ -18,17 +18,6 @@ use crate::state_file::{self, NamedTensor};
 /// The prefix of folders that are being written or deleted.
 const HIDDEN: &str = ".tmp-";
 
-/// What a saved checkpoint means for the link `best`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BestLink {
-    /// An earlier checkpoint is the best one.
-    Keep,
-    /// This checkpoint is the best one.
-    Set,
-    /// This checkpoint is better than the best one, and the run does not keep it (`checkpoint.keep_best`).
-    Remove,
-}
-
 /// The `checkpoints` folder of a run. Only rank 0 has one.
 #[derive(Debug)]
 pub struct Store {
@@ -58,7 +47,7 @@ impl Store {
         Self { dataset: Some(dataset), ..self }
     }
 
-    /// Writes checkpoint `name`, lets `last` point to it, and changes `best` as requested. Deletes the oldest checkpoints beyond
+    /// Writes checkpoint `name`, and lets `last` (and `best`, if `is_best`) point to it. Deletes the oldest checkpoints beyond
     /// `keep_last`, but never the best one.
     ///
     /// # Errors
@@ -68,7 +57,7 @@ impl Store {
         name: &str,
         snapshot: Snapshot,
         progress: &RunProgress,
-        best: BestLink,
+        is_best: bool,
     ) -> Result<PathBuf, FileError> {
         let temporary = self.folder.join(format!("{HIDDEN}{name}"));
         let target = self.folder.join(name);
@@ -82,13 +71,19 @@ impl Store {
         }
         sync_folder(&self.folder)?;
         self.point("last", name)?;
-        match best {
-            BestLink::Keep => {}
-            BestLink::Set => self.point("best", name)?,
-            BestLink::Remove => remove(&self.folder.join("best"))?,
+        if is_best {
+            self.point("best", name)?;
         }
         self.prune(name)?;
         Ok(target)
+    }
+
+    /// Removes the link `best`, for a run that has become better and does not keep its best checkpoint.
+    ///
+    /// # Errors
+    /// The folder is not writable.
+    pub fn forget_best(&self) -> Result<(), FileError> {
+        remove(&self.folder.join("best"))
     }
 
     /// Loads the checkpoint that `best` points to. Returns `None` if there is no such link.

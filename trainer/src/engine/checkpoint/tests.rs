@@ -57,7 +57,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn what_is_saved_comes_back_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), 2, 42).unwrap();
-    store.save("epoch-1", snapshot(1.5), &progress(2, 10), BestLink::Set).unwrap();
+    store.save("epoch-1", snapshot(1.5), &progress(2, 10), true).unwrap();
     let (loaded, damaged) = load_newest(folder.path()).unwrap();
     assert!(damaged.is_empty());
     assert_eq!(loaded.progress, progress(2, 10));
@@ -75,7 +75,7 @@ fn keeps_the_newest_and_the_best() {
                 &format!("epoch-{epoch}"),
                 snapshot(epoch as f32),
                 &progress(epoch + 1, 10 * epoch as u64),
-                if epoch == 2 { BestLink::Set } else { BestLink::Keep },
+                epoch == 2,
             )
             .unwrap();
     }
@@ -86,7 +86,8 @@ fn keeps_the_newest_and_the_best() {
     assert_eq!(best.snapshot.model[0].values[0], 2.0);
 
     // A better checkpoint that the run does not keep.
-    store.save("epoch-6", snapshot(6.0), &progress(7, 60), BestLink::Remove).unwrap();
+    store.forget_best().unwrap();
+    store.save("epoch-6", snapshot(6.0), &progress(7, 60), false).unwrap();
     assert_eq!(names(folder.path()), ["epoch-5", "epoch-6", "last"]);
     assert!(store.best().unwrap().is_none());
 }
@@ -95,8 +96,8 @@ fn keeps_the_newest_and_the_best() {
 fn saving_the_same_name_again_replaces_it() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Set).unwrap();
-    store.save("epoch-1", snapshot(2.0), &progress(2, 10), BestLink::Set).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), true).unwrap();
+    store.save("epoch-1", snapshot(2.0), &progress(2, 10), true).unwrap();
     assert_eq!(load_newest(folder.path()).unwrap().0.snapshot.model[0].values[0], 2.0);
     assert_eq!(names(folder.path()), ["best", "epoch-1", "last"]);
 }
@@ -117,8 +118,8 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
         for (what, damage) in [("truncate", truncate), ("alter", alter), ("delete", delete)] {
             let folder = tempfile::tempdir().unwrap();
             let store = Store::open(folder.path(), 3, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), BestLink::Keep).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
             damage(&folder.path().join("epoch-2").join(file));
             let (loaded, damaged) = load_newest(folder.path()).unwrap();
             // An altered bit in the manifest's white space may leave the manifest readable and right.
@@ -144,8 +145,8 @@ fn pipes_and_devices_are_damage() {
             let (kind, pipe) = (rustix::fs::FileType::Fifo, folder.path().join("pipe"));
             rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, 0o600.into(), 0).unwrap();
             let store = Store::open(&checkpoints, 5, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), BestLink::Keep).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
             let file = checkpoints.join("epoch-2").join(name);
             fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink(target, &file).unwrap();
@@ -169,7 +170,7 @@ fn nothing_complete_is_an_error_that_lists_what_was_found() {
 #[test]
 fn half_written_folders_are_ignored_and_cleaned() {
     let folder = tempfile::tempdir().unwrap();
-    Store::open(folder.path(), 2, 0).unwrap().save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
+    Store::open(folder.path(), 2, 0).unwrap().save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
     fs::create_dir(folder.path().join(".tmp-epoch-2")).unwrap();
     fs::write(folder.path().join(".tmp-epoch-2/model.safetensors"), b"half").unwrap();
     assert!(load_newest(folder.path()).unwrap().0.path.ends_with("epoch-1"));
@@ -183,11 +184,11 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
     let folder = root.path().join("checkpoints");
     fs::create_dir(&folder).unwrap();
     let store = Store::open(&folder, 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
     // A file is where the folder was. Unlike permissions, this works for root too.
     fs::rename(&folder, root.path().join("moved")).unwrap();
     fs::write(&folder, b"in the way").unwrap();
-    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), BestLink::Keep).unwrap_err();
+    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap_err();
     assert!(error.to_string().contains("cannot write the checkpoint"), "{error}");
     assert!(load_newest(&root.path().join("moved")).is_ok());
 }
@@ -203,7 +204,7 @@ fn a_folder_in_the_place_of_a_link_does_not_end_the_run() {
         fs::create_dir(&last).unwrap();
         fs::write(last.join("model.safetensors"), [epoch]).unwrap();
         let name = format!("epoch-{epoch}");
-        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), BestLink::Keep).unwrap();
+        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), false).unwrap();
         assert_eq!(fs::read_link(&last).unwrap(), Path::new(&name));
         assert_eq!(fs::read(folder.path().join(moved).join("model.safetensors")).unwrap(), [epoch]);
     }
@@ -219,7 +220,7 @@ fn nothing_is_written_through_links() {
     fs::write(victim.join(MODEL), "precious").unwrap();
     let store = Store::open(&folder, 2, 0).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join(".tmp-epoch-1")).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), BestLink::Keep).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
     assert_eq!(names(&victim), [MODEL]);
     assert_eq!(fs::read_to_string(victim.join(MODEL)).unwrap(), "precious");
 }
