@@ -1,4 +1,5 @@
-//! `benches/rows.sh`, the queue of training runs: interruption, continuation, status and saved results.
+//! `benches/rows.sh`, the queue of training runs: interruption, continuation, status and saved results; and
+//! `benches/rows_in.py`, runs that share a GPU for a given time.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -126,4 +127,45 @@ fn a_broken_configuration_does_not_stop_the_queue() {
     assert!(nothing.stderr.contains("hint:"), "{}", nothing.stderr);
     let missing = run(&bench, &["train", "out", "nowhere.toml"]).expect(2);
     assert!(missing.stderr.contains("nowhere.toml is not a file"), "{}", missing.stderr);
+}
+
+fn rows_in(bench: &Bench, arguments: &[&str]) -> Ended {
+    let mut command = Command::new("python3");
+    command.args(["-B", concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/rows_in.py")]).args(arguments);
+    command.current_dir(bench.folder.path()).env("TRAINER", env!("CARGO_BIN_EXE_trainer")).env("NO_COLOR", "1");
+    command.env("FLAGS", "--cpus 1").env("PROBE", "1");
+    for variable in ["DATA", "RESERVE", "TRAINER_LOG", "TRAINER_DATA_DIR"] {
+        command.env_remove(variable);
+    }
+    command.output().expect("python3 starts").into()
+}
+
+#[test]
+fn runs_that_share_a_gpu_keep_their_epochs_if_the_time_suffices() {
+    let bench = Bench::new(CONFIG);
+    std::fs::write(bench.path("first.toml"), CONFIG).unwrap();
+    std::fs::write(bench.path("second.toml"), CONFIG).unwrap();
+    let ended = rows_in(&bench, &["600", "out", "first.toml", "second.toml:train.epochs=2"]).expect(0);
+    for (name, epochs) in [("first", 3), ("second", 2)] {
+        assert!(ended.stdout.contains(&format!("{name}: {epochs} of {epochs} epochs")), "{}", ended.stdout);
+        let saved = entries(&bench.path("out/results").join(name));
+        let run = saved.iter().find(|path| path.is_dir()).expect("a saved run");
+        let summary = std::fs::read_to_string(run.join("summary.csv")).unwrap();
+        assert_eq!(summary.lines().count(), 1 + epochs, "{summary}");
+    }
+    let again = rows_in(&bench, &["600", "out", "first.toml"]).expect(2);
+    assert!(again.stderr.contains("has runs of these configurations"), "{}", again.stderr);
+    let broken = rows_in(&bench, &["600", "other", "first.toml:model.name=lenot", "second.toml"]).expect(1);
+    assert!(broken.stdout.contains("first failed with exit code 2"), "{}", broken.stdout);
+}
+
+/// Four networks on one H200: seconds of an epoch as measured together, and the epochs with which the last one ended after 543 s.
+#[test]
+fn runs_that_share_a_gpu_are_shortened_by_one_factor() {
+    let script = "import rows_in\nruns = [(65, 12.0), (68, 9.26), (50, 6.9), (29, 22.1)]\n\
+                  for rest in (620, 543, 14, 13): print(rows_in.fit(runs, rest, 1.3))";
+    let mut command = Command::new("python3");
+    command.args(["-B", "-c", script]).env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/../benches"));
+    let fits = Ended::from(command.output().expect("python3 starts")).expect(0).stdout;
+    assert_eq!(fits, "[65, 68, 50, 29]\n[58, 60, 44, 26]\n[1, 1, 1, 1]\nNone\n");
 }
