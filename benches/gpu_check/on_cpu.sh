@@ -115,6 +115,9 @@ CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quick
 # A kernel's error, after which the GPU does not answer any more.
 CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
+# Kernels of convolutions are compiled ahead, for a virtual architecture, and no kernel is compiled twice.
+CUDA_ON_CPU_RUN=no CUDA_ON_CPU_LOG=$out/ahead.calls step ahead 1 env XDG_CACHE_HOME="$out/ahead" "$programs/trainer" --config configs/quickstart.toml \
+    --gpus 1 --run-dir "$out/runs" --set train.max_steps=1 --set data.limit_train=64 --set data.limit_test=64
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
     until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
@@ -129,6 +132,10 @@ expect to-host "gradients: through the host's memory, as GPU .: cuIpcGetMemHandl
 expect fault "error: the GPU has stopped after an access to memory that is not the process's in the kernel Sgd"
 expect stuck "ncclCommInitRank did not connect 2 ranks within"
 expect no-cache "note: compiled kernels cannot be kept"
+compiled=$(grep -c nvrtcCompileProgram "$out/ahead.calls") ahead=$(grep -c 'nvrtcCompileProgram.*=compute_' "$out/ahead.calls")
+loaded=$(grep -c cuModuleLoadData "$out/ahead.calls")
+echo "ahead: $compiled kernels were compiled, $ahead of them ahead of their launch, and $loaded were loaded"
+[ "$compiled" = "$loaded" ] && [ "$ahead" -gt 0 ] || fail ahead "kernels were not compiled ahead, or twice"
 # Mode dp moves tensors through the host even where cubecl would send them by NCCL.
 ! grep -q ncclCommInitRank "$out/compare.calls" || fail compare "a tensor went from one GPU to another by NCCL"
 ls "$programs/../cuda-on-cpu/cache/cubecl" | grep -q "^CPU-as-GPU-A-sm80_CPU-as-GPU-B-sm80-nvrtc[0-9.]*-driver[0-9.]*" ||

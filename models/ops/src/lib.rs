@@ -64,6 +64,8 @@ pub use functional::{
     scale_channels, sigmoid, slice_channels, swish, unflatten,
 };
 pub use gather::{GatherLines, gather_images};
+#[cfg(feature = "cuda")]
+pub use gpu::compile_ahead;
 pub use gpu_conv::{GpuConv, GpuConvError};
 pub use loss::{backward, cross_entropy};
 pub use optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};

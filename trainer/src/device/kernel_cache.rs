@@ -5,9 +5,9 @@
 //! left led to wrong sums. So in this program cubecl has no database and keeps both in memory. This module stores them in a
 //! file, which all processes with the same GPUs and software share (`kernel_file.rs`).
 
-use std::{sync::Once, thread, time::Duration};
+use std::{path::Path, sync::Once, thread, time::Duration};
 
-use cubecl::config::cache::CacheConfig;
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 use cubecl_environment::{
     bytes::Bytes,
     persistence::{self, MemoryStorage, Origin},
@@ -32,12 +32,21 @@ pub(super) struct KernelCache {
     /// Name of the GPUs and the software for which kernels are compiled.
     name: String,
     local_rank: usize,
+    /// Threads that compile kernels ahead of their launches.
+    threads: usize,
 }
 
 impl KernelCache {
     /// Returns the file for a rank on these GPUs, without opening it.
     pub(super) fn of(gpus: &Gpus, ranks: &LocalRank) -> Self {
-        Self { name: gpus.kernel_name(ranks.oversubscribed(gpus.all.len())), local_rank: ranks.local_rank }
+        /// More threads than this share the last kernels badly, and each takes memory.
+        const MOST: usize = 16;
+        let cores = thread::available_parallelism().map_or(1, Into::into);
+        Self {
+            name: gpus.kernel_name(ranks.oversubscribed(gpus.all.len())),
+            local_rank: ranks.local_rank,
+            threads: (cores / ranks.local_world).clamp(1, MOST),
+        }
     }
 
     /// Reads the stored kernels, and starts to store new ones. Only the first call of a process has an effect.
@@ -48,6 +57,9 @@ impl KernelCache {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             super::kernel_log::block_launches();
+            if in_memory() {
+                ops::compile_ahead(self.threads);
+            }
             let chosen = std::env::var("CUBECL_ENVIRONMENT").ok().filter(|name| !name.is_empty());
             let folder = CacheConfig::Global.root();
             match KernelFile::open(&folder, chosen.as_deref().unwrap_or(&self.name), &mut to_memory) {
@@ -91,6 +103,13 @@ pub(super) fn keep() {
             note(&error.to_string());
         }
     }
+}
+
+/// Returns whether cubecl keeps kernels in memory. Other code can have set a configuration with a database before
+/// [`configure`](super::configure()).
+fn in_memory() -> bool {
+    let config = CubeClRuntimeConfig::get();
+    matches!(&config.environment.path, CacheConfig::Directory(path) if path == Path::new(NOWHERE))
 }
 
 /// Returns the number of entries in memory.

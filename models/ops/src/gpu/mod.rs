@@ -36,5 +36,6 @@ mod weight_kernels;
 
 pub(crate) use deferred::{defers_norm, reads_deferred};
 pub(crate) use gather::gather_images;
+pub use implicit_gemm::compile_ahead;
 pub(crate) use squares::square_sum;
 pub(crate) use update::{accepts, ema_update, update};

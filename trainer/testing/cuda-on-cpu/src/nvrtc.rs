@@ -8,6 +8,8 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::LazyLock;
 
+use crate::log;
+
 /// `NVRTC_ERROR_INTERNAL_ERROR`.
 const INTERNAL: c_int = 11;
 
@@ -53,24 +55,28 @@ forward! {
     fn nvrtcGetProgramLog(program: usize, log: *mut c_char);
 }
 
-/// `nvrtcCompileProgram` of `nvrtc.h`, for a virtual architecture.
+/// `nvrtcCompileProgram` of `nvrtc.h`, for a virtual architecture. The log has the options that the program has chosen.
 ///
 /// # Safety
 ///
 /// As in `nvrtc.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvrtcCompileProgram(program: usize, count: c_int, options: *const *const c_char) -> c_int {
-    let Some(library) = NVRTC.as_ref() else { return INTERNAL };
-    // SAFETY: as in nvrtc.h, `options` has `count` C strings. The signature is that of nvrtc.h.
-    unsafe {
-        let options: Vec<CString> =
-            (0..count as usize).map(|index| virtual_architecture(CStr::from_ptr(*options.add(index)))).collect();
+    // SAFETY: as in nvrtc.h, `options` has `count` C strings.
+    let chosen: Vec<&CStr> = unsafe { (0..count as usize).map(|index| CStr::from_ptr(*options.add(index))).collect() };
+    log::call("nvrtcCompileProgram", &[("program", program as u64)], || {
+        log::note(|| format!("{chosen:?}"));
+        let library = NVRTC.as_ref().ok_or(INTERNAL)?;
+        let options: Vec<CString> = chosen.iter().map(|option| virtual_architecture(option)).collect();
         let options: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        match library.get::<unsafe extern "C" fn(usize, c_int, *const *const c_char) -> c_int>("nvrtcCompileProgram") {
-            Ok(function) => function(program, count, options.as_ptr()),
-            Err(_) => INTERNAL,
-        }
-    }
+        type Compile = unsafe extern "C" fn(usize, c_int, *const *const c_char) -> c_int;
+        // SAFETY: the signature is that of nvrtc.h, and the caller has made sure of `program`.
+        let code = unsafe {
+            let compile = library.get::<Compile>("nvrtcCompileProgram").map_err(|_| INTERNAL)?;
+            compile(program, count, options.as_ptr())
+        };
+        if code == 0 { Ok(()) } else { Err(code) }
+    })
 }
 
 /// Returns an option, with `compute_` for `sm_` in the architecture.

@@ -8,6 +8,7 @@ use cubecl::prelude::*;
 use cubecl::server::{KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeKernel, ExecutionMode, PrecompiledSource};
 
+use super::ahead;
 use super::source::{ConvKernel, Pass, Sizes};
 
 /// Types whose names identify the passes in profiles.
@@ -51,6 +52,7 @@ impl CubeKernel for ConvKernel {
     }
 
     fn source(&self) -> Option<PrecompiledSource> {
+        ahead::wait(self);
         Some(PrecompiledSource {
             source: Self::source(self),
             entrypoint_name: self.entry_point().to_owned(),

@@ -29,6 +29,7 @@
 //! Sums are f32, in an order that depends on the shapes alone. f32 operands are rounded to TF32. Nothing is tuned at run time, so
 //! all GPUs run the same kernels.
 
+mod ahead;
 mod forward;
 mod gradients;
 mod kernel;
@@ -41,6 +42,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use cubecl::server::KernelArguments;
 
+pub use self::ahead::compile_ahead;
 pub(super) use self::forward::{Fused, StatisticsOfBatch, forward};
 pub(super) use self::gradients::{NormFactors, OutputGradient, Required, gradients};
 use self::kernel::with_sizes;
@@ -235,7 +237,10 @@ impl ConvProduct {
 /// Launches one product, or two independent ones.
 fn launch(first: Launch, second: Option<Launch>) {
     let kernel = ConvKernel { first: first.product, second: second.as_ref().map(|second| second.product) };
-    let client = first.buffers[0].client.clone();
+    let (client, device) = (first.buffers[0].client.clone(), first.buffers[0].device.clone());
+    if let cubecl::Device::Cuda(gpu) = &device {
+        ahead::compile(kernel, gpu);
+    }
     let all = [Some(first), second].into_iter().flatten();
     let (mut arguments, mut sizes) = (KernelArguments::new(), Vec::new());
     for Launch { product, sizes: of_product, buffers } in all {
