@@ -2,8 +2,8 @@
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{
-    Activation, ConvOptions, Epilogue, RunningStats, batch_norm_eval, batch_norm_train, concat, conv2d, interleave,
-    relu, slice_channels, swish,
+    Activation, ConvOptions, Epilogue, RunningStats, batch_norm_eval, batch_norm_train, concat, conv2d,
+    global_avg_pool, interleave, join_paths, relu, scale_channels, sigmoid, slice_channels, swish,
 };
 
 /// A case: name, shape, type, and a function of two images and two vectors over the channels.
@@ -179,6 +179,30 @@ fn cases<'a>() -> Vec<Case<'a>> {
         let with = if relu { ", ReLU" } else { "" };
         let name = format!("{kind} {kernel}x{kernel}/{stride}, {groups} groups, dilation {dilation}{with}");
         cases.push((name, shape, dtype, Box::new(conv(outputs, groups, kernel, stride, dilation, relu))));
+    }
+    // The images' gradient is a sum: that of the scaled images, and that of the means.
+    let excite = |x: &Inputs| {
+        let image = relu(x.image.clone());
+        let factors = sigmoid(global_avg_pool(image.clone()) * x.weight.clone().unsqueeze());
+        vec![flat(scale_channels(image, factors))]
+    };
+    for (shape, dtype) in [
+        ([3, 24, 5, 7], DType::F32),
+        ([2, 200, 8, 8], DType::F32),
+        ([2, 6, 3, 3], DType::F32),
+        ([3, 24, 5, 7], DType::BF16),
+    ] {
+        cases.push(("squeeze-and-excitation".into(), shape, dtype, Box::new(excite)));
+    }
+    let pair = |x: &Inputs| vec![flat(swish(concat(vec![relu(x.other.clone()), x.image.clone()])))];
+    let paths = |x: &Inputs| {
+        let [_, planes, _, _] = x.image.dims();
+        let right = relu(slice_channels(x.other.clone(), 0..planes / 2));
+        vec![flat(swish(join_paths(x.image.clone(), right, planes / 3)))]
+    };
+    for (shape, dtype) in [([3, 24, 5, 7], DType::F32), ([2, 6, 3, 3], DType::F32), ([3, 24, 5, 7], DType::BF16)] {
+        cases.push(("concatenation of two".into(), shape, dtype, Box::new(pair)));
+        cases.push(("paths of a block of DPN".into(), shape, dtype, Box::new(paths)));
     }
     let side = |x: &Inputs| vec![flat(swish(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
     cases.push(("side by side".into(), [2, 12, 4, 4], DType::F32, Box::new(side)));

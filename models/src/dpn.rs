@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{Shortcut, classify, conv, conv_norm, grouped, residual, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{Activation, add, concat, relu, slice_channels};
+use ops::{Activation, join_paths};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 9;
@@ -82,11 +82,7 @@ impl DualPath {
         let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         let x = self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images();
         let skip = residual(self.shortcut.as_ref(), input, cx).into_images();
-        let r = self.residual;
-        let (old, new) = (skip.dims()[1], x.dims()[1]);
-        let sum = cx.count_activations(add(slice_channels(skip.clone(), 0..r), slice_channels(x.clone(), 0..r)));
-        let all = cx.count_activations(concat(vec![sum, slice_channels(skip, r..old), slice_channels(x, r..new)]));
-        cx.count_activations(relu(all))
+        cx.count_activations(join_paths(skip, x, self.residual))
     }
 }
 

@@ -85,7 +85,10 @@ pub fn ours(kind: Kind, batch: usize, dtype: FloatDType) -> Vec<Part> {
             let (x, dy) = (image([batch, channels, side, side], 1), values([batch, channels], 2));
             vec![
                 ("forward", Box::new(move || vec![Flex::global_avg_pool_forward(x.clone())])),
-                ("data", Box::new(move || vec![Flex::global_avg_pool_backward([side; 2], dtype.into(), dy.clone())])),
+                (
+                    "data",
+                    Box::new(move || vec![Flex::global_avg_pool_backward([side; 2], dtype.into(), dy.clone(), None)]),
+                ),
             ]
         }
     }

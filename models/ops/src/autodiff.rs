@@ -82,8 +82,12 @@ impl<B: HeadKernels> Backward<B, 1> for GlobalAvgPoolStep {
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let (size, dtype) = ops.state;
-        let grad = B::global_avg_pool_backward(size, dtype, grads.consume::<B>(&ops.node));
-        accumulate_all!(B, grads, ops.parents, [grad]);
+        let grad = grads.consume::<B>(&ops.node);
+        let [Some(parent)] = &ops.parents else { return };
+        // As `accumulate`, but the kernel adds the input's gradients.
+        let exists = !parent.parents.is_empty() && is_registered(parent.id);
+        let addend = exists.then(|| grads.consume::<B>(parent));
+        grads.register::<B>(parent.id, B::global_avg_pool_backward(size, dtype, grad, addend));
     }
 }
 
@@ -117,20 +121,6 @@ impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
             B::float_mul(ops.state, B::float_reshape(of_loss, Shape::from([1, 1])))
         };
         accumulate_all!(B, grads, ops.parents, [grad]);
-    }
-}
-
-/// Parents: input and factors.
-#[derive(Debug)]
-struct ScaleChannelsStep;
-
-impl<B: Kernels> Backward<B, 2> for ScaleChannelsStep {
-    type State = [FloatTensor<B>; 2];
-
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let [input, factors] = ops.state;
-        let found = B::scale_channels_backward(input, factors, grads.consume::<B>(&ops.node));
-        accumulate_all!(B, grads, ops.parents, found);
     }
 }
 
@@ -211,7 +201,6 @@ macro_rules! record {
         }
     };
 }
-#[cfg(feature = "cuda")]
 pub(crate) use record;
 
 impl<B: NormKernels + NormOps, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
@@ -320,12 +309,6 @@ impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B
         let (input, node) = input.into_parts();
         let (output, saved) = B::max_pool_forward(input, options);
         record!(MaxPoolStep, C, [node], saved, output)
-    }
-
-    fn scale_channels(input: Tracked<B, C>, factors: Tracked<B, C>) -> Tracked<B, C> {
-        let ((input, input_node), (factors, factors_node)) = (input.into_parts(), factors.into_parts());
-        let output = B::scale_channels_forward(input.clone(), factors.clone());
-        record!(ScaleChannelsStep, C, [input_node, factors_node], [input, factors], output)
     }
 
     fn concat_two(a: Tracked<B, C>, b: Tracked<B, C>, interleaved: bool) -> Tracked<B, C> {

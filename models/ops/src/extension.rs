@@ -161,8 +161,13 @@ pub trait ConvKernels: NormKernels {
 pub trait HeadKernels: NormKernels {
     /// See [`global_avg_pool`](crate::global_avg_pool).
     fn global_avg_pool_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// Computes the gradient of an input of `[height, width]` pixels and this element type.
-    fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Computes the gradient of an input of `[height, width]` pixels and this element type, plus the `addend`.
+    fn global_avg_pool_backward(
+        size: [usize; 2],
+        dtype: DType,
+        grad: FloatTensor<Self>,
+        addend: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self>;
 
     /// See [`cross_entropy`](crate::cross_entropy). Returns the loss `[1]` and its gradient with respect to the logits.
     fn cross_entropy_forward(
@@ -207,15 +212,6 @@ pub trait Kernels: ConvKernels {
     fn slice_channels_forward(input: FloatTensor<Self>, first: usize, count: usize) -> FloatTensor<Self>;
     /// Computes the gradient of an input with `all` channels, from the gradient of a slice that starts at `first`.
     fn slice_channels_backward(all: usize, first: usize, grad: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// See [`scale_channels`](crate::scale_channels).
-    fn scale_channels_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// Computes the gradients of the input and of the factors.
-    fn scale_channels_backward(
-        input: FloatTensor<Self>,
-        factors: FloatTensor<Self>,
-        grad: FloatTensor<Self>,
-    ) -> [FloatTensor<Self>; 2];
 }
 
 /// Differentiable batch norm and activations. The functions' names differ from burn's, because both are in scope for the same
@@ -284,8 +280,6 @@ pub trait TrainingOps: Backend {
     fn flatten(input: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`max_pool2d`](crate::max_pool2d).
     fn max_pool(input: FloatTensor<Self>, options: PoolOptions) -> FloatTensor<Self>;
-    /// See [`scale_channels`](crate::scale_channels).
-    fn scale_channels(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
     /// See [`concat`](crate::concat) and, if `interleaved`, [`interleave`](crate::interleave).
     fn concat_two(a: FloatTensor<Self>, b: FloatTensor<Self>, interleaved: bool) -> FloatTensor<Self>;
     /// See [`concat`](crate::concat).

@@ -9,12 +9,13 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, activation, module};
 
+use crate::channels::{ChannelOps, Join};
 use crate::dispatch::{
     check_gpu_convolution, has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast,
 };
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
 use crate::features::{Features, conv2d};
-use crate::trace::{Operand, Operation, Started, start, start_fused};
+use crate::trace::{Operand, Operation, Started, is_recording, start, start_fused};
 
 /// Starts the recording of a convolution or linear layer.
 pub(crate) fn start_affine(
@@ -231,6 +232,12 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 /// When `parts` is empty.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     let call = start(Operation::Concat, &parts.iter().map(|part| part as &dyn Operand).collect::<Vec<_>>());
+    if let [left, right] = &parts[..]
+        && on_gpu(left)
+        && left.dtype() == right.dtype()
+    {
+        return call.end(join(left.clone(), right.clone(), Join { shared: 0, relu: false }));
+    }
     if !have_kernels(parts.iter()) {
         // Concatenate along the last axis, so that images on a GPU stay channels-last in memory.
         let parts = parts.into_iter().map(to_channels_last).collect();
@@ -245,6 +252,28 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
         };
     }
     call.end(Tensor::from_dispatch(all))
+}
+
+fn join(left: Tensor<4>, right: Tensor<4>, join: Join) -> Tensor<4> {
+    Tensor::from_dispatch(Dispatch::join(left.into_dispatch(), right.into_dispatch(), join))
+}
+
+/// Joins the two paths of a block of DPN: ReLU of the sum of the first `shared` channels of both, the other channels of `left`, and
+/// the other channels of `right`.
+///
+/// # Panics
+///
+/// When an image has fewer than `shared` channels, or the sizes differ.
+pub fn join_paths(left: Tensor<4>, right: Tensor<4>, shared: usize) -> Tensor<4> {
+    let ([batch, old, height, width], new) = (left.dims(), right.dims()[1]);
+    assert_eq!(right.dims(), [batch, new, height, width], "joined images have the same size");
+    assert!(shared <= old.min(new), "{shared} shared channels of {old} and {new}");
+    let has_kernels = on_gpu(&left) || have_kernels([&left, &right].into_iter());
+    if has_kernels && left.dtype() == right.dtype() && !is_recording() {
+        return join(left, right, Join { shared, relu: true });
+    }
+    let sum = add(slice_channels(left.clone(), 0..shared), slice_channels(right.clone(), 0..shared));
+    relu(concat(vec![sum, slice_channels(left, shared..old), slice_channels(right, shared..new)]))
 }
 
 /// Interleaves the channels of two tensors `[B, C, H, W]`, → `[B, 2·C, H, W]`. Equals ShuffleNet's channel shuffle of
@@ -279,7 +308,7 @@ pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
     let call = start(Operation::ScaleChannels, &[&input, &factors]);
     let [batch, channels] = factors.dims();
     let factors = factors.cast(input.dtype());
-    call.end(if has_kernels(&input) {
+    call.end(if has_image_kernels(&input) {
         Tensor::from_dispatch(Dispatch::scale_channels(input.into_dispatch(), factors.into_dispatch()))
     } else {
         input * factors.reshape([batch, channels, 1, 1])

@@ -2,9 +2,9 @@
 //!
 //! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
 //! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm, activations,
-//! the loss, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`], [`NormKernels`],
-//! [`HeadKernels`]). All other operations, devices and element types use burn's operations. Models call the same functions
-//! everywhere.
+//! the loss, scaled and joined channels, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`],
+//! [`NormKernels`], [`HeadKernels`]). All other operations, devices and element types use burn's operations. Models call the same
+//! functions everywhere.
 //!
 //! # Memory order
 //!
@@ -27,6 +27,7 @@
 mod accumulate;
 mod autodiff;
 mod batch_norm;
+mod channels;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod deferred;
@@ -60,7 +61,7 @@ pub use extension::{
 };
 pub use features::{ConvNormOutput, Features, FollowingNorm, conv_batch_norm, conv2d, fuses_batch_norm};
 pub use functional::{
-    add, avg_pool2d, concat, divide, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu,
+    add, avg_pool2d, concat, divide, flatten, gelu, global_avg_pool, interleave, join_paths, linear, max_pool2d, relu,
     scale_channels, sigmoid, slice_channels, swish, unflatten,
 };
 pub use gather::{GatherLines, gather_images};

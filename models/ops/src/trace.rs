@@ -165,6 +165,11 @@ pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Recording) {
     (result, recording)
 }
 
+/// Returns whether this thread's operations are recorded.
+pub(crate) fn is_recording() -> bool {
+    RECORDING.with_borrow(Option::is_some)
+}
+
 /// A tensor of any rank, as an operand.
 pub(crate) trait Operand {
     fn primitive(&self) -> FlexTensor;

@@ -1,10 +1,12 @@
-//! Concatenation and slicing of channels, on channels-last images.
+//! Concatenation, slicing and joining of channels, on channels-last images.
 
 use std::ops::Range;
 
 use super::allocator::Buffer;
 use super::element::Element;
 use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, for_each};
+use super::simd::multiversion;
+use crate::channels::Join;
 
 /// Runs `task` in parallel over ranges of pixels with `channels` elements each.
 fn for_pixels(pixels: usize, channels: usize, task: impl Fn(Range<usize>) + Send + Sync) {
@@ -102,4 +104,93 @@ pub(crate) fn slice_grad<E: Element>(dy: &[E], all: usize, chosen: Range<usize>)
         }
     });
     dx
+}
+
+/// See [`ChannelKernels::join_forward`](crate::channels::ChannelKernels::join_forward); the images have `old` and `new` channels.
+pub(crate) fn joined<E: Element>(left: &[E], right: &[E], [old, new]: [usize; 2], join: Join) -> Buffer<E> {
+    let (pixels, all) = (left.len() / old, old + new - join.shared);
+    let mut y = Buffer::new(pixels * all);
+    let target = SharedSlice::new(&mut y);
+    for_pixels(pixels, all, |range| {
+        // SAFETY: each task has its own pixels.
+        let y = unsafe { target.slice(range.start * all..range.end * all) };
+        let (left, right) = (&left[range.start * old..range.end * old], &right[range.start * new..range.end * new]);
+        join_pixels(left, right, y, old, new, join.shared, join.relu);
+    });
+    y
+}
+
+multiversion!(fn join_pixels<E: Element>(
+    left: &[E], right: &[E], y: &mut [E], old: usize, new: usize, shared: usize, relu: bool
+) = join_pixels_body);
+
+#[inline(always)]
+fn join_pixels_body<E: Element>(
+    left: &[E],
+    right: &[E],
+    y: &mut [E],
+    old: usize,
+    new: usize,
+    shared: usize,
+    relu: bool,
+) {
+    let pixels = left.chunks_exact(old).zip(right.chunks_exact(new));
+    for (y, (left, right)) in y.chunks_exact_mut(old + new - shared).zip(pixels) {
+        let (sums, rest) = y.split_at_mut(shared);
+        let both = left[..shared].iter().zip(&right[..shared]);
+        sums.iter_mut().zip(both).for_each(|(y, (left, right))| *y = E::from_f32(left.to_f32() + right.to_f32()));
+        let (first, second) = rest.split_at_mut(old - shared);
+        first.copy_from_slice(&left[shared..]);
+        second.copy_from_slice(&right[shared..]);
+        if relu {
+            // Not `max`, which would drop NaN.
+            y.iter_mut().for_each(|y| *y = if y.to_f32() < 0.0 { E::zeroed() } else { *y });
+        }
+    }
+}
+
+/// See [`ChannelKernels::join_backward`](crate::channels::ChannelKernels::join_backward); without ReLU, `output` is empty.
+pub(crate) fn joined_grad<E: Element>(dy: &[E], output: &[E], [old, new]: [usize; 2], shared: usize) -> [Buffer<E>; 2] {
+    let all = old + new - shared;
+    let pixels = dy.len() / all;
+    let (mut left, mut right) = (Buffer::new(pixels * old), Buffer::new(pixels * new));
+    let targets = [SharedSlice::new(&mut left), SharedSlice::new(&mut right)];
+    for_pixels(pixels, all, |range| {
+        let of = |channels: usize| range.start * channels..range.end * channels;
+        // SAFETY: each task has its own pixels.
+        let (left, right) = unsafe { (targets[0].slice(of(old)), targets[1].slice(of(new))) };
+        let output = if output.is_empty() { output } else { &output[of(all)] };
+        split_pixels(&dy[of(all)], output, left, right, old, new, shared);
+    });
+    [left, right]
+}
+
+multiversion!(fn split_pixels<E: Element>(
+    dy: &[E], output: &[E], left: &mut [E], right: &mut [E], old: usize, new: usize, shared: usize
+) = split_pixels_body);
+
+#[inline(always)]
+fn split_pixels_body<E: Element>(
+    dy: &[E],
+    output: &[E],
+    left: &mut [E],
+    right: &mut [E],
+    old: usize,
+    new: usize,
+    shared: usize,
+) {
+    let all = old + new - shared;
+    let pixels = left.chunks_exact_mut(old).zip(right.chunks_exact_mut(new)).enumerate();
+    for (pixel, (left, right)) in pixels {
+        let dy = &dy[pixel * all..(pixel + 1) * all];
+        left.copy_from_slice(&dy[..old]);
+        right[shared..].copy_from_slice(&dy[old..]);
+        if !output.is_empty() {
+            let output = &output[pixel * all..(pixel + 1) * all];
+            let masked = |(dx, y): (&mut E, &E)| *dx = if y.to_f32() > 0.0 { *dx } else { E::zeroed() };
+            left.iter_mut().zip(&output[..old]).for_each(masked);
+            right[shared..].iter_mut().zip(&output[old..]).for_each(masked);
+        }
+        right[..shared].copy_from_slice(&left[..shared]);
+    }
 }

@@ -154,13 +154,22 @@ impl HeadKernels for Flex {
         row_major(means, [batch, channels])
     }
 
-    fn global_avg_pool_backward([height, width]: [usize; 2], dtype: DType, grad: FlexTensor) -> FlexTensor {
+    fn global_avg_pool_backward(
+        [height, width]: [usize; 2],
+        dtype: DType,
+        grad: FlexTensor,
+        addend: Option<FlexTensor>,
+    ) -> FlexTensor {
         let grad = Dense::row_major(grad);
         let [batch, channels] = grad.shape().dims();
         let dims = [batch, channels, height, width];
-        with_element!(dtype, E => {
+        let grad = with_element!(dtype, E => {
             image(channels::mean_grad::<E>(grad.values(), batch, height * width, channels), dims)
-        })
+        });
+        match addend {
+            Some(addend) => Self::elementwise_add(addend, grad),
+            None => grad,
+        }
     }
 
     fn cross_entropy_forward(logits: FlexTensor, targets: FlexTensor, scale: f32) -> [FlexTensor; 2] {
@@ -293,23 +302,6 @@ impl Kernels for Flex {
         let (chosen, dims) = (first..first + count, [batch, all, height, width]);
         with_element!(grad.dtype(), E => image(concat::slice_grad::<E>(grad.values(), all, chosen), dims))
     }
-
-    fn scale_channels_forward(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
-        let (input, factors) = (Dense::channels_last(input), Dense::row_major(factors));
-        with_element!(input.dtype(), E => {
-            input.like(channels::scale::<E>(input.values(), factors.values(), input.dims4()))
-        })
-    }
-
-    fn scale_channels_backward(input: FlexTensor, factors: FlexTensor, grad: FlexTensor) -> [FlexTensor; 2] {
-        let (input, grad) = (Dense::channels_last(input), Dense::channels_last(grad));
-        let factors = Dense::row_major(factors);
-        let dims = input.dims4();
-        with_element!(input.dtype(), E => {
-            let [dx, dfactors] = channels::scale_grad::<E>(input.values(), factors.values(), grad.values(), dims);
-            [input.like(dx), row_major(dfactors, [dims[0], dims[1]])]
-        })
-    }
 }
 
 impl_without_autodiff!(Flex, FlexTensor);
@@ -329,10 +321,6 @@ impl TrainingOps for Flex {
 
     fn max_pool(input: FlexTensor, options: PoolOptions) -> FlexTensor {
         Self::max_pool_forward(input, options).0
-    }
-
-    fn scale_channels(input: FlexTensor, factors: FlexTensor) -> FlexTensor {
-        Self::scale_channels_forward(input, factors)
     }
 
     fn concat_two(a: FlexTensor, b: FlexTensor, interleaved: bool) -> FlexTensor {

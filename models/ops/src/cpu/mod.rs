@@ -13,6 +13,7 @@ mod convert;
 mod depthwise;
 mod element;
 mod flex;
+mod flex_channels;
 mod fold_taps;
 mod group_conv;
 mod group_kernel;

@@ -5,7 +5,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{activation, conv, deferred, head, loss, norm};
+use super::{activation, conv, deferred, head, join, loss, norm, scale};
+use crate::channels::{ChannelKernels, Join, impl_channels_without_autodiff};
 use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredKernels, DeferredNorm, DeferredOps};
 use crate::extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, NormKernels, NormOptions,
@@ -48,8 +49,13 @@ impl HeadKernels for Cube {
         head::global_avg_pool(input)
     }
 
-    fn global_avg_pool_backward(size: [usize; 2], dtype: DType, grad: CubeTensor) -> CubeTensor {
-        head::global_avg_pool_gradient(size, dtype, grad)
+    fn global_avg_pool_backward(
+        size: [usize; 2],
+        dtype: DType,
+        grad: CubeTensor,
+        addend: Option<CubeTensor>,
+    ) -> CubeTensor {
+        head::global_avg_pool_gradient(size, dtype, grad, addend)
     }
 
     fn cross_entropy_forward(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
@@ -150,7 +156,31 @@ impl DeferredOps for Cube {
     }
 }
 
+impl ChannelKernels for Cube {
+    fn scale_channels_forward(input: CubeTensor, factors: CubeTensor) -> CubeTensor {
+        scale::scale_channels(input, factors)
+    }
+
+    fn scale_channels_backward(input: CubeTensor, factors: CubeTensor, grad: CubeTensor) -> [CubeTensor; 2] {
+        scale::scale_channels_gradients(input, factors, grad)
+    }
+
+    fn join_forward(left: CubeTensor, right: CubeTensor, join: Join) -> CubeTensor {
+        join::forward(left, right, join)
+    }
+
+    fn join_backward(
+        output: Option<CubeTensor>,
+        channels: [usize; 2],
+        shared: usize,
+        grad: CubeTensor,
+    ) -> [CubeTensor; 2] {
+        join::backward(output, channels, shared, grad)
+    }
+}
+
 impl_without_autodiff!(Cube, CubeTensor);
+impl_channels_without_autodiff!(Cube, CubeTensor);
 
 impl EvalOps for Cube {
     fn norm_eval(

@@ -38,17 +38,20 @@ fn mean_of_pixels<F: Float, N: Size>(
     }
 }
 
-/// Writes to each pixel of an image its share of the mean's gradient.
+/// Writes to each pixel of an image its share of the mean's gradient, plus the `addend` if there is one.
 #[cube(launch_unchecked)]
 fn mean_gradient<F: Float, N: Size>(
     grad: &[Vector<f32, N>],
+    addend: &[Vector<F, N>],
     dx: &mut [Vector<F, N>],
     rows: usize,
     pixels: usize,
     columns: usize,
     grad_pitch: usize,
+    addend_pitch: usize,
     pitch: usize,
     part: f32,
+    #[comptime] add: bool,
     #[define(F)] _dtype: ElemType,
 ) {
     let (column, y, _, depth) = thread_position();
@@ -57,7 +60,11 @@ fn mean_gradient<F: Float, N: Size>(
     }
     let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {
-        dx[row * pitch + column] = Vector::cast_from(grad[row / pixels * grad_pitch + column] * Vector::new(part));
+        let mut value = grad[row / pixels * grad_pitch + column] * Vector::new(part);
+        if comptime!(add) {
+            value += Vector::<f32, N>::cast_from(addend[row * addend_pitch + column]);
+        }
+        dx[row * pitch + column] = Vector::cast_from(value);
         row += depth * CUBE_COUNT_Y as usize;
     }
 }
@@ -135,13 +142,19 @@ pub(super) fn global_avg_pool(x: CubeTensor) -> CubeTensor {
     out.into_tensor()
 }
 
-/// Computes the gradient of images of `[height, width]` pixels and this element type.
-pub(super) fn global_avg_pool_gradient([height, width]: [usize; 2], dtype: DType, grad: CubeTensor) -> CubeTensor {
-    let grad = Rows::new(grad);
+/// Computes the gradient of images of `[height, width]` pixels and this element type, plus the `addend`.
+pub(super) fn global_avg_pool_gradient(
+    [height, width]: [usize; 2],
+    dtype: DType,
+    grad: CubeTensor,
+    addend: Option<CubeTensor>,
+) -> CubeTensor {
+    let (grad, addend) = (Rows::new(grad), addend.map(Rows::new));
     let dx = grad.images_of(grad.rows(), height, width, grad.columns(), dtype);
-    let vector = dx.vector(&[&grad], &[]);
+    let second = addend.as_ref().unwrap_or(&dx);
+    let vector = dx.vector(&[&grad, second], &[]);
     let blocks = Blocks::over(&dx, vector);
-    // SAFETY: `dx` has the pixels of as many images as `grad` has rows.
+    // SAFETY: `dx` and the addend have the pixels of as many images as `grad` has rows. Without an addend, the kernel does not read it.
     unsafe {
         mean_gradient::launch_unchecked(
             dx.client(),
@@ -149,13 +162,16 @@ pub(super) fn global_avg_pool_gradient([height, width]: [usize; 2], dtype: DType
             blocks.dim(),
             vector,
             grad.arg(),
+            second.arg(),
             dx.arg(),
             dx.rows(),
             height * width,
             blocks.columns,
             grad.pitch(vector),
+            second.pitch(vector),
             dx.pitch(vector),
             1.0 / (height * width) as f32,
+            addend.is_some(),
             dtype_to_storage_type(dtype),
         );
     }
