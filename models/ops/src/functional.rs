@@ -233,8 +233,7 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     let call = start(Operation::Concat, &parts.iter().map(|part| part as &dyn Operand).collect::<Vec<_>>());
     if let [left, right] = &parts[..]
-        && on_gpu(left)
-        && left.dtype() == right.dtype()
+        && joins_on_gpu(left, right)
     {
         return call.end(join(left.clone(), right.clone(), Join { shared: 0, relu: false }));
     }
@@ -254,6 +253,12 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     call.end(Tensor::from_dispatch(all))
 }
 
+/// Returns true if the GPU kernels can join two images. They count elements in 32 bits.
+fn joins_on_gpu(left: &Tensor<4>, right: &Tensor<4>) -> bool {
+    let elements = left.shape().num_elements() + right.shape().num_elements();
+    on_gpu(left) && left.dtype() == right.dtype() && elements < 1 << 31
+}
+
 fn join(left: Tensor<4>, right: Tensor<4>, join: Join) -> Tensor<4> {
     Tensor::from_dispatch(Dispatch::join(left.into_dispatch(), right.into_dispatch(), join))
 }
@@ -268,8 +273,7 @@ pub fn join_paths(left: Tensor<4>, right: Tensor<4>, shared: usize) -> Tensor<4>
     let ([batch, old, height, width], new) = (left.dims(), right.dims()[1]);
     assert_eq!(right.dims(), [batch, new, height, width], "joined images have the same size");
     assert!(shared <= old.min(new), "{shared} shared channels of {old} and {new}");
-    let has_kernels = on_gpu(&left) || have_kernels([&left, &right].into_iter());
-    if has_kernels && left.dtype() == right.dtype() && !is_recording() {
+    if (joins_on_gpu(&left, &right) || have_kernels([&left, &right].into_iter())) && !is_recording() {
         return join(left, right, Join { shared, relu: true });
     }
     let sum = add(slice_channels(left.clone(), 0..shared), slice_channels(right.clone(), 0..shared));
