@@ -68,3 +68,15 @@ macro_rules! accumulate_all {
     };
 }
 pub(crate) use accumulate_all;
+
+/// Takes the gradient that a parent has from other steps, so that the backend's kernel can add it to its own; `None` if there is none
+/// yet. As in [`accumulate`], only images of inner nodes have one. The step must register the parent's gradient. burn does not export
+/// the parent's type.
+macro_rules! take_addend {
+    ($backend:ty, $grads:expr, $parent:expr) => {
+        $parent
+            .filter(|node| !node.parents.is_empty() && is_registered(node.id))
+            .map(|node| $grads.consume::<$backend>(node))
+    };
+}
+pub(crate) use take_addend;

@@ -11,7 +11,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 
-use crate::accumulate::{accumulate, accumulate_all, is_registered};
+use crate::accumulate::{accumulate, accumulate_all, is_registered, take_addend};
 use crate::extension::{
     Activation, ConvKernels, ConvOps, ConvOptions, HeadKernels, HeadOps, Kernels, NormKernels, NormOps, NormOptions,
     PoolOptions, TrainingOps,
@@ -35,9 +35,7 @@ impl<B: ConvKernels, const N: usize> Backward<B, N> for ConvStep {
         let grad = grads.consume::<B>(&ops.node);
         let parent = |i: usize| ops.parents.get(i).and_then(Option::as_ref);
         let required = [0, 1, 2].map(|i| parent(i).is_some());
-        // As `accumulate`, but the kernel adds the input's gradients.
-        let inner = parent(0).filter(|node| grad.rank() == 4 && !node.parents.is_empty());
-        let addend = inner.filter(|node| is_registered(node.id)).map(|node| grads.consume::<B>(node));
+        let addend = take_addend!(B, grads, parent(0).filter(|_| grad.rank() == 4));
         let found = B::conv_backward(ops.state, grad, addend, required);
         if let (Some(node), Some(grad)) = (parent(0), found.input) {
             grads.register::<B>(node.id, grad);
@@ -84,9 +82,7 @@ impl<B: HeadKernels> Backward<B, 1> for GlobalAvgPoolStep {
         let (size, dtype) = ops.state;
         let grad = grads.consume::<B>(&ops.node);
         let [Some(parent)] = &ops.parents else { return };
-        // As `accumulate`, but the kernel adds the input's gradients.
-        let exists = !parent.parents.is_empty() && is_registered(parent.id);
-        let addend = exists.then(|| grads.consume::<B>(parent));
+        let addend = take_addend!(B, grads, Some(parent));
         grads.register::<B>(parent.id, B::global_avg_pool_backward(size, dtype, grad, addend));
     }
 }

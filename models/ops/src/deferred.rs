@@ -16,7 +16,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::accumulate::{accumulate, accumulate_all, is_registered};
+use crate::accumulate::{accumulate, accumulate_all, is_registered, take_addend};
 use crate::autodiff::{ConvStep, record};
 use crate::extension::{Activation, ConvKernels, ConvOptions, RunningStats};
 
@@ -142,9 +142,7 @@ impl<B: DeferredKernels> Backward<B, 4> for ConvNormStep {
     fn backward(self, ops: Ops<B::SavedConvNorm, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
         let [input, weight, ..] = &ops.parents;
-        // As in `ConvStep`, the kernel adds the input's gradients.
-        let inner = input.as_ref().filter(|node| !node.parents.is_empty());
-        let addend = inner.filter(|node| is_registered(node.id)).map(|node| grads.consume::<B>(node));
+        let addend = take_addend!(B, grads, input.as_ref());
         let required = [input.is_some(), weight.is_some()];
         let found = B::conv_norm_backward(ops.state, grad, addend, required);
         if let (Some(node), Some(grad)) = (input, found.input) {
