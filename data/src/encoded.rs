@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::crops::{TEN_CROP, centre_of_resized, crops_of_resized};
-use crate::decode::{self, Decoder, Region, Target, resample};
+use crate::decode::{self, Decoder, Region, TOO_LARGE, Target, resample};
 use crate::formats::{open, read_error};
 use crate::{DataError, ImageShape};
 
@@ -159,8 +159,12 @@ impl ImageFile {
 
     /// Makes the error of an image that cannot be decoded.
     fn damaged(&self, cause: &str) -> DataError {
-        let hint = "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it";
-        self.error(format!("cannot be decoded: {cause}"), hint)
+        let hint = if cause.contains(TOO_LARGE) {
+            "scale the image down, or remove it"
+        } else {
+            "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it"
+        };
+        self.error(format!("cannot be decoded: {cause}"), hint).of_bad_image()
     }
 
     /// Returns a length in bytes that an image may have.
@@ -169,7 +173,7 @@ impl ImageFile {
             true => Ok(len),
             false => {
                 let cause = format!("has {len} bytes, an image has at most {MAX_BYTES}");
-                Err(self.error(cause, "replace the image if it is damaged, or scale it down"))
+                Err(self.error(cause, "replace the image if it is damaged, or scale it down").of_bad_image())
             }
         }
     }

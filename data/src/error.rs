@@ -16,12 +16,26 @@ pub struct DataError {
     pub cause: String,
     /// What the user can do.
     pub hint: String,
+    /// Whether a single image is damaged or missing, so that another one can replace it (`data.on_error = "skip"`).
+    pub is_bad_image: bool,
 }
 
 impl DataError {
     /// Makes an error about a whole file.
     pub fn new(file: impl AsRef<Path>, cause: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self { file: file.as_ref().to_owned(), place: String::new(), cause: cause.into(), hint: hint.into() }
+        Self {
+            file: file.as_ref().to_owned(),
+            place: String::new(),
+            cause: cause.into(),
+            hint: hint.into(),
+            is_bad_image: false,
+        }
+    }
+
+    /// Marks the error as that of a single image that is damaged or missing.
+    pub fn of_bad_image(mut self) -> Self {
+        self.is_bad_image = true;
+        self
     }
 
     /// Sets the place in the file.

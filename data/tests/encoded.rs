@@ -199,6 +199,16 @@ fn a_damaged_image_is_an_error_or_replaced_by_the_next_of_its_class() {
     assert!(error.cause.ends_with("; 5 other images of its class cannot be decoded either"), "{error}");
 }
 
+/// An image of another size is whole: the configuration lacks `image_size`.
+#[test]
+fn only_damaged_and_missing_images_are_replaced() {
+    let folder = folder(6);
+    let request = request("image-folder", folder.path(), DecodeTime::Epoch);
+    let as_they_are = load(&LoadRequest { image_size: None, ..request }).unwrap().train;
+    let error = batches(&as_they_are, LoaderConfig { on_error: OnError::Replace, ..config(&[]) }, 1).unwrap_err();
+    assert!(error.hint.contains("image_size"), "{error}: {}", error.hint);
+}
+
 #[test]
 fn the_size_decides_when_images_are_decoded() {
     let folder = folder(2);

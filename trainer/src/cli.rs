@@ -25,6 +25,30 @@ pub struct Cli {
     pub log_level: Option<String>,
 }
 
+impl Cli {
+    /// Sets `--data-dir` to `variable`, the value of `TRAINER_DATA_DIR`, for a command that has the flag but was not given it. An empty
+    /// variable counts as unset.
+    pub fn with_data_dir(mut self, variable: Option<OsString>) -> Self {
+        let flag = match &mut self.command {
+            None => Some(&mut self.train.data_dir),
+            Some(Command::Train(arguments)) => Some(&mut arguments.data_dir),
+            Some(Command::Eval(arguments)) => Some(&mut arguments.data_dir),
+            Some(Command::Compare(arguments)) => Some(&mut arguments.runs.data_dir),
+            Some(Command::Bench(BenchCommand::Scaling(arguments))) => Some(&mut arguments.runs.data_dir),
+            // A sweep that continues has the folder that it began with.
+            Some(Command::Sweep(arguments)) => Some(&mut arguments.data_dir).filter(|_| arguments.resume.is_none()),
+            Some(Command::Data(DataCommand::Fetch { data_dir, .. } | DataCommand::Verify { data_dir, .. })) => {
+                Some(data_dir)
+            }
+            _ => None,
+        };
+        if let (Some(flag @ None), Some(dir)) = (flag, variable.filter(|dir| !dir.is_empty())) {
+            *flag = Some(dir.into());
+        }
+        self
+    }
+}
+
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
@@ -53,7 +77,7 @@ pub enum Command {
     /// List, download and verify data sets
     #[command(subcommand)]
     Data(DataCommand),
-    /// Measure the collectives
+    /// Measure all-reduce, or measure and predict the scaling of training
     #[command(subcommand)]
     Bench(BenchCommand),
     /// Show what this machine offers for training (GPUs, driver, libraries) and what a run would use
@@ -116,8 +140,8 @@ pub struct TrainArgs {
     /// The folder in which run folders are created
     #[arg(long, value_name = "DIR", default_value = "runs")]
     pub run_dir: PathBuf,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
+    #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// Override train.epochs
     #[arg(long, value_name = "N")]
@@ -207,8 +231,8 @@ pub struct EvalArgs {
     /// The data set (default: that of the run; required with --model)
     #[arg(long, value_name = "NAME")]
     pub data: Option<String>,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
+    #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// Side of the images in pixels, as data.image_size (default: that of the run, or of the data set)
     #[arg(long, value_name = "PIXELS")]
@@ -291,9 +315,9 @@ pub struct ExportArgs {
     /// The checkpoint: best, last, or a name such as epoch-3 (default: best, or last if the run has no best)
     #[arg(long, value_name = "best|last|NAME")]
     pub checkpoint: Option<String>,
-    /// Write the averaged weights (train.ema) instead of the trained weights
+    /// Write the trained weights, not their moving average (train.ema), which evaluations use
     #[arg(long)]
-    pub ema: bool,
+    pub no_ema: bool,
     /// safetensors (the weights, for PyTorch) or onnx (the network with its weights) (default: the ending of --to)
     #[arg(long, value_parser = ["safetensors", "onnx"])]
     pub format: Option<String>,
@@ -337,8 +361,8 @@ pub enum DataCommand {
     Fetch {
         /// The data set's name
         name: String,
-        /// The folder to unpack it in
-        #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+        /// The folder to unpack it in (default: the variable TRAINER_DATA_DIR)
+        #[arg(long, value_name = "DIR")]
         data_dir: Option<PathBuf>,
         /// Another server that has the same files
         #[arg(long, value_name = "URL")]
@@ -348,8 +372,8 @@ pub enum DataCommand {
     Verify {
         /// The data set's name
         name: String,
-        /// The folder of the data sets
-        #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+        /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
+        #[arg(long, value_name = "DIR")]
         data_dir: Option<PathBuf>,
         /// The character between the classes of an image in a manifest, as data.label_delim
         #[arg(long, value_name = "CHARACTER")]

@@ -58,10 +58,19 @@ impl Failure {
         Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
     }
 
-    /// Converts a panic's text to a failure if the GPU is out of memory or has stopped: burn panics with these errors wherever it
-    /// reads results. Returns `None` for a defect of this program.
+    /// Converts a panic's text to a failure if the GPU is out of memory or has stopped, as burn panics with these errors wherever it
+    /// reads results, or if a batch is too large for the kernels. Returns `None` for a defect of this program.
     pub fn of_panic(text: &str) -> Option<Self> {
-        Self::of_full_memory(text).or_else(|| Self::of_poisoned_gpu(text)).or_else(|| Self::of_missing_library(text))
+        Self::of_full_memory(text)
+            .or_else(|| Self::of_poisoned_gpu(text))
+            .or_else(|| Self::of_missing_library(text))
+            .or_else(|| Self::of_large_batch(text))
+    }
+
+    fn of_large_batch(text: &str) -> Option<Self> {
+        let (cause, _) = text.split_once(ops::SMALLER_BATCH)?;
+        let cause = cause.trim_end().trim_end_matches(':');
+        Some(Self::usage(cause, format!("{}, for steps of the same size", ops::SMALLER_BATCH)))
     }
 
     /// `device` finds the libraries of CUDA 13 too, whatever this program was built with. cudarc does not.

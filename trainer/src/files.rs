@@ -57,6 +57,9 @@ impl FileError {
                 "make the folder writable for this user, or let run folders be made elsewhere with --run-dir DIR"
             }
             ErrorKind::NotFound => "check the path; was the folder moved or deleted while the run went on?",
+            ErrorKind::AlreadyExists => {
+                "something of this name exists: move it, or name another folder with --run-dir DIR"
+            }
             ErrorKind::NotADirectory => "a part of the path is a file, not a folder; name another with --run-dir DIR",
             _ => "see whether the disk is mounted and healthy (dmesg), or name another folder with --run-dir DIR",
         };

@@ -29,7 +29,7 @@ pub fn main() -> ExitCode {
     }));
     let run = || {
         let cli = match Cli::try_parse_from(with_np(std::env::args_os())?) {
-            Ok(cli) => cli,
+            Ok(cli) => cli.with_data_dir(std::env::var_os("TRAINER_DATA_DIR")),
             // A shell's `*` may have put any file name among the arguments.
             Err(mistake) if mistake.use_stderr() => {
                 console::eprint(mistake.render());

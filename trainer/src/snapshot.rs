@@ -1,10 +1,13 @@
 //! The content of a checkpoint: the tensors ([`Snapshot`]) and the counters ([`RunProgress`]).
 
+use std::path::Path;
+
 use data::sampler::FIRST_EPOCH;
 use models::state::StateTensor;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::BestBy;
+use crate::failure::Failure;
 use crate::state_file::NamedTensor;
 
 /// Everything that a checkpoint saves of a strategy, in host memory.
@@ -20,6 +23,14 @@ pub struct Snapshot {
     pub ema: Option<Vec<StateTensor>>,
 }
 
+impl Snapshot {
+    /// Returns the name of a weight that has a value which is not finite.
+    pub fn not_finite(&self) -> Option<&str> {
+        let broken = |tensor: &&StateTensor| tensor.values.iter().any(|value| !value.is_finite());
+        self.model.iter().chain(self.ema.iter().flatten()).find(broken).map(|tensor| tensor.name.as_str())
+    }
+}
+
 /// What a checkpoint knows of its data set, so that `trainer predict` needs only the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetRecord {
@@ -30,6 +41,31 @@ pub struct DatasetRecord {
     /// Whether an image has any number of these classes (`data.label_delim`), and the network a sigmoid for each.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub multi_label: bool,
+}
+
+impl DatasetRecord {
+    /// Checks that data have the classes with which a checkpoint was trained, since a label is an index into them.
+    ///
+    /// # Errors
+    /// A class has another name or place, or images have one class instead of any number, or the other way round. `hint` says what to do.
+    pub fn check_classes(&self, data: &Self, checkpoint: &Path, hint: &str) -> Result<(), Failure> {
+        let list = |classes: &[String]| {
+            let shown = classes.iter().take(10).map(String::as_str).collect::<Vec<_>>().join(", ");
+            if classes.len() > 10 { format!("{shown}, … ({} classes)", classes.len()) } else { shown }
+        };
+        let kind = |record: &Self| if record.multi_label { "any number of classes" } else { "one class" };
+        let cause = if self.multi_label != data.multi_label {
+            format!("was trained on images that have {}, and these have {}", kind(self), kind(data))
+        } else if self.classes.len() != data.classes.len() {
+            format!("was trained on the classes {}, and the data set has {}", list(&self.classes), list(&data.classes))
+        } else if let Some(at) = (0..self.classes.len()).find(|&at| self.classes[at] != data.classes[at]) {
+            let (before, now) = (&self.classes[at], &data.classes[at]);
+            format!("class {at} was {before:?} when it was trained, and is {now:?} in the data set")
+        } else {
+            return Ok(());
+        };
+        Err(Failure::usage(format!("{}: {cause}", checkpoint.display()), hint))
+    }
 }
 
 /// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
@@ -47,6 +83,9 @@ pub struct RunProgress {
     /// Loader batches of an epoch. Absent in checkpoints of older versions.
     #[serde(default)]
     pub batches_per_epoch: Option<usize>,
+    /// Training images, and images of a batch over all ranks. Absent in checkpoints of older versions.
+    #[serde(default)]
+    pub images_and_batch: Option<[usize; 2]>,
     /// Sums over the epoch in progress.
     pub partial: PartialEpoch,
     /// Best evaluation so far, by `checkpoint.best`.
@@ -66,6 +105,7 @@ impl RunProgress {
             step: 0,
             steps_per_epoch: None,
             batches_per_epoch: None,
+            images_and_batch: None,
             partial: PartialEpoch::default(),
             best: None,
             last: None,
@@ -146,6 +186,14 @@ pub struct Evaluated {
     /// The result of the evaluation.
     #[serde(flatten)]
     pub eval: EvalRecord,
+}
+
+impl Evaluated {
+    /// Returns whether this is the same evaluation. An epoch that was continued may have several.
+    pub fn is_same(&self, other: &Self) -> bool {
+        let [this, that] = [self, other].map(|one| (one.epoch, one.eval.correct, one.eval.loss.to_bits()));
+        this == that
+    }
 }
 
 /// Reads `null` as NaN. JSON has no NaN, so `serde_json` writes values that are not finite as `null`.

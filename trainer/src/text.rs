@@ -58,6 +58,11 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
     text
 }
 
+/// Formats a number with its noun: `1 step`, `1,200 steps`.
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
+}
+
 /// Formats a number with thousands separators: `11,173,962`.
 pub fn thousands(number: u64) -> String {
     let digits = number.to_string();

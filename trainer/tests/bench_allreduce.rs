@@ -54,3 +54,13 @@ fn mistakes_end_with_2() {
         bench.run(&[&["bench", "allreduce"], contradiction].concat()).expect(2);
     }
 }
+
+#[test]
+fn impossible_sizes_are_refused() {
+    let bench = Bench::new(CONFIG);
+    for (size, cause) in [("3", "an element of f32 has 4 bytes"), ("18446744073709551612", "of this machine's memory")]
+    {
+        let refused = bench.run(&["bench", "allreduce", "--sizes", size]).expect(2).stderr;
+        assert!(refused.contains(cause) && refused.contains("hint:"), "{refused}");
+    }
+}

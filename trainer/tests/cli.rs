@@ -143,6 +143,37 @@ fn an_image_folder_trains_and_a_model_with_other_classes_is_refused() {
     assert!(refused.stderr.contains("num_classes") && refused.stderr.contains("hint:"), "{}", refused.stderr);
 }
 
+/// An empty variable counts as unset.
+#[test]
+fn the_variable_names_the_data_folder() {
+    let bench = Bench::new(CONFIG);
+    let run = |value: &str, arguments: &[&str]| -> Ended {
+        bench.command().env("TRAINER_DATA_DIR", value).args(arguments).output().unwrap().into()
+    };
+    run("", &["data", "list"]).expect(0);
+    run("", &["--config", "config.toml", "--dry-run"]).expect(0);
+    let cifar = ["--config", "config.toml", "--set", "data.name=cifar10", "--set", "data.augment=[]"];
+    let missing = run("from-variable", &cifar).expect(2).stderr;
+    assert!(missing.contains("from-variable"), "{missing}");
+    let flag = run("from-variable", &[&cifar[..], &["--data-dir", "from-flag"]].concat()).expect(2).stderr;
+    assert!(flag.contains("from-flag") && !flag.contains("from-variable"), "{flag}");
+    // A sweep that continues takes no folder.
+    let resumed = run("from-variable", &["sweep", "--resume", "nowhere"]).expect(2).stderr;
+    assert!(resumed.contains("nowhere") && resumed.contains("hint:"), "{resumed}");
+}
+
+#[test]
+fn eval_of_other_data_does_not_search_the_folder_of_the_run() {
+    let bench = Bench::new(CONFIG);
+    fs::create_dir(bench.path("data-of-the-run")).unwrap();
+    let run = bench.train("runs", &["--epochs", "1", "--data-dir", "data-of-the-run"]);
+    let eval = ["eval", "--run", run.to_str().unwrap()];
+    let missing = bench.run(&[&eval[..], &["--data", "mnist"]].concat()).expect(2).stderr;
+    assert!(!missing.contains("data-of-the-run"), "{missing}");
+    let resize = bench.run(&[&eval[..], &["--resize", "20"]].concat()).expect(2).stderr;
+    assert!(resize.contains("--resize 20: it is for images in files"), "{resize}");
+}
+
 #[test]
 fn models_and_data_lists_are_machine_readable() {
     let bench = Bench::new(CONFIG);

@@ -8,20 +8,35 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 13] = [
+const FOREIGN_FLAGS: [&str; 28] = [
+    "amp",
+    "amp-dtype",
     "bench",
     "bins",
+    "crop-pct",
+    "cutmix",
     "dist-bn",
     "example",
     "examples",
     "features",
+    "grad-accum-steps",
     "help",
-    "no-fail-fast",
+    "initial-checkpoint",
+    "layer-decay",
     "lr",
+    "mixup",
+    "model-ema",
+    "model-ema-decay",
+    "no-fail-fast",
     "no-python",
     "nproc-per-node",
+    "rdzv-endpoint",
     "release",
+    "reprob",
+    "smoothing",
+    "standalone",
     "target",
+    "warmup-epochs",
 ];
 /// Sections of a configuration.
 const SECTIONS: [&str; 8] = ["model", "data", "train", "optimizer", "schedule", "parallel", "checkpoint", "log"];

@@ -39,6 +39,20 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
     }
 }
 
+/// The last batch has one image of one pixel before the last batch norms. No other device shares it, also if batch norm is synchronised.
+#[test]
+fn a_step_of_one_image_is_refused_with_synchronised_batch_norm_too() {
+    let config = CONFIG
+        .replace("\"lenet\"", "\"resnet18_imagenet\"")
+        .replace("augment = [\"crop\", \"flip\"]", "image_size = 32");
+    let bench = Bench::new(&config.replace("[data]", "[parallel]\nbatch_norm = \"sync\"\n[data]"));
+    let one_left = ["--set", "data.limit_train=9", "--set", "train.batch_size=8", "--epochs", "1"];
+    for mode in [&[][..], &["--mode", "dp", "--cpus", "2"]] {
+        let refused = bench.run(&[&["--config", "config.toml"], &one_left[..], mode].concat()).expect(2).stderr;
+        assert!(refused.contains("batch norm needs two values") && refused.contains("hint:"), "{mode:?}: {refused}");
+    }
+}
+
 /// Synchronised batch norm is batch norm over the whole batch; without it the devices see other statistics.
 ///
 /// The steps are few and small: at its start a ResNet multiplies the rounding of sums by a hundred or more per step, and one

@@ -178,7 +178,7 @@ fn export_to_an_unknown_ending() {
     let bench = Bench::new(MINI);
     let said = bench.run(&["export", "--run", "nowhere", "--to", "weights.pth"]).expect(2).stderr;
     insta::assert_snapshot!(said, @r"
-    error: --to weights.pth: the ending is that of no format
+    error: --to weights.pth: unknown file extension
       hint: name the file weights.safetensors (weights for PyTorch) or weights.onnx (ONNX)
     ");
 }

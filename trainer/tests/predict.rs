@@ -88,7 +88,7 @@ fn csv_files_and_lists_have_the_same_predictions() {
     assert!(rows[1].starts_with(&format!("{},", paths[0].display())), "{}", rows[1]);
 
     let again = bench.run(&["predict", "--run", &run, "--list", "list.txt", "--to", "out.csv"]).expect(2);
-    assert!(again.stderr.contains("out.csv: the file is there already") && again.stderr.contains("hint:"));
+    assert!(again.stderr.contains("out.csv: the file exists already") && again.stderr.contains("hint:"));
     bench.run(&["predict", "--run", &run, "photos", "--to", "out.csv", "--force", "--top-k", "2", "--tta"]).expect(0);
     let header = std::fs::read_to_string(bench.path("out.csv")).unwrap();
     assert!(header.starts_with("path,class,probability,class_2,probability_2,tta_class,tta_probability\n"), "{header}");

@@ -7,6 +7,7 @@ mod engine;
 mod any_program;
 mod autotune;
 mod bench_allreduce;
+mod class_names;
 mod cli;
 mod compare;
 mod ddp;

@@ -261,6 +261,78 @@ fn a_run_keeps_its_steps_per_epoch() {
     bench.run(&resume).expect(0);
 }
 
+/// Batches of 17 make as many steps of an epoch as batches of 16 of 496 images, but other images come next.
+#[test]
+fn a_run_inside_an_epoch_keeps_its_batches() {
+    let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 500"));
+    bench.run(&["--config", "config.toml", "--set", "train.max_steps=20"]).expect(0);
+    let run = bench.only_run("runs");
+    let resume = ["--resume", run.to_str().unwrap(), "--set", "train.max_steps=0", "--set"];
+    for (other, cause) in [
+        ("data.limit_train=501", "an epoch of this run had 500 images, and has 501 now"),
+        ("data.limit_train=512", "an epoch of this run had 500 images, and has 512 now"),
+    ] {
+        let refused = bench.run(&[&resume[..], &[other]].concat()).expect(2).stderr;
+        assert!(refused.contains(cause), "{refused}");
+    }
+    bench.run(&[&resume[..], &["data.limit_train=500"]].concat()).expect(0);
+}
+
+/// The evaluation after the time limit counts like any other: it may be the best.
+#[test]
+fn the_evaluation_at_the_time_limit_is_recorded() {
+    let bench = Bench::new(&CONFIG.replace("[train]", "[train]\neval_every = 100000"));
+    let limits = ["--set", "train.epochs=100000", "--set", "train.max_time_s=1"];
+    let said = bench.run(&[&["--config", "config.toml"], &limits[..]].concat()).expect(0).stdout;
+    assert!(said.contains("best = last"), "{said}");
+    let run = bench.only_run("runs");
+    let result: serde_json::Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(result["best"], result["last"]);
+    let link = |name: &str| std::fs::read_link(run.join("checkpoints").join(name)).unwrap();
+    assert_eq!(link("best"), link("last"));
+}
+
+/// After two steps of this learning rate the weights are not finite, which only a third step would see in its training loss.
+#[test]
+fn weights_that_are_not_finite_are_not_saved() {
+    let bench = Bench::new(&CONFIG.replace("one-cycle", "constant"));
+    bench.run(&["--config", "config.toml", "--epochs", "1"]).expect(0);
+    let run = bench.only_run("runs");
+    let resume = ["--resume", run.to_str().unwrap(), "--epochs", "2", "--set"];
+    let diverging = ["train.max_steps=35", "--set", "optimizer.lr=1000"];
+    let refused = bench.run(&[&resume[..], &diverging].concat()).expect(1).stderr;
+    assert!(refused.contains("the loss of the evaluation is NaN"), "{refused}");
+    assert!(refused.contains("hint: training diverged: lower optimizer.lr"), "{refused}");
+    // The run goes on from the checkpoint before.
+    bench.run(&[&resume[..], &["train.max_steps=0", "--set", "optimizer.lr=0.05"]].concat()).expect(0);
+}
+
+#[test]
+fn a_dry_run_of_a_run_to_continue_reads_its_checkpoint() {
+    let bench = Bench::new(CONFIG);
+    let run = train(&bench, "runs");
+    let resume = |more: &[&str]| bench.run(&[&["--resume", run.to_str().unwrap(), "--dry-run"], more].concat());
+    let said = resume(&["--epochs", "5"]).expect(0).stdout;
+    let words: String = said.split_whitespace().collect();
+    assert!(words.contains("checkpoints/epoch-3after99steps"), "{said}");
+    for (more, cause) in [
+        (&["--set", "optimizer.kind=adamw", "--set", "optimizer.lr=0.001"][..], "optimizer tensor `momentum."),
+        (&["--set", "model.name=vgg11", "--set", "data.image_size=32"], "the checkpoint is of another model"),
+        (&["--epochs", "2"], "the run has trained 3 epochs, more than 2"),
+        (&["--seed", "9"], "was trained with seed 0, not 9"),
+    ] {
+        let refused = resume(more).expect(2).stderr;
+        assert!(refused.contains(cause) && refused.contains("hint:"), "{more:?}: {refused}");
+    }
+    assert!(
+        bench
+            .run(&["--resume", run.to_str().unwrap(), "--epochs", "2"])
+            .expect(2)
+            .stderr
+            .contains("3 epochs, more than 2")
+    );
+}
+
 #[test]
 fn resume_without_anything_to_resume_is_a_clear_error() {
     let bench = Bench::new(CONFIG);

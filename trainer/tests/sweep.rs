@@ -69,7 +69,7 @@ fn a_run_that_fails_ends_no_other() {
     let failed = &printed["runs"][0];
     assert_eq!(failed["exit_code"], 1);
     assert!(failed["message"].as_str().unwrap().contains("the training loss is"), "{failed}");
-    assert!(printed["runs"][1]["best_top1"].as_f64().unwrap() > 0.0);
+    assert!(printed["runs"][1]["best"].as_f64().unwrap() > 0.0);
 }
 
 /// Two runs of two workers on four slots: each has its own cores or threads, its own launcher and its own log.
@@ -122,7 +122,7 @@ fn mistakes_end_with_2_before_anything_starts() {
         (&["--cpus", "2", "--set", "optimizer.lr=0.1"], "nothing to sweep"),
         (&["--cpus", "2", "--set", "optimizer.lrr=0.1,0.2"], "unknown key `lrr`"),
         (&["--cpus", "2", "--set", "optimizer.lr=0.1,\"x\""], "--set optimizer.lr=\"x\""),
-        (&["--cpus", "2", "--set", "optimizer.kind=sgd,adamw"], "no list of TOML values"),
+        (&["--cpus", "2", "--set", "optimizer.kind=sgd,adamw"], "not a list of TOML values"),
         (
             &["--cpus", "2", "--set", "schedule.milestones=0.5,0.7", "--set", "schedule.kind=multi-step"],
             "array of numbers",
@@ -140,7 +140,7 @@ fn mistakes_end_with_2_before_anything_starts() {
     }
     assert!(entries(&bench.path("runs")).is_empty());
     for (arguments, named) in
-        [(&["--resume", "."][..], "is no folder of a sweep"), (&["--resume", "none"], "none: is no folder")]
+        [(&["--resume", "."][..], "is not the folder of a sweep"), (&["--resume", "none"], "none: is not the folder")]
     {
         let ended = bench.run(&[&["sweep"], arguments].concat()).expect(2);
         assert!(ended.stderr.contains(named) && ended.stderr.contains("hint:"), "{arguments:?}: {}", ended.stderr);

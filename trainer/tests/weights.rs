@@ -83,6 +83,24 @@ fn trained() -> (Bench, PathBuf) {
 }
 
 #[test]
+fn weights_that_are_not_finite_and_a_missing_average_are_refused() {
+    let bench = Bench::new(CONFIG);
+    let run = bench.train("runs", &["--epochs", "1"]);
+    let export = ["export", "--run", run.to_str().unwrap(), "--to", "model.safetensors"];
+    let refused = bench.run(&[&export[..], &["--no-ema"]].concat()).expect(2).stderr;
+    assert!(refused.contains("--no-ema: ") && refused.contains("hint: leave --no-ema out"), "{refused}");
+    bench.run(&export).expect(0);
+    // The last value of the file is one of a weight.
+    let mut bytes = fs::read(bench.path("model.safetensors")).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(bench.path("model.safetensors"), bytes).unwrap();
+    let eval = ["eval", "--model", "lenet", "--weights", "model.safetensors", "--data", "fashion-mini"];
+    let refused = bench.run(&eval).expect(2).stderr;
+    assert!(refused.contains("has the value NaN") && refused.contains("hint:"), "{refused}");
+}
+
+#[test]
 fn what_is_exported_evaluates_as_the_run_does() {
     let (bench, run) = trained();
     let run = run.to_str().unwrap();
@@ -90,10 +108,12 @@ fn what_is_exported_evaluates_as_the_run_does() {
         let arguments = ["eval", "--model", "lenet", "--weights", weights, "--data", "fashion-mini", "--json"];
         json(bench.run(&arguments).expect(0))
     };
-    let said =
-        bench.run(&["export", "--run", run, "--checkpoint", "last", "--ema", "--to", "ema.safetensors"]).expect(0);
+    // Without a flag, the weights that the run evaluates are exported.
+    let said = bench.run(&["export", "--run", run, "--checkpoint", "last", "--to", "ema.safetensors"]).expect(0);
     assert!(said.stdout.starts_with("ema.safetensors: averaged weights of "), "{}", said.stdout);
-    bench.run(&["export", "--run", run, "--checkpoint", "last", "--to", "model.safetensors"]).expect(0);
+    let trained = ["export", "--run", run, "--checkpoint", "last", "--no-ema", "--to", "model.safetensors"];
+    let said = bench.run(&trained).expect(0);
+    assert!(said.stdout.starts_with("model.safetensors: weights of "), "{}", said.stdout);
     // For a checkpoint's folder, `eval` uses the averaged weights, as for its run
     let checkpoint = format!("{run}/checkpoints/last");
     assert_eq!(eval("ema.safetensors"), eval(&checkpoint));
@@ -101,7 +121,7 @@ fn what_is_exported_evaluates_as_the_run_does() {
     assert_eq!(eval("model.safetensors"), eval(&format!("{checkpoint}/model.safetensors")));
     // `--checkpoint` selects a checkpoint. Without it, `export` takes the best one.
     bench.run(&["export", "--run", run, "--checkpoint", "epoch-2", "--to", "two.safetensors"]).expect(0);
-    assert_eq!(fs::read(bench.path("two.safetensors")).unwrap(), fs::read(bench.path("model.safetensors")).unwrap());
+    assert_eq!(fs::read(bench.path("two.safetensors")).unwrap(), fs::read(bench.path("ema.safetensors")).unwrap());
     bench.run(&["export", "--run", run, "--to", "best.safetensors"]).expect(0);
     bench.run(&["export", "--run", run, "--checkpoint", "best", "--to", "best.safetensors", "--force"]).expect(0);
     assert!(!bench.path("best.safetensors.tmp").exists());

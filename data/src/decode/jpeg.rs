@@ -6,7 +6,7 @@ use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use super::{MAX_SIDE, samples, text};
+use super::{MAX_SIDE, TOO_LARGE, samples, text};
 
 /// Reads the headers. Returns the decoder, and height and width. `is_complete`: the file has an end marker. Without the marker,
 /// missing pixels are an error; the decoder's default would make them grey.
@@ -20,7 +20,14 @@ pub(super) fn open<R: BufRead + Seek>(
         .set_max_height(MAX_SIDE)
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(source, options);
-    decoder.decode_headers().map_err(text)?;
+    decoder.decode_headers().map_err(|error| {
+        let text = text(error);
+        if text.contains("width limit") || text.contains("height limit") {
+            format!("{TOO_LARGE} {MAX_SIDE}")
+        } else {
+            text
+        }
+    })?;
     let info = decoder.info().ok_or("the header has no size")?;
     if decoder.input_colorspace() == Some(ColorSpace::Luma) {
         // A third of the bytes; `decode` repeats them.

@@ -19,6 +19,8 @@ pub(crate) const MAX_DECODED: usize = 1 << 30;
 
 /// Maximum side of an image, in pixels: larger than any use, small enough that no size overflows.
 pub(crate) const MAX_SIDE: usize = 16_384;
+/// Part of the message about an image whose sides cannot be decoded.
+pub(crate) const TOO_LARGE: &str = "each side must be from 1 to";
 
 /// The first bytes of every PNG.
 const PNG_SIGNATURE: [u8; 8] = *b"\x89PNG\r\n\x1a\n";
@@ -120,7 +122,7 @@ fn checked_size(height: usize, width: usize) -> Result<(usize, usize), String> {
     let is_possible = |side| (1..=MAX_SIDE).contains(&side);
     match is_possible(height) && is_possible(width) {
         true => Ok((height, width)),
-        false => Err(format!("{width}x{height} pixels; each side must be from 1 to {MAX_SIDE}")),
+        false => Err(format!("{width}x{height} pixels; {TOO_LARGE} {MAX_SIDE}")),
     }
 }
 

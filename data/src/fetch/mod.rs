@@ -244,6 +244,10 @@ fn get(
     progress: &dyn FetchProgress,
 ) -> Result<(), DataError> {
     let base = options.mirror.as_deref().unwrap_or(source.base).trim_end_matches('/');
+    if !["http://", "https://"].iter().any(|scheme| base.starts_with(scheme)) {
+        let hint = "it begins with http:// or https://";
+        return Err(DataError::new("", format!("`{base}` is not the address of a server"), hint).at("mirror"));
+    }
     let url = format!("{base}/{}", want.file);
     Transfer { url: &url, part, want, options, progress }.run().map_err(|failure| {
         let mut hint = String::new();

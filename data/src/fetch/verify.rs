@@ -163,8 +163,8 @@ pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
 
 /// Reports a mistake in a file.
 fn altered(error: DataError) -> FileReport {
-    let DataError { file, place, cause, .. } = error;
-    let how = if place.is_empty() { cause } else { format!("{place}: {cause}") };
+    let DataError { file, place, cause, hint, .. } = error;
+    let how = if place.is_empty() { format!("{cause} ({hint})") } else { format!("{place}: {cause} ({hint})") };
     FileReport { path: file, status: FileStatus::Altered(how) }
 }
 

@@ -32,6 +32,11 @@ pub(super) fn load(
         let count = keep(limit, files.len() * records, option)?;
         read_split(info, layout, &padding, files, records, count, &dir, &classes)
     };
+    let counts = [
+        keep(request.limit_train, train.len() * layout.train_records, "limit_train")?,
+        keep(request.limit_test, layout.test_records, "limit_test")?,
+    ];
+    padding.check_memory(&dir, counts.iter().sum())?;
     Ok(Splits {
         train: read(&train, layout.train_records, request.limit_train, "limit_train")?,
         val: None,

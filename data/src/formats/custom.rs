@@ -106,6 +106,11 @@ pub(super) fn registered() -> Vec<&'static DatasetInfo> {
 pub(super) fn load(info: &DatasetInfo, reader: Reader, request: &LoadRequest) -> Result<Splits, DataError> {
     let dir = request.dir.as_deref().unwrap_or(Path::new(""));
     let CustomSplits { train, test } = (reader.0)(dir)?;
+    if request.image_size.is_some() {
+        let counts = [(&train, request.limit_train), (&test, request.limit_test)];
+        let count = counts.into_iter().map(|(split, limit)| limit.unwrap_or(usize::MAX).min(split.labels.len())).sum();
+        ImagePadding::padded(info, natural(info), request.image_size)?.check_memory(Path::new(""), count)?;
+    }
     Ok(Splits {
         train: checked(info, train, request.image_size, request.limit_train, "train", "limit_train")?,
         val: None,
@@ -113,6 +118,12 @@ pub(super) fn load(info: &DatasetInfo, reader: Reader, request: &LoadRequest) ->
         source: "this program".to_owned(),
         record: None,
     })
+}
+
+/// Returns the shape of the images that the program registered.
+fn natural(info: &DatasetInfo) -> ImageShape {
+    let fact = |value: Option<usize>| value.expect("a registered data set has a shape");
+    ImageShape { channels: fact(info.channels), height: fact(info.height), width: fact(info.width) }
 }
 
 /// Makes a split of the images, padded to `image_size`.
@@ -129,8 +140,7 @@ fn checked(
         let hint = "correct the function that the program registered for this data set";
         DataError::new("", format!("the {split} images of `{}`: {cause}", info.name), hint)
     };
-    let fact = |value: Option<usize>| value.expect("a registered data set has a shape");
-    let natural = ImageShape { channels: fact(info.channels), height: fact(info.height), width: fact(info.width) };
+    let natural = natural(info);
     if labels.is_empty() {
         return Err(wrong("there are none".to_owned()));
     }

@@ -14,7 +14,10 @@ pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
         io::ErrorKind::PermissionDenied => "check the permissions of the file and of the folders above it",
         _ => "check the disk, or copy the file again",
     };
-    DataError::new(path, format!("cannot be read: {error}"), hint)
+    DataError {
+        is_bad_image: error.kind() == io::ErrorKind::NotFound,
+        ..DataError::new(path, format!("cannot be read: {error}"), hint)
+    }
 }
 
 /// Opens a regular file and returns it with its length in bytes.

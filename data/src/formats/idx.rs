@@ -41,17 +41,27 @@ impl IdxKind {
 /// Reads the four files.
 pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Result<Splits, DataError> {
     let dir = locate(info, dir)?;
-    let split = |images, labels, limit, option| {
+    let read = |images, labels| -> Result<_, DataError> {
         let (images, labels) = (required(info, &dir, images)?, required(info, &dir, labels)?);
         let pixels = read_file(&images, image_kind(info), info.name)?;
         let classes = read_file(&labels, IdxKind::Labels, info.name)?;
-        assemble(info, request.image_size, (&images, pixels), (&labels, classes), limit, option)
+        Ok(((images, pixels), (labels, classes)))
     };
     let [train_images, train_labels, test_images, test_labels] = STEMS;
+    let (train, test) = (read(train_images, train_labels)?, read(test_images, test_labels)?);
+    let counts = [
+        keep(request.limit_train, train.1.1.len(), "limit_train")?,
+        keep(request.limit_test, test.1.1.len(), "limit_test")?,
+    ];
+    let padding = ImagePadding::padded(info, natural_shape(info), request.image_size)?;
+    padding.check_memory(&dir, counts.iter().sum())?;
+    let split = |((images, pixels), (labels, classes)): ((PathBuf, _), (PathBuf, _)), limit, option| {
+        assemble(info, request.image_size, (&images, pixels), (&labels, classes), limit, option)
+    };
     Ok(Splits {
-        train: split(train_images, train_labels, request.limit_train, "limit_train")?,
+        train: split(train, request.limit_train, "limit_train")?,
         val: None,
-        test: split(test_images, test_labels, request.limit_test, "limit_test")?,
+        test: split(test, request.limit_test, "limit_test")?,
         source: dir.display().to_string(),
         record: None,
     })

@@ -1,5 +1,5 @@
 //! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/val` and `DIR/test` with the same layout. `val` may be
-//! missing. If only `test` is missing, `val` is the test split.
+//! missing. If only `test` is missing, `val` is the test split. Both may be missing where the training set is split.
 //!
 //! Order and labels are those of torchvision's `ImageFolder`: classes are sorted by name, the files of a class by folder and
 //! then by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
@@ -14,18 +14,23 @@ use crate::{DataError, Splits};
 pub(super) use walk::{NOT_READ, READ, images_below};
 use walk::{classes, samples};
 
-/// Reads an image folder.
-pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Result<Splits, DataError> {
-    let dirs = split_dirs(dir)?;
+/// Reads an image folder. `needs_test`: a folder without test images is an error.
+pub(super) fn load(
+    info: &DatasetInfo,
+    dir: &Path,
+    request: &LoadRequest,
+    needs_test: bool,
+) -> Result<Splits, DataError> {
+    let dirs = split_dirs(dir, needs_test)?;
     let names = classes(&dirs.train)?;
-    for split in dirs.val.iter().chain([&dirs.test]) {
+    for split in dirs.val.iter().chain(&dirs.test) {
         check_same_classes(&dirs.train, &names, split)?;
     }
     let list = |dir: PathBuf, limit, option| thin(samples(&dir, &names)?, names.len(), limit, option);
     let files = SplitFiles {
         train: list(dirs.train, request.limit_train, "limit_train")?,
         val: dirs.val.map(|dir| list(dir, request.limit_test, "limit_test")).transpose()?.unwrap_or_default(),
-        test: list(dirs.test, request.limit_test, "limit_test")?,
+        test: dirs.test.map(|dir| list(dir, request.limit_test, "limit_test")).transpose()?.unwrap_or_default(),
     };
     load_splits(info, dir, files, &names, request)
 }
@@ -34,11 +39,11 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
 struct SplitDirs {
     train: PathBuf,
     val: Option<PathBuf>,
-    test: PathBuf,
+    test: Option<PathBuf>,
 }
 
 /// Finds the folders of the splits. A `val` without `test` is the test split.
-fn split_dirs(dir: &Path) -> Result<SplitDirs, DataError> {
+fn split_dirs(dir: &Path, needs_test: bool) -> Result<SplitDirs, DataError> {
     let layout = "an image folder holds train/CLASS/*.png and test/CLASS/*.png (or val/CLASS/*.png)";
     if !dir.is_dir() {
         let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
@@ -50,9 +55,12 @@ fn split_dirs(dir: &Path) -> Result<SplitDirs, DataError> {
     }
     let [val, test] = ["val", "test"].map(|name| Some(dir.join(name)).filter(|path| path.is_dir()));
     match (val, test) {
-        (val, Some(test)) => Ok(SplitDirs { train, val, test }),
-        (Some(test), None) => Ok(SplitDirs { train, val: None, test }),
-        (None, None) => Err(DataError::new(dir, "there is neither a folder test nor val", layout)),
+        (None, None) if needs_test => {
+            let hint = format!("{layout}; or set data.validation = 0.1 to hold images of train out");
+            Err(DataError::new(dir, "there is neither a folder test nor val", hint))
+        }
+        (test, None) => Ok(SplitDirs { train, val: None, test }),
+        (val, test) => Ok(SplitDirs { train, val, test }),
     }
 }
 

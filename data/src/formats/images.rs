@@ -41,7 +41,11 @@ pub(super) fn load_splits(
             check_side(size)?;
             (size, size)
         }
-        None => files.train[0].file.size()?,
+        // A damaged image is reported, or replaced, when it is decoded.
+        None => match files.train.iter().find_map(|sample| sample.file.size().ok()) {
+            Some(size) => size,
+            None => files.train[0].file.size()?,
+        },
     };
     let padding = ImagePadding::exact(ImageShape { channels: 3, height, width });
     let all = [&files.train, &files.val, &files.test];

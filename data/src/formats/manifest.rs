@@ -16,6 +16,7 @@
 mod labels;
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder, Trim};
@@ -74,14 +75,13 @@ pub(super) fn load(
     }
     let bytes = read_regular(file, MAX_BYTES).map_err(|error| read_error(file, &error))?;
     let rows = rows(file, &bytes, request.label_delim.is_some())?;
-    check_repeated(file, &rows)?;
     let Labels { classes, sets } = labels(file, &rows, request.label_delim)?;
     let evaluated = |part| rows.iter().any(|row| row.part == part);
     if needs_test && !evaluated(Part::Test) && !evaluated(Part::Val) {
         let cause = "no line has the split test or val: there is nothing to evaluate";
         return Err(DataError::new(file, cause, "add a column split, or set data.validation = 0.1 to hold images out"));
     }
-    check_files(file, &rows)?;
+    check_repeated(file, &rows, &inodes(file, &rows)?)?;
     let has_test = evaluated(Part::Test);
     let mut files = SplitFiles::default();
     for (row, set) in rows.into_iter().zip(sets.iter()) {
@@ -147,7 +147,7 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
         let expected = 2 + usize::from(split.is_some());
         if fields.len() != expected {
             let cause = format!("{} fields, the first line names {expected}", fields.len());
-            return mistake(cause, "a path with a comma stands in quotes: \"a,b.png\",cat");
+            return mistake(cause, "put a path that contains a comma in quotes: \"a,b.png\",cat");
         }
         let [path, label] = [fields[path], fields[label]];
         if path.is_empty() {
@@ -188,31 +188,40 @@ fn header(file: &Path, line: u64, fields: &[&str]) -> Result<Columns, DataError>
     };
     match fields.len() == 2 + usize::from(columns.split.is_some()) {
         true => Ok(columns),
-        false => Err(mistake("a column is there twice".into())),
+        false => Err(mistake("a column is named twice".into())),
     }
 }
 
-/// Checks that no image has two labels or two splits. A test image that is also trained on is no test.
-fn check_repeated(file: &Path, rows: &[Row]) -> Result<(), DataError> {
-    let mut seen: HashMap<&Path, &Row> = HashMap::with_capacity(rows.len());
-    for row in rows {
-        let Some(first) = seen.insert(&row.path, row) else { continue };
+/// Checks that no image has two labels or two splits: a test image must not be trained on. `inodes` are those of the rows: two paths
+/// and a link may lead to the same file.
+fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode]) -> Result<(), DataError> {
+    let mut seen: HashMap<Inode, &Row> = HashMap::with_capacity(rows.len());
+    for (row, inode) in rows.iter().zip(inodes) {
+        let Some(first) = seen.insert(*inode, row) else { continue };
         let other = match (first.label == row.label, first.part == row.part) {
             (true, true) => continue,
             (false, _) => "label",
             (true, false) => "split",
         };
-        let cause = format!("{} has another {other} in line {}", row.path.display(), first.line);
+        let same =
+            if first.path == row.path { String::new() } else { format!(", as the same file {}", first.path.display()) };
+        let cause = format!("{} has another {other} in line {}{same}", row.path.display(), first.line);
         let hint = "keep one of the two lines: an image has one label and one split";
         return Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)));
     }
     Ok(())
 }
 
-/// Checks that all images exist, before the first is decoded.
-fn check_files(file: &Path, rows: &[Row]) -> Result<(), DataError> {
-    let mut missing = rows.iter().filter(|row| !row.path.exists());
-    let Some(first) = missing.next() else { return Ok(()) };
+/// The device and the inode of a file.
+type Inode = (u64, u64);
+
+/// Returns the inodes of all images, so that missing files are reported before the first image is decoded.
+fn inodes(file: &Path, rows: &[Row]) -> Result<Vec<Inode>, DataError> {
+    let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path).ok()).collect();
+    let mut missing = rows.iter().zip(&metadata).filter(|(_, found)| found.is_none()).map(|(row, _)| row);
+    let Some(first) = missing.next() else {
+        return Ok(metadata.into_iter().flatten().map(|found| (found.dev(), found.ino())).collect());
+    };
     let more = match missing.count() {
         0 => String::new(),
         more => format!(" (and {more} more of {} are missing)", rows.len()),

@@ -100,7 +100,7 @@ pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
     split(read(request, request.split.validation.is_none())?, &request.split)
 }
 
-/// Does the work of [`load`] without splitting the training set. `needs_test`: a manifest without test images is an error.
+/// Does the work of [`load`] without splitting the training set. `needs_test`: image files without test images are an error.
 pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
     let info = info(&request.name)?;
     if request.label_delim.is_some() && !matches!(info.format, Format::Manifest) {
@@ -117,7 +117,7 @@ pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, Da
         Format::Custom(reader) => custom::load(info, reader, request),
         Format::Cifar(layout) => cifar::load(info, layout, folder(info, request)?, request),
         Format::Idx => idx::load(info, folder(info, request)?, request),
-        Format::ImageFolder => image_folder::load(info, folder(info, request)?, request),
+        Format::ImageFolder => image_folder::load(info, folder(info, request)?, request, needs_test),
         Format::Manifest => manifest::load(info, folder(info, request)?, request, needs_test),
         Format::Webdataset => webdataset::load(info, folder(info, request)?, request, needs_test),
     }

@@ -128,6 +128,8 @@ struct Members {
     key: String,
     /// The image and its name.
     image: Option<(Span, String)>,
+    /// The first image whose name has a dot before its extension, such as a mask `1.mask.png`, and its name.
+    dotted: Option<(Span, String)>,
     cls: Option<Span>,
     json: Option<Span>,
 }
@@ -150,7 +152,7 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
     let mut archive = tar::Archive::new(&file);
     let mut members = Members::default();
     for entry in archive.entries_with_seek().map_err(|e| read_error(path, &e))? {
-        let damaged = |e: std::io::Error| DataError::new(path, format!("is no archive here: {e}"), DAMAGED);
+        let damaged = |e: std::io::Error| DataError::new(path, format!("is not an archive here: {e}"), DAMAGED);
         let entry = entry.map_err(|e| damaged(e).at(format!("byte {end}")))?;
         let span = Span { offset: entry.raw_file_position(), len: entry.size() };
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
@@ -183,6 +185,10 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
                 let cause = format!("`{name}`: images of the format {image} cannot be read");
                 return Err(indexer.error(span, cause, "convert it to PNG or JPEG, or leave it out"));
             }
+            other if other.rsplit_once('.').is_some_and(|(_, last)| READ.contains(&last)) => {
+                members.dotted.get_or_insert((span, name.clone()));
+                false
+            }
             _ => false,
         };
         if twice {
@@ -192,18 +198,44 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
     }
     indexer.finish(members)?;
     let mut marker = [1; BLOCK as usize];
-    match file.read_exact_at(&mut marker, end) {
-        Ok(()) if marker.iter().all(|&byte| byte == 0) => Ok(indexer.samples),
-        _ => Err(DataError::new(path, "the archive ends early: its end marker is missing", DAMAGED)
-            .at(format!("byte {end}"))),
+    if file.read_exact_at(&mut marker, end).is_err() || marker.iter().any(|&byte| byte != 0) {
+        let cause = "the archive ends early: its end marker is missing";
+        return Err(DataError::new(path, cause, DAMAGED).at(format!("byte {end}")));
+    }
+    match data_after(&file, end + BLOCK).map_err(|e| read_error(path, &e))? {
+        None => Ok(indexer.samples),
+        Some(at) => {
+            Err(DataError::new(path, "there are more data after the end of the archive", "pack one archive per file")
+                .at(format!("byte {at}")))
+        }
+    }
+}
+
+/// Returns the position of the first byte from `start` on that is not 0.
+fn data_after(file: &File, start: u64) -> std::io::Result<Option<u64>> {
+    let (mut at, mut block) = (start, [0; 1 << 13]);
+    loop {
+        let count = file.read_at(&mut block, at)?;
+        if count == 0 {
+            return Ok(None);
+        }
+        if let Some(index) = block[..count].iter().position(|&byte| byte != 0) {
+            return Ok(Some(at + index as u64));
+        }
+        at += count as u64;
     }
 }
 
 impl Indexer<'_> {
     /// Adds the sample of these members. Files of an archive that are neither image nor label are ignored.
     fn finish(&mut self, members: Members) -> Result<(), DataError> {
-        let Members { key, image, cls, json } = members;
+        let Members { key, image, dotted, cls, json } = members;
         let Some((image, name)) = image else {
+            if let Some((span, name)) = dotted {
+                let cause =
+                    format!("the sample `{key}` has no image but `{name}`: the key of a sample ends at the first dot");
+                return Err(self.error(span, cause, "rename the members so that only one dot is in their names"));
+            }
             return match cls {
                 Some(span) => {
                     Err(self.error(span, format!("the sample `{key}` has no image"), "add it, or remove the label"))
@@ -222,7 +254,7 @@ impl Indexer<'_> {
             (None, None) => return Err(self.error(image, format!("the image `{name}` has no label"), LABEL)),
         };
         if self.keys.contains(&key) {
-            let cause = format!("the key `{key}` is there twice");
+            let cause = format!("two samples have the key `{key}`");
             return Err(self.error(
                 image,
                 cause,

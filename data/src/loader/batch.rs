@@ -279,7 +279,8 @@ impl Epoch {
         pixels: &mut [u8],
     ) -> Result<DataError, DataError> {
         let Shared { config, dataset, .. } = &*self.shared;
-        if config.on_error == OnError::Fail {
+        // An image of another size is a mistake of the configuration, and after an error of the system the same image may be readable.
+        if config.on_error == OnError::Fail || !error.is_bad_image {
             return Err(error);
         }
         let id = self.order[position] as usize;
@@ -291,7 +292,8 @@ impl Epoch {
             }
             tried += 1;
         }
-        let cause = format!("{}; {tried} other images of its class cannot be decoded either", error.cause);
+        let others = if tried == 1 { "1 other image".to_owned() } else { format!("{tried} other images") };
+        let cause = format!("{}; {others} of its class cannot be decoded either", error.cause);
         Err(DataError { cause, ..error })
     }
 }

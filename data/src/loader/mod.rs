@@ -176,6 +176,16 @@ impl Loader {
         Ok(Self { shared, pool: Arc::new(pool), total, batches })
     }
 
+    /// Returns the number of images of the data set.
+    pub fn images(&self) -> usize {
+        self.shared.dataset.len()
+    }
+
+    /// Returns the number of samples of a batch over all ranks. The last batch of an epoch may have fewer.
+    pub fn global_batch(&self) -> usize {
+        self.shared.config.global_batch
+    }
+
     /// Returns the pipeline that augments and normalises the images.
     pub fn pipeline(&self) -> &Pipeline {
         &self.shared.pipeline

@@ -133,6 +133,10 @@ fn normalise(
 ///
 /// Gradients reach the input and the residual. On the CPU, a layer whose weight and bias have no gradient (a frozen batch norm) is
 /// a depthwise convolution then, otherwise burn's operations. Shapes and element types are those of [`batch_norm_train`].
+///
+/// # Panics
+///
+/// When a vector has not one value for each channel, or the residual has another shape than the input.
 pub fn batch_norm_eval(
     input: Tensor<4>,
     affine: [Tensor<1>; 2],
@@ -155,6 +159,16 @@ fn normalise_eval(
     epsilon: f64,
     epilogue: Epilogue,
 ) -> Tensor<4> {
+    let channels = input.dims()[1];
+    for vector in [&weight, &bias, &mean, &variance] {
+        assert_eq!(vector.dims(), [channels], "batch norm of {channels} channels");
+    }
+    let residual = epilogue.residual.as_ref().map(Tensor::dims);
+    assert!(
+        residual.is_none_or(|residual| residual == input.dims()),
+        "a residual of {residual:?} for {:?}",
+        input.dims()
+    );
     let (dtype, autodiff) = (input.dtype(), input.is_autodiff());
     let trained = weight.is_tracked() || bias.is_tracked();
     let tracked = trained || input.is_tracked() || epilogue.residual.as_ref().is_some_and(Tensor::is_tracked);

@@ -3,8 +3,8 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::cpu::shape::ConvShape;
 use crate::extension::{ConvOptions, TrainingOps};
+use crate::shape::ConvShape;
 
 /// Returns true if the CPU kernels accept this image or this vector of features.
 pub(crate) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
@@ -45,6 +45,10 @@ pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
     false
 }
 
+/// What to do about a batch that is too large for a GPU's kernels: the end of the messages of their panics, which the program
+/// recognises.
+pub const SMALLER_BATCH: &str = "use a smaller train.batch_size with train.accumulate";
+
 /// Checks a convolution of a GPU, whose kernels check no shapes and count elements in 32 bits.
 ///
 /// # Panics
@@ -54,8 +58,8 @@ pub(crate) fn check_gpu_convolution(input: [usize; 4], weight: [usize; 4], optio
     let elements = ConvShape::new(input, weight, options).output_len();
     assert!(
         elements < 1 << 31,
-        "convolution of {input:?} with weights {weight:?}: an output of {elements} elements, the kernels count up to 2^31: use a \
-         smaller train.batch_size with train.accumulate"
+        "convolution of {input:?} with weights {weight:?}: an output of {elements} elements, the kernels count up to 2^31: \
+         {SMALLER_BATCH}"
     );
 }
 
@@ -69,7 +73,7 @@ pub(crate) fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
 /// # Panics
 ///
 /// When the shapes differ.
-pub(crate) fn like<const D: usize>(tensor: Tensor<D>, first: &Tensor<D>) -> Tensor<D> {
+pub(crate) fn cast_like<const D: usize>(tensor: Tensor<D>, first: &Tensor<D>) -> Tensor<D> {
     assert_eq!(tensor.dims(), first.dims(), "two images to add differ in shape");
     if tensor.dtype() == first.dtype() { tensor } else { tensor.cast(first.dtype()) }
 }

@@ -4,11 +4,11 @@
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::cpu::shape::ConvShape;
 #[cfg(feature = "cuda")]
 use crate::deferred::{ApplyOptions, ConvNormOptions, DeferredNorm, DeferredOps};
 use crate::extension::{Activation, ConvOptions, RunningStats};
 use crate::functional::{activate, convolve, start_affine};
+use crate::shape::ConvShape;
 use crate::trace::Operation;
 
 /// Images `[B, C, H, W]` that one operation reads. They may be the output of a batch norm and an activation that is not in memory: on
@@ -96,7 +96,7 @@ impl Features {
                     }
                     other => (Self(other).into_images(), None),
                 };
-                let residual = crate::dispatch::like(residual, &input);
+                let residual = crate::dispatch::cast_like(residual, &input);
                 let options = ApplyOptions { norm: *norm, residual: residual_norm, pooled: false };
                 let sum = Self(Inner::Sum(Box::new(([input, residual], options))));
                 if fuses || activation == Activation::Identity {

@@ -15,6 +15,7 @@ use crate::dispatch::{
 };
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
 use crate::features::{Features, conv2d};
+use crate::shape::PoolShape;
 use crate::trace::{Operand, Operation, Started, is_recording, start, start_fused};
 
 /// Starts the recording of a convolution or linear layer.
@@ -39,6 +40,7 @@ pub(crate) fn convolve(
     options: ConvOptions,
     relu: bool,
 ) -> Tensor<4> {
+    check_bias(bias.as_ref(), weight.dims()[0]);
     // The GPU's kernels take f32 parameters for all inputs, and return their gradients in f32.
     let (weight, bias) = match on_gpu(&input) {
         true => {
@@ -60,6 +62,12 @@ pub(crate) fn convolve(
     if relu { self::relu(output) } else { output }
 }
 
+/// Checks the bias of a convolution or linear layer with `outputs` channels, since the kernels read as many values unchecked.
+fn check_bias(bias: Option<&Tensor<1>>, outputs: usize) {
+    let values = bias.map(|bias| bias.dims()[0]);
+    assert!(values.is_none_or(|values| values == outputs), "a bias of {values:?} values for {outputs} output channels");
+}
+
 /// Computes `input · weightᵀ + bias`, `torch.nn.functional.linear`, followed by ReLU if `relu` is true. Element types are
 /// those of [`conv2d`].
 ///
@@ -78,7 +86,9 @@ pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu
 
 /// See [`linear`].
 fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
-    let ([batch, inputs], [outputs, _]) = (input.dims(), weight.dims());
+    let ([batch, inputs], [outputs, columns]) = (input.dims(), weight.dims());
+    assert!(inputs == columns, "a linear layer of {outputs}x{columns} weights for {inputs} features");
+    check_bias(bias.as_ref(), outputs);
     if on_gpu(&input) {
         // A convolution of images of one pixel, with the same kernels.
         let (images, weight) = (input.reshape([batch, inputs, 1, 1]), weight.reshape([outputs, inputs, 1, 1]));
@@ -102,6 +112,7 @@ fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: 
 ///
 /// When a window has more than 256 pixels, the padding exceeds half a window, or the image is smaller than a window.
 pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
+    PoolShape::new(input.dims(), &options);
     let call = start(Operation::MaxPool(options), &[&input]);
     call.end(if has_kernels(&input) {
         Tensor::from_dispatch(Dispatch::max_pool(input.into_dispatch(), options))
@@ -113,7 +124,16 @@ pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
 
 /// Average pooling over adjacent `kernel` x `kernel` windows, `torch.nn.functional.avg_pool2d(input, kernel)`:
 /// `[B, C, H, W]` → `[B, C, H / kernel, W / kernel]`. Incomplete windows at the end of a row or column are dropped.
+///
+/// # Panics
+///
+/// When `kernel` is 0, or the image is smaller than a window.
 pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
+    let [_, _, height, width] = input.dims();
+    assert!(
+        (1..=height.min(width)).contains(&kernel),
+        "average pooling of {height}x{width} pixels with windows of {kernel}"
+    );
     let call = start(Operation::AvgPool { kernel }, &[&input]);
     if !has_kernels(&input) {
         let (dtype, options) = (input.dtype(), AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
@@ -216,7 +236,7 @@ fn from_channels_last(rows: Tensor<4>) -> Tensor<4> {
 ///
 /// When the shapes differ.
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
-    let right = crate::dispatch::like(right, &left);
+    let right = crate::dispatch::cast_like(right, &left);
     let call = start(Operation::Add, &[&left, &right]);
     call.end(if have_kernels([&left, &right].into_iter()) {
         Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))
@@ -229,8 +249,16 @@ pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 ///
 /// # Panics
 ///
-/// When `parts` is empty.
+/// When `parts` is empty, or the parts differ in batch, height or width.
 pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
+    let sizes = |part: &Tensor<4>| {
+        let [batch, _, height, width] = part.dims();
+        [batch, height, width]
+    };
+    let first = sizes(parts.first().expect("something to concatenate"));
+    for part in &parts {
+        assert_eq!(sizes(part), first, "images to concatenate differ in batch, height or width");
+    }
     let call = start(Operation::Concat, &parts.iter().map(|part| part as &dyn Operand).collect::<Vec<_>>());
     if let [left, right] = &parts[..]
         && joins_on_gpu(left, right)
@@ -243,7 +271,7 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
         return call.end(from_channels_last(Tensor::cat(parts, 3)));
     }
     let mut parts = parts.into_iter().map(Tensor::into_dispatch);
-    let mut all = parts.next().expect("something to concatenate");
+    let mut all = parts.next().expect("the first part");
     while let Some(part) = parts.next() {
         all = match parts.next() {
             Some(next) => Dispatch::concat_three(all, part, next),
@@ -282,7 +310,12 @@ pub fn join_paths(left: Tensor<4>, right: Tensor<4>, shared: usize) -> Tensor<4>
 
 /// Interleaves the channels of two tensors `[B, C, H, W]`, → `[B, 2·C, H, W]`. Equals ShuffleNet's channel shuffle of
 /// `concat([left, right])` with two groups.
+///
+/// # Panics
+///
+/// When the shapes differ.
 pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
+    assert_eq!(left.dims(), right.dims(), "two images to interleave differ in shape");
     let call = start(Operation::Interleave, &[&left, &right]);
     if have_kernels([&left, &right].into_iter()) {
         return call.end(Tensor::from_dispatch(Dispatch::concat_two(
@@ -308,9 +341,14 @@ pub fn slice_channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
 }
 
 /// Multiplies each channel of each image `[B, C, H, W]` by a factor, `[B, C]`.
+///
+/// # Panics
+///
+/// When there is not one factor for each channel of each image.
 pub fn scale_channels(input: Tensor<4>, factors: Tensor<2>) -> Tensor<4> {
+    let [batch, channels, ..] = input.dims();
+    assert_eq!(factors.dims(), [batch, channels], "one factor for each channel of each image");
     let call = start(Operation::ScaleChannels, &[&input, &factors]);
-    let [batch, channels] = factors.dims();
     let factors = factors.cast(input.dtype());
     call.end(if has_image_kernels(&input) {
         Tensor::from_dispatch(Dispatch::scale_channels(input.into_dispatch(), factors.into_dispatch()))

@@ -2,6 +2,8 @@
 
 use burn::tensor::{Int, Tensor};
 
+use crate::dispatch::SMALLER_BATCH;
+
 /// For each image of a batch: its position in the data set, and the source row or column of each of its rows and columns.
 #[derive(Debug, Clone)]
 pub struct GatherLines {
@@ -30,7 +32,7 @@ impl GatherLines {
     /// the line is cut. A pixel is cut out if both its row and its column are cut.
     ///
     /// # Panics
-    /// When the number of lines is not the number of the image's rows and columns.
+    /// When the number of lines is not the number of the image's rows and columns, or `first` is 2^31 or more.
     pub fn push(
         &mut self,
         first: usize,
@@ -38,7 +40,7 @@ impl GatherLines {
         columns: impl Iterator<Item = (Option<usize>, bool)>,
     ) {
         self.shape[0] += 1;
-        self.values.push(first as i32);
+        self.values.push(i32::try_from(first).expect("a data set on a GPU has fewer than 2^31 bytes"));
         self.values.extend(rows.chain(columns).map(|(source, cut)| line(source, cut)));
         let [batch, _, height, width] = self.shape;
         assert_eq!(self.values.len(), batch * (1 + height + width), "a line for each row and column");
@@ -60,6 +62,9 @@ fn line(source: Option<usize>, cut: bool) -> i32 {
 /// - `table`: `[1 + 256 * C]`
 /// - `lines`: those of [`GatherLines::values`] on the device, `[B * (1 + H + W)]`
 /// - `shape`: `[B, C, H, W]`
+///
+/// # Panics
+/// When the batch has 2^31 elements or more: the kernel counts in 32 bits.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is no kernel"))]
 pub fn gather_images(
     pixels: &Tensor<1, Int>,
@@ -67,6 +72,8 @@ pub fn gather_images(
     lines: &Tensor<1, Int>,
     shape: [usize; 4],
 ) -> Option<Tensor<4>> {
+    let elements = shape.iter().product::<usize>();
+    assert!(elements < 1 << 31, "a batch of {elements} pixel values: the kernel counts up to 2^31: {SMALLER_BATCH}");
     #[cfg(feature = "cuda")]
     return crate::gpu::gather_images(pixels, table, lines, shape);
     #[cfg(not(feature = "cuda"))]

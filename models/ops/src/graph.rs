@@ -141,7 +141,7 @@ impl Feed {
     ///
     /// # Panics
     ///
-    /// When the results do not have as many values as [`Feed::new`] was told.
+    /// When the results do not have `result_words` values.
     pub fn keep_results(&self, results: &[&Tensor<1>], loss: &Tensor<1>) {
         #[cfg(feature = "cuda")]
         {

@@ -45,6 +45,7 @@ mod loss;
 mod optimizer;
 mod orthogonalize;
 pub mod parameter;
+mod shape;
 mod statistics;
 mod sync_batch_norm;
 pub mod trace;
@@ -54,7 +55,7 @@ mod update;
 
 pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_train};
 pub use cpu::{CpuIsa, CpuIsaError, tensor_from_blob};
-pub use dispatch::{to_bf16, upcast};
+pub use dispatch::{SMALLER_BATCH, to_bf16, upcast};
 pub use extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, HeadKernels, Kernels, NormKernels, NormOptions,
     PoolOptions, RunningStats,

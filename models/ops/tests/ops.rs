@@ -355,3 +355,34 @@ fn flattening() {
         same!("flatten of channels-last images", [x], flatten(last()), last().flatten::<2>(1, 3));
     }
 }
+
+/// Returns the message of a panic.
+fn message<T>(call: impl FnOnce() -> T + std::panic::UnwindSafe) -> String {
+    let panic = std::panic::catch_unwind(call).err().expect("the call panics");
+    panic.downcast_ref::<String>().cloned().unwrap_or_else(|| panic.downcast_ref::<&str>().unwrap().to_string())
+}
+
+/// The kernels read memory unchecked.
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let images = || random([2, 16, 8, 8]);
+    let options = ConvOptions { stride: [1, 1], padding: [1, 1], dilation: [1, 1], groups: 1, norm_follows: false };
+    let bias = message(|| conv2d(images(), random([32, 16, 3, 3]), Some(random([1])), options, false));
+    assert!(bias.contains("a bias of Some(1) values for 32 output channels"), "{bias}");
+    let bias = message(|| linear(random([2, 3]), random([5, 3]), Some(random([4])), false));
+    assert!(bias.contains("for 5 output channels"), "{bias}");
+    let weight = message(|| linear(random([2, 3]), random([5, 4]), None, false));
+    assert!(weight.contains("a linear layer of 5x4 weights for 3 features"), "{weight}");
+    let sizes = message(|| concat(vec![images(), random([2, 16, 4, 4])]));
+    assert!(sizes.contains("differ in batch, height or width"), "{sizes}");
+    let shapes = message(|| interleave(images(), random([2, 8, 8, 8])));
+    assert!(shapes.contains("two images to interleave differ in shape"), "{shapes}");
+    let factors = message(|| scale_channels(images(), random([2, 8])));
+    assert!(factors.contains("one factor for each channel of each image"), "{factors}");
+    let vectors = || [random([16]), random([8])];
+    let epilogue = Epilogue { residual: None, activation: Identity };
+    let statistics = message(|| batch_norm_eval(images(), vectors(), vectors(), 1e-5, epilogue));
+    assert!(statistics.contains("batch norm of 16 channels"), "{statistics}");
+    let window = message(|| avg_pool2d(images(), 9));
+    assert!(window.contains("average pooling of 8x8 pixels with windows of 9"), "{window}");
+}

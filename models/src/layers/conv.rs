@@ -106,7 +106,8 @@ impl Conv2d {
     }
 
     fn run(&self, input: Features, relu: bool, cx: &Context) -> Tensor<4> {
-        // The networks omit the bias only where a batch norm follows, directly or after a pooling, sum or concatenation.
+        // The networks omit the bias only where a batch norm follows. After a pooling, sum or concatenation, it does not use the
+        // moments that the kernel computes.
         let norm_follows = cx.training() && self.bias.is_none() && !relu;
         let weight = cx.parameter(&self.weight, input.source());
         let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, input.source()));

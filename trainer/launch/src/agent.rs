@@ -102,7 +102,7 @@ fn serve() -> Result<u8> {
         return Ok(0);
     }
     let order: Order = serde_json::from_str(&line)
-        .map_err(|error| LaunchError::usage(format!("this is no order: {error}"), "only -H starts this process"))?;
+        .map_err(|error| LaunchError::usage(format!("this is not an order: {error}"), "only -H starts this process"))?;
     let mut child = start(&order)?;
     let launcher =
         ProcessHandle::of_child(Pid::from_child(&child)).map_err(|e| broken("cannot watch the launcher", e))?;

@@ -10,6 +10,7 @@
 use std::ffi::OsString;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -60,8 +61,17 @@ fn become_worker(arguments: Vec<OsString>) -> u8 {
         return WORKER_DIED;
     }
     let error = Command::new(program).args(rest).exec();
-    Screen::default().say(&format!("error: {}: {error}", program.to_string_lossy()));
-    if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { CANNOT_RUN }
+    let missing = error.kind() == io::ErrorKind::NotFound;
+    let hint = match error.kind() {
+        _ if missing && Path::new(program).is_file() => {
+            "the file exists: the interpreter that its first line names is missing"
+        }
+        _ if missing => "check the name of the program and PATH",
+        io::ErrorKind::PermissionDenied => "make the file executable: chmod +x",
+        _ => "the file must be a program of this machine, or a script whose first line names its interpreter",
+    };
+    Screen::default().say(&format!("error: {}: {error}\n  hint: {hint}", program.to_string_lossy()));
+    if missing { NOT_FOUND } else { CANNOT_RUN }
 }
 
 /// The launcher's connection to the guard. Dropping it ends the guard, which then kills the groups that are still on its list.

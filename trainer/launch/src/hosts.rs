@@ -174,11 +174,12 @@ fn checked(place: &str, hosts: Vec<Host>) -> Result<Vec<Host>> {
     if hosts.is_empty() {
         return Err(refused(place, "no host"));
     }
+    let slots_of = |name: &str| hosts.iter().filter(|host| host.name == name).map(|host| host.slots).sum::<usize>();
     let mut seen = BTreeSet::new();
     match hosts.iter().find(|host| !seen.insert(&host.name)) {
         Some(twice) => Err(LaunchError::usage(
             format!("{place}: {} is named twice", twice.name),
-            format!("name it once, with all its slots: {}:{}", twice.name, 2 * twice.slots),
+            format!("name it once, with all its slots: {}:{}", twice.name, slots_of(&twice.name)),
         )),
         None => Ok(hosts),
     }
@@ -260,6 +261,7 @@ mod tests {
             let error = parse_list(text).unwrap_err();
             assert!(error.code == 2 && error.message.starts_with(cause) && !error.hint.is_empty(), "{text}: {error}");
         }
+        assert_eq!(parse_list("a:4,b:1,a:2").unwrap_err().hint, "name it once, with all its slots: a:6");
         for (content, cause) in [
             (&b""[..], "hosts: no host"),
             (b"# none\n", "hosts: no host"),

@@ -78,7 +78,7 @@ pub fn best_transport(role: &WorkerRole) -> TransportKind {
 }
 
 /// A rank's membership in its job. The value dereferences to the [`Communicator`] of all ranks. Dropping the value leaves the
-/// job. The drop on rank 0 may wait up to 10 s for the other ranks.
+/// job. The drop on rank 0 may wait up to a minute for the other ranks.
 #[derive(Debug)]
 pub struct ProcessGroup {
     // Fields are dropped in order: the connection must be closed before rank 0 waits for the other ranks.

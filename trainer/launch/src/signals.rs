@@ -86,7 +86,7 @@ pub(super) fn hint(signal: i32) -> Option<&'static str> {
             "the program did what it must not do: please report this, with the worker's stderr.log"
         }
         "SIGBUS" => {
-            "memory could not be had or a file could not be read: see `dmesg | tail`; NCCL and MPI need room in /dev/shm (`df \
+            "memory could not be allocated or a file could not be read: see `dmesg | tail`; NCCL and MPI need room in /dev/shm (`df \
              /dev/shm`; containers: --shm-size)"
         }
         "SIGABRT" => "the program ended itself: its last lines say why",

@@ -187,7 +187,7 @@ impl SshLauncher {
         let arguments = ssh::own_arguments()?;
         let secret = self.secret.clone().map_or_else(random_secret, Ok)?.to_hex();
         let (master_addr, master_port) = (self.master_addr()?, self.master_port.unwrap_or(free_port));
-        tracing::info!(place = port::joined(&master_addr, master_port), "the launchers of all hosts meet");
+        tracing::info!(place = port::joined(&master_addr, master_port), "rendezvous of the launchers of all hosts");
         for (node_rank, (node, host)) in nodes.iter_mut().zip(&self.hosts).enumerate() {
             let (nodes, workers, flags) = (self.hosts.len(), host.slots, self.flags.clone());
             let plan = NodePlan { nodes, node_rank, workers, master_addr: master_addr.clone(), master_port, flags };

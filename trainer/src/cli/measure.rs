@@ -16,8 +16,8 @@ pub struct ShortRunArgs {
     /// Override a key of the TOML, such as `--set train.batch_size=64`; may be repeated
     #[arg(long, value_name = "KEY.PATH=VALUE")]
     pub set: Vec<String>,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR")]
+    /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
+    #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// The folder for the results as JSON and SVG, and for the runs (default: a new folder in runs/)
     #[arg(long, value_name = "DIR")]
@@ -69,8 +69,8 @@ pub struct SweepArgs {
     /// Worker processes of each run, each with one of the N (default: 1)
     #[arg(long, value_name = "N", conflicts_with = "resume")]
     pub workers_per_run: Option<usize>,
-    /// The folder of the data sets
-    #[arg(long, value_name = "DIR", env = "TRAINER_DATA_DIR", conflicts_with = "resume")]
+    /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
+    #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     pub data_dir: Option<PathBuf>,
     /// The folder for the table and the runs (default: a new folder in runs/)
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
@@ -88,7 +88,7 @@ pub struct SweepArgs {
 pub enum BenchCommand {
     /// Measure all-reduce between N processes, and print the columns of nccl-tests
     Allreduce(AllreduceArgs),
-    /// Measure training with several numbers of workers, and compute it for up to 512 from a step and a link
+    /// Measure training with several numbers of workers, and predict it for up to 512 from a step and a link
     Scaling(ScalingArgs),
 }
 

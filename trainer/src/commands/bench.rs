@@ -8,6 +8,7 @@ use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
 use crate::run::ranks::{self, Rank};
 use crate::signals::Stop;
+use crate::text::thousands;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
     self, JobFolder, LaunchConfig, LauncherChoice, OnSignal, Role,
@@ -145,6 +146,19 @@ fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
     let mut config = bench::BenchConfig { dtype, shared, time, ..Default::default() };
     if !arguments.sizes.is_empty() {
         config.sizes = arguments.sizes.clone();
+    }
+    let ranks = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).max(1);
+    let most = data::total_memory().map_or(u64::MAX >> 1, |bytes| bytes / u64::from(ranks));
+    for size in &config.sizes {
+        if *size < dtype.size() {
+            let cause = format!("--sizes {size}: an element of {name} has {} bytes", dtype.size());
+            return Err(Failure::usage(cause, format!("use {} or more", dtype.size())));
+        }
+        if *size as u64 > most {
+            let cause =
+                format!("--sizes {size}: each of {ranks} ranks has {} bytes of this machine's memory", thousands(most));
+            return Err(Failure::usage(cause, "use smaller arrays, or fewer ranks"));
+        }
     }
     Ok(config)
 }

@@ -91,7 +91,7 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
             Failure::usage(format!("--modes: there is no mode `{word}`"), format!("choices: {}", all.join(", ")))
         })?;
         if modes.contains(&mode) {
-            return Err(Failure::usage(format!("--modes: `{mode}` is there twice"), "name each mode once"));
+            return Err(Failure::usage(format!("--modes: `{mode}` is named twice"), "name each mode once"));
         }
         modes.push(mode);
     }

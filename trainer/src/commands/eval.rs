@@ -1,6 +1,9 @@
 //! `trainer eval`: measures the exact accuracy of a run's weights or of a weight file.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use data::{
     Dataset, SplitOptions, TEN_CROP,
@@ -23,7 +26,7 @@ use crate::report::{AveragePrecision, RunFolder};
 use crate::run::memory::{self, MemoryUse};
 use crate::run::{by_class, plan};
 use crate::signals::Stop;
-use crate::snapshot::EvalRecord;
+use crate::snapshot::{DatasetRecord, EvalRecord};
 use crate::strategy::Replica;
 use crate::text::thousands;
 use crate::weights::{self, WeightFile, WeightTarget};
@@ -36,6 +39,8 @@ struct Subject {
     mean: Option<Vec<f32>>,
     std: Option<Vec<f32>>,
     on_error: OnError,
+    /// The checkpoint of a run, and the data that it was trained on; older checkpoints do not know them.
+    trained: Option<(PathBuf, DatasetRecord)>,
 }
 
 /// The output of `--json`.
@@ -80,10 +85,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
     if subject.is_multi_label() && arguments.tta.is_some() {
-        let hint = "leave --tta out: images with several classes are evaluated as they are";
+        let hint = "leave --tta out: multi-label images are evaluated as they are";
         return Err(Failure::usage("--tta needs one class per image", hint));
     }
     let (test, loader) = test_images(&subject, arguments)?;
+    subject.check_classes(&test)?;
     let (replica, origin) = load_network(&subject, &test, arguments)?;
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
@@ -122,6 +128,21 @@ impl Subject {
     fn is_multi_label(&self) -> bool {
         self.data.label_delim.is_some()
     }
+
+    /// Checks that the images have the classes of the run.
+    fn check_classes(&self, test: &Dataset) -> Result<(), Failure> {
+        let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
+        let shape = [test.shape.channels, test.shape.height, test.shape.width];
+        let data = DatasetRecord { shape, classes: test.classes.clone(), multi_label: self.is_multi_label() };
+        let hint = format!(
+            "give the classes the names and the order of the run's; to compare labels by their numbers: trainer eval --model {} \
+             --weights {}/model.safetensors --data {}",
+            self.model,
+            checkpoint.display(),
+            self.data.name,
+        );
+        trained.check_classes(&data, checkpoint, &hint)
+    }
 }
 
 fn views(arguments: &EvalArgs) -> Views {
@@ -131,6 +152,10 @@ fn views(arguments: &EvalArgs) -> Views {
 /// Opens the test images, and the loader that prepares them.
 fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>, Loader), Failure> {
     let splits = formats::load(&subject.data)?;
+    if let (Some(side), None) = (arguments.resize, &splits.test.encoded) {
+        let cause = format!("--resize {side}: it is for images in files, and {} is in memory", subject.data.name);
+        return Err(Failure::usage(cause, "leave --resize out"));
+    }
     let facts = plan::dataset_facts(&subject.data.name, &splits);
     let test = Arc::new(splits.test);
     let channels = test.shape.channels;
@@ -226,11 +251,15 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
-            ..request(arguments.data.as_ref().unwrap_or(&plan.data.name), plan.data.dir.as_deref())
+            ..request(
+                arguments.data.as_ref().unwrap_or(&plan.data.name),
+                arguments.data_dir.as_deref().or(plan.data.dir.as_deref().filter(|_| own_data)),
+            )
         },
         mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
         std: arguments.std.clone().or(plan.data.std.filter(|_| own_data)),
         on_error,
+        trained: loaded.dataset.map(|dataset| (loaded.path, dataset)),
     })
 }
 
@@ -253,6 +282,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
         mean: arguments.mean.clone(),
         std: arguments.std.clone(),
         on_error: OnError::Fail,
+        trained: None,
     })
 }
 
@@ -267,7 +297,7 @@ fn check_channels(
     let Some(values) = values else { return Ok(()) };
     let given = values.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
     if values.len() != channels {
-        let hint = format!("give one value a channel, separated by commas: {channels}");
+        let hint = format!("give one value per channel, separated by commas: {channels}");
         return Err(Failure::usage(
             format!("{flag} {given}: {} values, the images have {channels} channels", values.len()),
             hint,

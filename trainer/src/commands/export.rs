@@ -52,13 +52,13 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     let plan = plan::load(&folder.config(), &Overrides::default())?;
     let mut loaded = chosen(&folder, arguments.checkpoint.as_deref())?;
     let snapshot = std::mem::take(&mut loaded.snapshot);
-    let (state, which) = match (arguments.ema, snapshot.ema) {
-        (false, _) => (snapshot.model, "weights"),
-        (true, Some(ema)) => (ema, "averaged weights"),
-        (true, None) => {
-            let message = format!("--ema: {} has no averaged weights", loaded.path.display());
-            return Err(Failure::usage(message, "leave --ema out, or train with train.ema = 0.999"));
+    let (state, which) = match snapshot.ema {
+        Some(ema) if !arguments.no_ema => (ema, "averaged weights"),
+        None if arguments.no_ema => {
+            let message = format!("--no-ema: {} has no averaged weights", loaded.path.display());
+            return Err(Failure::usage(message, "leave --no-ema out: the run was trained without train.ema"));
         }
+        _ => (snapshot.model, "weights"),
     };
     if arguments.normalise && format != FileFormat::Onnx {
         let message = format!("--normalise: {} holds weights alone, which normalise nothing", to.display());
@@ -228,7 +228,7 @@ fn check_target(to: &Path, format: Option<&str>, force: bool) -> Result<FileForm
             return Err(Failure::usage(message, format!("name the file {}", named(format))));
         }
         (_, None) => {
-            let message = format!("--to {}: the ending is that of no format", to.display());
+            let message = format!("--to {}: unknown file extension", to.display());
             let hint =
                 format!("name the file {} (weights for PyTorch) or {} (ONNX)", named("safetensors"), named("onnx"));
             return Err(Failure::usage(message, hint));
@@ -245,7 +245,7 @@ pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
     }
     if !force && to.symlink_metadata().is_ok() {
         return Err(Failure::usage(
-            format!("--to {}: the file is there already", to.display()),
+            format!("--to {}: the file exists already", to.display()),
             "choose another name, or add --force to replace it",
         ));
     }

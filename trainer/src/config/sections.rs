@@ -216,7 +216,9 @@ sections! {
         overlap: bool = true;
         /// Format of gradients on the wire.
         compression: Compression = Compression::None, unset "off";
-        /// What batch norm does across workers.
+        /// Batch norm across workers. `local`: each worker normalises its own share, and evaluations use rank 0's running statistics.
+        /// `broadcast` copies these to all ranks before an evaluation, `reduce` averages them. `sync` normalises by the whole batch
+        /// (PyTorch's `SyncBatchNorm`).
         batch_norm: BatchNormPolicy = BatchNormPolicy::Local;
         /// Seconds after which a silent worker, or a machine that does not answer, counts as dead.
         timeout_s: usize = 600, in 1..=MANY;
@@ -231,7 +233,7 @@ sections! {
 
     /// `[checkpoint]`: when the run is saved, and how much is kept.
     CheckpointConfig "checkpoint" {
-        /// Epochs between checkpoints; 0: only at the end.
+        /// Epochs between checkpoints; 0: only at the end. A new best evaluation is saved too (`keep_best`).
         every: usize = 1, in 0..=MANY;
         /// Optimizer steps between checkpoints within an epoch.
         every_steps: usize = 0, in 0..=STEPS, unset "off";

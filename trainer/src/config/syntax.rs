@@ -28,7 +28,7 @@ pub(super) fn explain(message: &str, text: &str) -> (String, String) {
         return (format!("not valid TOML: {text} is neither a number nor a quoted string"), quote(text));
     } else if message.starts_with("duplicate key") {
         return (
-            format!("not valid TOML: `{text}` is there twice"),
+            format!("not valid TOML: `{text}` is set twice"),
             "keep one of the two; a section is opened once and holds all its keys".into(),
         );
     } else if message.starts_with("key with no value") || message.starts_with("invalid unquoted key") {
@@ -40,13 +40,13 @@ pub(super) fn explain(message: &str, text: &str) -> (String, String) {
     } else if message.starts_with("unclosed array") {
         "close the array with a bracket: [0.5, 0.75]"
     } else if message.contains("string") {
-        "a string stands in quotes, on one line: \"resnet18\""
+        "put a string in quotes, on one line: \"resnet18\""
     } else if message.contains("boolean") {
         "truth values are written true and false"
     } else if message.contains("mantissa") || message.contains("leading zero") || message.contains("digits") {
         "numbers are written 10, 0.1 or 5e-4"
     } else {
-        "a line is `[section]`, `key = value` or `# comment`; strings stand in quotes, arrays in brackets"
+        "a line is `[section]`, `key = value` or `# comment`; strings are in quotes, arrays in brackets"
     };
     (format!("not valid TOML: {message}"), hint.into())
 }
@@ -56,7 +56,7 @@ fn quote(text: &str) -> String {
     match text {
         "yes" | "on" | "no" | "off" => "truth values are written true and false".into(),
         _ if text.starts_with(|first: char| first.is_ascii_digit()) => {
-            "numbers are written 10, 0.1 or 5e-4; anything else stands in quotes".into()
+            "numbers are written 10, 0.1 or 5e-4; put anything else in quotes".into()
         }
         _ => format!("put it in quotes: \"{}\"", text.escape_default()),
     }

@@ -20,7 +20,7 @@ use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
-use crate::strategy::{EvalCounts, Evaluation, Scores, Strategy, percent};
+use crate::strategy::{EvalCounts, Evaluation, Scores, Strategy, diverged, percent};
 use crate::timeline::Timeline;
 
 /// How a run ended.
@@ -115,9 +115,10 @@ impl<'a> Engine<'a> {
         stop: Stop,
         mut progress: RunProgress,
     ) -> Self {
-        let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
+        let lengths = Lengths::new(plan, &loaders.train);
         progress.steps_per_epoch = Some(lengths.steps_per_epoch);
         progress.batches_per_epoch = Some(lengths.batches_per_epoch);
+        progress.images_and_batch = Some([lengths.images, lengths.global_batch]);
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
@@ -168,7 +169,7 @@ impl<'a> Engine<'a> {
         }
         let (mut test, mut test_counts) = (None, None);
         if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
-            let epoch = self.load_final_weights(&outcome)?;
+            let epoch = self.load_final_weights()?;
             self.loaders.eval = loader;
             match self.evaluate()? {
                 Evaluation::Done(counts) => {
@@ -183,7 +184,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
-    fn load_final_weights(&mut self, outcome: &RunOutcome) -> Result<usize, Failure> {
+    fn load_final_weights(&mut self) -> Result<usize, Failure> {
         let best = match &self.files {
             Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
             _ => None,
@@ -194,10 +195,7 @@ impl<'a> Engine<'a> {
             let saved = self.strategy.load_checkpoint(best)?;
             return Ok(saved.last.map_or(saved.epoch, |last| last.epoch));
         }
-        Ok(match (outcome, self.progress.last) {
-            (RunOutcome::OutOfTime { .. }, _) | (_, None) => self.progress.epoch,
-            (_, Some(last)) => last.epoch,
-        })
+        Ok(self.progress.last.map_or(self.progress.epoch, |last| last.epoch))
     }
 
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
@@ -262,7 +260,14 @@ impl<'a> Engine<'a> {
                 reporter.evaluated();
             }
         });
-        self.strategy.evaluate(&mut batches, &self.stop)
+        let evaluation = self.strategy.evaluate(&mut batches, &self.stop)?;
+        if let Evaluation::Done(counts) = &evaluation
+            && !counts.loss().is_finite()
+        {
+            let epoch = self.progress.epoch;
+            return Err(diverged(format!("epoch {epoch}: the loss of the evaluation is {}", counts.loss())));
+        }
+        Ok(evaluation)
     }
 
     /// Reports the epoch, advances the progress to the next epoch, and saves a checkpoint if one is due.
@@ -271,14 +276,7 @@ impl<'a> Engine<'a> {
         let partial = self.progress.partial;
         self.progress.elapsed_s += eval_seconds;
         let eval = counts.map(eval_record);
-        let is_best = eval.is_some_and(|eval| self.is_best(&eval));
-        if let Some(eval) = eval {
-            let evaluated = Evaluated { epoch, eval };
-            self.progress.last = Some(evaluated);
-            if is_best {
-                self.progress.best = Some(evaluated);
-            }
-        }
+        let is_best = eval.is_some_and(|eval| self.record_evaluation(epoch, eval));
         // Report before saving the checkpoint: a run that is killed between the two resumes before the epoch's end, and writes
         // the line again.
         let record = EpochRecord {
@@ -296,25 +294,40 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // After train.max_steps inside an epoch, the progress stays there, so that a resumed run with more steps goes on there. The
+        // After train.max_steps or train.max_time_s inside an epoch, the progress stays there, so that a resumed run goes on there. The
         // checkpoint has the step's name: the epoch's name belongs to its end, and `best` may point to this checkpoint.
-        let at_last_step = self.progress.step >= self.lengths.last_step;
-        let complete = !at_last_step || self.progress.batch >= self.lengths.batches_per_epoch;
+        let complete = self.progress.batch >= self.lengths.batches_per_epoch;
         let name = if complete { format!("epoch-{epoch}") } else { format!("step-{}", self.progress.step) };
         if complete {
             self.progress.epoch = epoch + 1;
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
         }
-        let checkpoint = &self.plan.checkpoint;
-        let keep_best = is_best && checkpoint.keep_best;
+        let every = self.plan.checkpoint.every;
+        let due = every > 0 && epoch.is_multiple_of(every);
+        if done || due || (is_best && self.plan.checkpoint.keep_best) {
+            self.save_evaluated(&name, is_best)?;
+        }
+        Ok(())
+    }
+
+    /// Notes an evaluation as the last one of the run, and returns whether it is the best one.
+    fn record_evaluation(&mut self, epoch: usize, eval: EvalRecord) -> bool {
+        let is_best = self.is_best(&eval);
+        let evaluated = Evaluated { epoch, eval };
+        self.progress.last = Some(evaluated);
+        if is_best {
+            self.progress.best = Some(evaluated);
+        }
+        is_best
+    }
+
+    /// Saves a checkpoint of evaluated weights.
+    fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
+        let keep_best = is_best && self.plan.checkpoint.keep_best;
         if let Some(Files { store, .. }) = self.files.as_ref().filter(|_| is_best && !keep_best) {
             store.forget_best()?;
         }
-        let due = checkpoint.every > 0 && epoch.is_multiple_of(checkpoint.every);
-        if done || due || keep_best {
-            self.save(&name, keep_best)?;
-        }
-        Ok(())
+        self.save(name, keep_best)
     }
 
     /// Returns whether an evaluation is better than the best one so far.
@@ -351,12 +364,19 @@ impl<'a> Engine<'a> {
 
     /// Evaluates the current weights, and saves a checkpoint from which the run can continue.
     fn out_of_time(&mut self) -> Result<RunOutcome, Failure> {
+        let start = Instant::now();
         let counts = match self.evaluate()? {
             Evaluation::Done(counts) => counts,
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
         let step = self.progress.step;
-        self.save(&format!("step-{step}"), false)?;
+        if self.progress.batch > 0 {
+            self.finish_epoch(Some(&counts), true, start.elapsed().as_secs_f64())?;
+        } else {
+            // The weights are those of the last epoch's end, whose line is written.
+            let is_best = self.record_evaluation(self.progress.epoch.saturating_sub(1), eval_record(&counts));
+            self.save_evaluated(&format!("step-{step}"), is_best)?;
+        }
         Ok(RunOutcome::OutOfTime { counts, step })
     }
 
@@ -371,7 +391,14 @@ impl<'a> Engine<'a> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
             let start = Instant::now();
-            store.save(name, self.strategy.snapshot(), &self.progress, is_best)?;
+            let snapshot = self.strategy.snapshot();
+            if let Some(tensor) = snapshot.not_finite() {
+                return Err(diverged(format!(
+                    "after step {}: {tensor} has a value that is not finite",
+                    self.progress.step
+                )));
+            }
+            store.save(name, snapshot, &self.progress, is_best)?;
             tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
         }
         Ok(())

@@ -237,24 +237,9 @@ impl RunFolder {
         self.path.join("checkpoints")
     }
 
-    /// Returns the path of `checkpoints/epoch-N`.
-    pub fn epoch_checkpoint(&self, epoch: usize) -> PathBuf {
-        self.checkpoints().join(format!("epoch-{epoch}"))
-    }
-
-    /// Returns the path of `checkpoints/last`.
-    pub fn last_checkpoint(&self) -> PathBuf {
-        self.checkpoints().join("last")
-    }
-
     /// Returns the path of `checkpoints/best`.
     pub fn best_checkpoint(&self) -> PathBuf {
         self.checkpoints().join("best")
-    }
-
-    /// Returns the path of `logs/rank-N/`: a worker's `stdout.log`, `stderr.log` and `error.json`.
-    pub fn rank_logs(&self, rank: usize) -> PathBuf {
-        self.path.join("logs").join(format!("rank-{rank}"))
     }
 }
 

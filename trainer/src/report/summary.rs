@@ -121,7 +121,7 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         Some(_) => ["val best = last", "val best", "val last"],
     };
     match (summary.best, summary.last) {
-        (Some(best), Some(last)) if best.epoch == last.epoch => rows.push((both, evaluation(last))),
+        (Some(best), Some(last)) if best.is_same(&last) => rows.push((both, evaluation(last))),
         (best, last) => {
             rows.extend(best.map(|best| (best_row, evaluation(best))));
             rows.extend(last.map(|last| (last_row, evaluation(last))));

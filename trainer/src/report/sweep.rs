@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::text::{aligned, duration, percent};
+use crate::config::BestBy;
+use crate::text::{self, aligned, duration, percent};
 
 /// The state of one run of a sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,67 @@ impl RunState {
     }
 }
 
+/// The measure of evaluations that ranks the runs of a sweep.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Metric {
+    /// The highest top-1 accuracy.
+    #[default]
+    Top1,
+    /// The most multi-label images all of whose classes are right.
+    ExactMatch,
+    /// The highest mean of the classes' recalls.
+    BalancedAccuracy,
+    /// The highest mean average precision.
+    MeanAveragePrecision,
+    /// The lowest loss.
+    Loss,
+}
+
+impl Metric {
+    /// Returns the measure of runs whose best evaluation is selected by `best_by`.
+    pub fn of(best_by: BestBy, multi_label: bool) -> Self {
+        match best_by {
+            BestBy::Accuracy if multi_label => Self::ExactMatch,
+            BestBy::Accuracy => Self::Top1,
+            BestBy::BalancedAccuracy => Self::BalancedAccuracy,
+            BestBy::MeanAveragePrecision => Self::MeanAveragePrecision,
+            BestBy::Loss => Self::Loss,
+        }
+    }
+
+    /// Returns the name in `summary.json`, and in the columns of `sweep.csv`.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Top1 | Self::ExactMatch => "top1",
+            Self::BalancedAccuracy => "balanced_accuracy",
+            Self::MeanAveragePrecision => "mean_average_precision",
+            Self::Loss => "loss",
+        }
+    }
+
+    /// Returns the name on the screen.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Top1 => "top-1",
+            Self::ExactMatch => "exact match",
+            Self::BalancedAccuracy => "balanced accuracy",
+            Self::MeanAveragePrecision => "mAP",
+            Self::Loss => "loss",
+        }
+    }
+
+    /// Formats a value for the screen.
+    pub fn shown(self, value: f64) -> String {
+        if self == Self::Loss { text::loss(value) } else { percent(value) }
+    }
+
+    /// Returns a number that is higher for a better value.
+    fn score(self, value: Option<f64>) -> f64 {
+        value.map_or(f64::NEG_INFINITY, |value| if self == Self::Loss { -value } else { value })
+    }
+}
+
 /// One run of a sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SweepRun {
@@ -44,14 +106,17 @@ pub struct SweepRun {
     pub state: RunState,
     /// The run folder; `None` until the run has created it.
     pub folder: Option<String>,
-    /// Best top-1 accuracy of an evaluation in percent.
-    pub best_top1: Option<f64>,
+    /// The best evaluation by [`Sweep::metric`]; a loss, or percent.
+    #[serde(alias = "best_top1")]
+    pub best: Option<f64>,
     /// Epoch of the best evaluation.
     pub best_epoch: Option<usize>,
-    /// Top-1 accuracy of the last evaluation in percent.
-    pub last_top1: Option<f64>,
-    /// Top-1 accuracy on the test set in percent, for runs with a validation split.
-    pub test_top1: Option<f64>,
+    /// The last evaluation by the same metric.
+    #[serde(alias = "last_top1")]
+    pub last: Option<f64>,
+    /// The evaluation of the test set by the same metric, for runs with a validation split.
+    #[serde(alias = "test_top1")]
+    pub test: Option<f64>,
     /// Wall-clock seconds over all sessions of the run. For a failed run, only the seconds of the last session.
     pub seconds: Option<f64>,
     /// Exit code of the run's process; `None` if a signal killed the process or the process has not ended.
@@ -72,6 +137,9 @@ pub struct Sweep {
     /// `cpus:6` or `gpus:4`: kind and number of the slots (one slot is one worker's cores or GPU) that the runs share.
     #[serde(rename = "places")]
     pub slots: String,
+    /// What the runs are compared by.
+    #[serde(default)]
+    pub metric: Metric,
     /// Number of slots that each run needs: one per worker.
     pub workers_per_run: usize,
     /// The folder of the data sets, if `--data-dir` names it.
@@ -81,31 +149,32 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Returns the runs, the best accuracy first. Runs without an accuracy come last, by number.
+    /// Returns the runs, the best first. Runs without an evaluation come last, by number.
     pub fn ranked(&self) -> Vec<&SweepRun> {
         let mut runs: Vec<&SweepRun> = self.runs.iter().collect();
-        let key = |run: &SweepRun| run.best_top1.unwrap_or(f64::NEG_INFINITY);
+        let key = |run: &SweepRun| self.metric.score(run.best);
         runs.sort_by(|one, other| key(other).total_cmp(&key(one)).then(one.number.cmp(&other.number)));
         runs
     }
 
     /// Formats the table, then the messages of failed runs. The text ends with a newline.
     pub fn page(&self) -> String {
-        let has_test = self.runs.iter().any(|run| run.test_top1.is_some());
-        let shown = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), percent);
+        let has_test = self.runs.iter().any(|run| run.test.is_some());
+        let shown = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| self.metric.shown(value));
+        let title = self.metric.title();
         let mut head = vec!["run".to_owned()];
         head.extend(self.keys.iter().cloned());
-        head.extend(["best top-1", "epoch", "last top-1"].map(str::to_owned));
-        head.extend(has_test.then(|| "test top-1".to_owned()));
+        head.extend([format!("best {title}"), "epoch".to_owned(), format!("last {title}")]);
+        head.extend(has_test.then(|| format!("test {title}")));
         head.extend(["time", "state"].map(str::to_owned));
         let mut rows = vec![head];
         for run in self.ranked() {
             let mut row = vec![format!("{:03}", run.number)];
             row.extend(run.values.iter().cloned());
-            row.push(shown(run.best_top1));
+            row.push(shown(run.best));
             row.push(run.best_epoch.map_or_else(|| "–".to_owned(), |epoch| epoch.to_string()));
-            row.push(shown(run.last_top1));
-            row.extend(has_test.then(|| shown(run.test_top1)));
+            row.push(shown(run.last));
+            row.extend(has_test.then(|| shown(run.test)));
             row.push(run.seconds.map_or_else(|| "–".to_owned(), duration));
             row.push(run.state.name().to_owned());
             rows.push(row);
@@ -125,16 +194,17 @@ impl Sweep {
     /// A row cannot be encoded. Writes to memory do not fail.
     pub fn csv(&self) -> Result<Vec<u8>, csv::Error> {
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let columns = ["state", "best_top1", "best_epoch", "last_top1", "test_top1", "seconds", "exit_code", "folder"];
+        let [best, last, test] = ["best", "last", "test"].map(|which| format!("{which}_{}", self.metric.key()));
+        let columns = ["state", &best, "best_epoch", &last, &test, "seconds", "exit_code", "folder"];
         writer.write_record(["run"].into_iter().chain(self.keys.iter().map(String::as_str)).chain(columns))?;
         let text = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
         for run in self.ranked() {
             let results = [
                 run.state.name().to_owned(),
-                text(run.best_top1),
+                text(run.best),
                 run.best_epoch.map(|epoch| epoch.to_string()).unwrap_or_default(),
-                text(run.last_top1),
-                text(run.test_top1),
+                text(run.last),
+                text(run.test),
                 text(run.seconds),
                 run.exit_code.map(|code| code.to_string()).unwrap_or_default(),
                 run.folder.clone().unwrap_or_default(),
@@ -156,10 +226,10 @@ mod tests {
             values: vec![lr.to_owned(), "[\"crop\", \"flip\"]".to_owned()],
             state,
             folder: best.map(|_| format!("runs/{number:03}/x")),
-            best_top1: best,
+            best,
             best_epoch: best.map(|_| 2),
-            last_top1: best.map(|best| best - 0.5),
-            test_top1: None,
+            last: best.map(|best| best - 0.5),
+            test: None,
             seconds: best.map(|_| 61.0),
             exit_code: Some(i32::from(state == RunState::Failed)),
             message: (state == RunState::Failed).then(|| "error: diverged\n  hint: lower it".to_owned()),
@@ -172,6 +242,7 @@ mod tests {
             fixed: Vec::new(),
             keys: vec!["optimizer.lr".into(), "data.augment".into()],
             slots: "cpus:2".into(),
+            metric: Metric::Top1,
             workers_per_run: 1,
             data_dir: None,
             runs: vec![
@@ -197,8 +268,12 @@ mod tests {
             hint: lower it
         "#);
         let mut with_test = sweep();
-        with_test.runs[0].test_top1 = Some(79.0);
+        with_test.runs[0].test = Some(79.0);
         assert!(with_test.page().lines().next().unwrap().contains("test top-1"));
+        let by_loss = Sweep { metric: Metric::Loss, ..sweep() };
+        let numbers: Vec<_> = by_loss.ranked().iter().map(|run| run.number).collect();
+        assert_eq!(numbers, [1, 3, 2, 4], "the lowest loss is first, and runs without one are last");
+        assert!(by_loss.page().starts_with("run  optimizer.lr      data.augment  best loss  epoch  last loss"));
     }
 
     #[test]

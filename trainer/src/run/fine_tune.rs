@@ -173,10 +173,11 @@ pub(super) fn check_batches(
     Err(plan.mistake(&[key], cause, hint).into())
 }
 
-/// Returns the smallest number of images on a device in a step that batch norm normalises by themselves; `None` if it normalises
-/// the images of all devices together.
+/// Returns the smallest number of images in a step that batch norm normalises together: those of a device, or with synchronised batch
+/// norm those of all devices. `None` for several processes with synchronised batch norm, whose steps have an image for each of them.
 fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usize> {
-    if plan.parallel.batch_norm == config::BatchNormPolicy::Sync {
+    let together = plan.parallel.batch_norm == config::BatchNormPolicy::Sync;
+    if together && plan.parallel.mode == config::Mode::Ddp {
         return None;
     }
     let batch = match plan.train.batch_scope {
@@ -185,7 +186,8 @@ fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usiz
     };
     let last = if plan.train.drop_last { 0 } else { samples % batch };
     let counts = [batch.min(samples), last].into_iter().filter(|count| *count > 0);
-    counts.map(|count| share(count, batch, devices, plan)).min()
+    let together = together && plan.parallel.mode == config::Mode::Dp;
+    counts.map(|count| if together { count } else { share(count, batch, devices, plan) }).min()
 }
 
 /// Returns the smallest number of images on a device that gets images, of a step with `count` images. A full step has `batch`.

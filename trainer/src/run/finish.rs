@@ -3,10 +3,9 @@
 use crate::config::BestBy;
 use crate::console;
 use crate::device;
-use crate::engine::{RunOutcome, eval_record};
+use crate::engine::RunOutcome;
 use crate::failure::Failure;
 use crate::report::{AveragePrecision, Confusion, Reporter, RunSummary};
-use crate::snapshot::Evaluated;
 use crate::strategy::{EvalCounts, Strategy};
 use crate::text::thousands;
 use crate::timeline::Timeline;
@@ -84,7 +83,6 @@ pub(super) fn finish(
             Ok(0)
         }
         RunOutcome::OutOfTime { counts, step } => {
-            summary.last = Some(Evaluated { epoch: summary.epochs + 1, eval: eval_record(&counts) });
             (summary.confusion, summary.average_precision) = by_class(classes, counts);
             summary.note = Some(format!(
                 "stopped after step {}: train.max_time_s is over; continue with: {resume} --set train.max_time_s={max_time_s}",

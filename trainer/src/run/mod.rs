@@ -84,7 +84,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         job_flags::check_one_process(&arguments.job)?;
     }
     if arguments.dry_run {
-        return dry_run(&plan, &selected);
+        return dry_run(&plan, &selected, resumed.as_ref());
     }
     let splits = read_data(&mut plan, if several { Reader::Launcher } else { Reader::Alone })?;
     if let Some(folder) = &resumed {
@@ -133,18 +133,19 @@ pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
     matches!(devices, Some(Devices::Gpus(_)))
 }
 
-/// Checks the plan without reading data, for a job whose ranks run elsewhere.
+/// Reads the plan and checks it without reading data, for a job whose ranks run elsewhere.
 ///
 /// # Errors
 /// Flags or the plan are wrong.
-pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<(), Failure> {
+pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<RunPlan, Failure> {
     let PlannedRun { plan, .. } = PlanSource::find(arguments, Access::Read)?.read(several)?;
     let nodes = arguments.job.nnodes.unwrap_or(1);
     if processes(&plan, several, nodes)? {
-        check_shares(&plan, plan.parallel.devices.map_or(1, Devices::count))
+        check_shares(&plan, plan.parallel.devices.map_or(1, Devices::count))?;
     } else {
-        job_flags::check_one_process(&arguments.job)
+        job_flags::check_one_process(&arguments.job)?;
     }
+    Ok(plan)
 }
 
 /// Returns whether the plan trains in several processes (DDP). `several` is set if the run has several workers.

@@ -181,7 +181,7 @@ pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) 
                 "ranks {first} and {second} have the same GPU, {}",
                 String::from_utf8_lossy(cards[first]).trim_end_matches('\0')
             ),
-            "start as many ranks a host as it has GPUs and let each see all of them, or one of its own (CUDA_VISIBLE_DEVICES); \
+            "start as many ranks per host as it has GPUs and let each see all of them, or one of its own (CUDA_VISIBLE_DEVICES); \
              --gpus N --oversubscribe shares them, for tests",
         )),
         _ => Ok(()),

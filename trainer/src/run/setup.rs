@@ -15,13 +15,15 @@ use super::{class_weights, fine_tune};
 use crate::config::{Devices, Mode, OptimizerKind, Precision, RunPlan, Setting};
 use crate::console;
 use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
+use crate::engine::checkpoint::Loaded;
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
 use crate::report::screen::start_table;
 use crate::report::{RunFolder, Section};
-use crate::snapshot::{RunProgress, Snapshot};
+use crate::snapshot::DatasetRecord;
+use crate::strategy::single::Single;
 use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
-use crate::text::thousands;
+use crate::text::{counted, thousands};
 
 /// Returns the request for the devices of a run.
 pub(super) fn device_request(devices: Option<Devices>) -> DeviceRequest {
@@ -91,6 +93,12 @@ pub(super) fn loaders(
         sampler_weights: class_weights::of_sampler(plan, &train)?,
         ..super::plan::train_loader(plan, strategy, pixels)?
     };
+    if train_config.drop_last && train.len() < train_config.global_batch {
+        let (images, batch) = (train.len(), train_config.global_batch);
+        let cause =
+            format!("{images} training images make no full batch of {batch}, and the incomplete one is left out");
+        return Err(plan.mistake(&["train.drop_last"], cause, "use a smaller batch_size, or drop_last = false").into());
+    }
     let train_loader = Loader::new(Arc::clone(&train), train_config)?;
     let eval_loader = Loader::new(Arc::clone(&eval), super::plan::eval_loader(plan, strategy, pixels)?)?;
     let test_loader = match test {
@@ -219,11 +227,21 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'
             set.shape,
         ));
     }
+    let names =
+        splits.train.classes.iter().fold(0, |sum, name| crc32c::crc32c_append(sum, format!("{name}\n").as_bytes()));
+    facts.push(format!("classes = {}, checksum of their names {names:08x}", splits.train.classes.len()));
     facts
 }
 
 /// Loads the newest complete checkpoint. Returns `None` for a run that was killed before its first checkpoint.
-pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snapshot, RunProgress)>, Failure> {
+///
+/// # Errors
+/// A checkpoint cannot be read, has more epochs than the plan, or was trained with another seed or other classes than `data`'s.
+pub(super) fn restore(
+    plan: &RunPlan,
+    folder: &RunFolder,
+    data: Option<&DatasetRecord>,
+) -> Result<Option<Loaded>, Failure> {
     if !checkpoint::any(&folder.checkpoints())? {
         console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));
         return Ok(None);
@@ -244,33 +262,68 @@ pub(super) fn restore(plan: &RunPlan, folder: &RunFolder) -> Result<Option<(Snap
             "a run keeps its seed: leave --seed out",
         ));
     }
-    Ok(Some((loaded.snapshot, loaded.progress)))
+    let trained = loaded.progress.epoch - 1;
+    if plan.train.epochs > 0 && trained > plan.train.epochs {
+        return Err(plan
+            .mistake(
+                &["train.epochs"],
+                format!(
+                    "{}: the run has trained {trained} epochs, more than {}",
+                    loaded.path.display(),
+                    plan.train.epochs
+                ),
+                format!("continue it with {trained} epochs or more, or leave --epochs out"),
+            )
+            .into());
+    }
+    if let (Some(trained), Some(data)) = (&loaded.dataset, data) {
+        let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
+                    model.weights = \"RUN/checkpoints/last\"";
+        trained.check_classes(data, &loaded.path, hint)?;
+    }
+    Ok(Some(loaded))
 }
 
-/// Checks everything that needs no data, builds the network and prints the plan.
-pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure> {
+/// Checks everything that needs no data, builds the network and prints the plan. Of a run to continue, also loads the checkpoint.
+pub(super) fn dry_run(plan: &RunPlan, selected: &Selected, resumed: Option<&RunFolder>) -> Result<u8, Failure> {
     let mut section = Section::new("dry run").row("device", &selected.description);
-    if let Some(facts) = super::plan::known_facts(&plan.data.name) {
+    let checkpoint = match resumed {
+        Some(folder) => restore(plan, folder, None)?,
+        None => None,
+    };
+    let known = super::plan::known_facts(&plan.data.name)
+        .map(|facts| ([facts.channels, facts.height, facts.width], facts.classes));
+    let saved = checkpoint.as_ref().and_then(|loaded| loaded.dataset.as_ref());
+    if let Some(([channels, height, width], classes)) = saved.map(|data| (data.shape, data.classes.len())).or(known) {
         let side = plan.data.image_size;
         let spec = Spec {
-            num_classes: plan.model.num_classes.unwrap_or(facts.classes),
-            in_channels: facts.channels,
-            image_size: [side.unwrap_or(facts.height), side.unwrap_or(facts.width)],
+            num_classes: plan.model.num_classes.unwrap_or(classes),
+            in_channels: channels,
+            image_size: [side.unwrap_or(height), side.unwrap_or(width)],
         };
         let network = build(plan, &spec, selected, 1)?;
         check_small_images(plan, &network, &spec, None)?;
         section = section.row(
             "model",
             format!(
-                "{}, {} parameters, {} multiply-adds an image",
+                "{}, {} parameters, {} multiply-adds per image",
                 plan.model.name,
                 thousands(count_parameters(&network) as u64),
                 thousands(models::cost(&network, &spec).macs)
             ),
         );
-        let (network, weights) = fine_tune::load_weights(network, plan, spec)?;
+        let (network, weights) = match &checkpoint {
+            Some(_) => (network, fine_tune::Rows::default()),
+            None => fine_tune::load_weights(network, plan, spec)?,
+        };
         for (name, value) in weights.into_iter().chain(fine_tune::frozen_rows(plan, &network)) {
             section = section.row(name, value);
+        }
+        if let Some(Loaded { path, snapshot, progress, .. }) = checkpoint {
+            let step = progress.step;
+            Single::new(network, selected.device(), spec.num_classes, plan)
+                .load_checkpoint(Some((snapshot, progress)))?;
+            section = section.row("continues", format!("{} after {}", path.display(), counted(step, "step")));
         }
     } else {
         models::find(&plan.model.name).map_err(|error| Failure::usage(&error, error.hint()))?;
@@ -279,7 +332,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected) -> Result<u8, Failure
     let mut sections = vec![section];
     sections.extend(super::plan::sections(plan));
     console::print(start_table(&sections));
-    console::print("dry run: the plan is valid; nothing was read, trained or written");
+    console::print("dry run: the plan is valid; no data were read, nothing was trained or written");
     Ok(0)
 }
 

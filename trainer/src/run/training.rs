@@ -26,7 +26,7 @@ use crate::strategy::Strategy;
 use crate::strategy::ddp::{self, Ddp};
 use crate::strategy::dp::Dp;
 use crate::strategy::single::Single;
-use crate::text::thousands;
+use crate::text::{counted, thousands};
 use crate::timeline::{self, Timeline};
 
 /// Everything that a process needs to train.
@@ -82,11 +82,13 @@ impl Training<'_> {
             None => Stop::on_signals()?,
         };
         let progress = match self.resumed {
-            Some(folder) if strategy.rank() == 0 => restore(plan, folder)?,
+            Some(folder) if strategy.rank() == 0 => restore(plan, folder, Some(&dataset))?,
             _ => None,
         };
-        let progress = strategy.load_checkpoint(progress)?;
-        Lengths::new(plan, loaders.train.batches_per_epoch()).check(&progress)?;
+        let progress = strategy.load_checkpoint(progress.map(|loaded| (loaded.snapshot, loaded.progress)))?;
+        let lengths = Lengths::new(plan, &loaders.train);
+        lengths.check(&progress)?;
+        lengths.check_warmup(plan)?;
         let timeline = Timeline::new(plan.log.timeline);
         #[cfg(feature = "cuda")]
         if selected.gpu.is_some() {
@@ -171,7 +173,7 @@ impl Training<'_> {
         split_file::write(&folder, plan.train.seed, description.record.as_ref())?;
         let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?
             .with_dataset(description.dataset.clone());
-        let lengths = Lengths::new(plan, loaders.train.batches_per_epoch());
+        let lengths = Lengths::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
@@ -250,7 +252,10 @@ impl Training<'_> {
         let overview = overview
             .row("data", format!("{} ({})", description.data, description.source))
             .row("device", &description.device)
-            .row("length", format!("{} epochs of {} steps", lengths.epochs, thousands(lengths.steps_per_epoch)))
+            .row(
+                "length",
+                format!("{} of {}", counted(lengths.epochs as u64, "epoch"), counted(lengths.steps_per_epoch, "step")),
+            )
             .row("folder", folder.path().display());
         let mut sections = vec![overview];
         sections.extend(super::plan::sections(plan));

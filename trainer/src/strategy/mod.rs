@@ -89,12 +89,17 @@ impl StepOutcome {
         if self.loss_sum.is_finite() {
             return Ok(());
         }
-        Err(Failure::run(
-            format!("the training loss is {} (learning rate {lr})", self.loss_sum),
-            "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; the checkpoints written \
-             before are untouched",
-        ))
+        Err(diverged(format!("the training loss is {} (learning rate {lr})", self.loss_sum)))
     }
+}
+
+/// Returns the failure of a run whose numbers are no longer finite.
+pub fn diverged(cause: String) -> Failure {
+    Failure::run(
+        cause,
+        "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; checkpoints are kept: if the newest \
+         one has diverged too, delete it, and --resume continues from the one before",
+    )
 }
 
 /// The parts of a step's time, in seconds.

@@ -92,6 +92,10 @@ pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Resul
             return Err(bad(&file.path, cause, "save the weights as float32, float16, bfloat16 or float64"));
         }
         let values = tensor.values().map_err(|cause| damaged(&file.path, cause))?;
+        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+            let cause = format!("tensor `{}` has the value {value}", tensor.name);
+            return Err(bad(&file.path, cause, "the training that wrote it diverged: take an earlier checkpoint"));
+        }
         state.push(StateTensor::new(name, shape, values));
     }
     let network = models::load_state_dict(network, &state).map_err(|error| damaged(&file.path, error))?;

@@ -122,12 +122,12 @@ impl WeightFile {
 
     fn of_checkpoint(path: &Path) -> Result<Self, FileError> {
         if path.join("config.toml").is_file() {
-            let hint = format!("evaluate the run with --run {0}, or name {0}/checkpoints/best", path.display());
+            let hint = format!("name a checkpoint of the run: {}/checkpoints/best", path.display());
             return Err(bad(path, "is a run folder, not a file of weights", hint));
         }
         let is_checkpoint = path.join(checkpoint::MANIFEST).is_file();
         if !is_checkpoint {
-            let cause = format!("is a folder without {}, so it is no checkpoint", checkpoint::MANIFEST);
+            let cause = format!("is a folder without {}, so it is not a checkpoint", checkpoint::MANIFEST);
             return Err(bad(path, cause, format!("name {FORMATS}")));
         }
         let loaded = checkpoint::load(path).map_err(|error| FileError { code: USAGE, ..error })?;

@@ -168,7 +168,7 @@ fn what_is_no_file_of_weights_is_named() {
     assert_eq!(cause(&path), "the file is empty");
     fs::write(&path, "conv1.weight 0.5").unwrap();
     assert_eq!(cause(&path), "not a file of weights that this program knows");
-    assert_eq!(cause(folder.path()), "is a folder without manifest.json, so it is no checkpoint");
+    assert_eq!(cause(folder.path()), "is a folder without manifest.json, so it is not a checkpoint");
     fs::write(folder.path().join("config.toml"), "").unwrap();
     assert_eq!(cause(folder.path()), "is a run folder, not a file of weights");
     fs::write(&path, safetensors::serialize(Vec::<(&str, safetensors::tensor::TensorView)>::new(), None).unwrap())

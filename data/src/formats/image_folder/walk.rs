@@ -10,11 +10,14 @@ use crate::formats::images::Sample;
 use crate::formats::read_error;
 
 /// File name extensions of the images that are read, in upper or lower case.
-pub(in crate::formats) const READ: [&str; 3] = ["png", "jpg", "jpeg"];
+pub(in crate::formats) const READ: [&str; 5] = ["png", "jpg", "jpeg", "jpe", "jfif"];
 
 /// Extensions of images that cannot be read. Ignoring such a file silently would change the data set.
-pub(in crate::formats) const NOT_READ: [&str; 11] =
-    ["bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "jxl"];
+#[rustfmt::skip]
+pub(in crate::formats) const NOT_READ: [&str; 19] = [
+    "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "heif", "jxl", "jp2", "j2k", "ico", "tga", "psd", "dng",
+    "exr",
+];
 
 /// Maximum depth of folders below a class.
 const MAX_DEPTH: usize = 32;

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use png::{BitDepth, ColorType};
 
 use super::{load, request};
+use crate::formats::{DecodeTime, LoadRequest};
 use crate::pictures::{jpeg, png, rgb, save_png};
-use crate::{DataError, ImageShape, Splits};
+use crate::{DataError, ImageShape, SplitOptions, Splits};
 
 struct Folder(tempfile::TempDir);
 
@@ -111,6 +112,44 @@ fn val_stands_in_for_test() {
     assert!(folder.error().ends_with("there is neither a folder test nor val"));
     std::fs::remove_dir_all(folder.path("train")).unwrap();
     assert_eq!(folder.error(), "train: there is no such folder");
+}
+
+#[test]
+fn a_held_out_part_of_train_replaces_test() {
+    let folder = Folder::new();
+    std::fs::remove_dir_all(folder.path("test")).unwrap();
+    let request = request("image-folder", folder.0.path());
+    let error = load(&request).unwrap_err();
+    assert!(error.hint.contains("data.validation = 0.1"), "{}", error.hint);
+    for index in 2..6 {
+        folder.flat(&format!("train/cat/{index}.png"), 1);
+        folder.flat(&format!("train/dog/{index}.png"), 2);
+    }
+    let split = SplitOptions { validation: Some(0.2), ..SplitOptions::default() };
+    let splits = load(&LoadRequest { split, ..request }).unwrap();
+    assert_eq!((splits.train.len(), splits.test.len(), splits.val.is_none()), (8, 2, true));
+}
+
+#[test]
+fn jpeg_has_several_extensions_and_other_formats_are_errors() {
+    let folder = Folder::new();
+    for name in ["2.jfif", "3.jpe"] {
+        std::fs::write(folder.path(&format!("train/cat/{name}")), jpeg(4, 3, &rgb(4, 3, |_, _| [1; 3]))).unwrap();
+    }
+    assert_eq!(folder.load().unwrap().train.labels, [0, 0, 0, 1]);
+    std::fs::write(folder.path("train/cat/4.heif"), "").unwrap();
+    assert_eq!(folder.error(), "train/cat/4.heif: images of the format heif cannot be read");
+}
+
+/// The size of the data set is that of the first image that can be read.
+#[test]
+fn a_damaged_first_image_does_not_hide_the_size() {
+    let folder = Folder::new();
+    folder.flat("train/cat/2.png", 1);
+    std::fs::write(folder.path("train/cat/1.png"), "no image").unwrap();
+    assert!(folder.error().starts_with("train/cat/1.png: cannot be decoded"));
+    let in_each_epoch = LoadRequest { decode: DecodeTime::Epoch, ..request("image-folder", folder.0.path()) };
+    assert_eq!(load(&in_each_epoch).unwrap().train.shape.to_string(), "3x3x4");
 }
 
 #[test]

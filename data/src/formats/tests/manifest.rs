@@ -112,11 +112,11 @@ fn mistakes_have_their_line() {
         ("path,label,splt\n".into(), format!("labels.csv: line 1: unknown column \"splt\"; {header}")),
         ("path;label;split\n".into(), format!("labels.csv: line 1: unknown column \"path;label;split\"; {header}")),
         ("path,split\n".into(), format!("labels.csv: line 1: there is no column \"label\"; {header}")),
-        ("path,label,label\n".into(), format!("labels.csv: line 1: a column is there twice; {header}")),
+        ("path,label,label\n".into(), format!("labels.csv: line 1: a column is named twice; {header}")),
         ("path,label,split\n".into(), format!("labels.csv: no line has the split train: there is nothing to train on; {header}")),
         (
             all("photos/2.png,a\n"),
-            "labels.csv: line 4: 2 fields, the first line names 3; a path with a comma stands in quotes: \"a,b.png\",cat".into(),
+            "labels.csv: line 4: 2 fields, the first line names 3; put a path that contains a comma in quotes: \"a,b.png\",cat".into(),
         ),
         (
             all("photos/2.png,,train\n"),
@@ -163,6 +163,20 @@ fn mistakes_have_their_line() {
     for (text, expected) in cases {
         assert_eq!(error(&text), expected, "{text}");
     }
+}
+
+/// Two paths and a link lead to the same file.
+#[test]
+fn an_image_in_two_splits_is_found_under_another_name() {
+    let twice = "path,label,split\nphotos/0.png,a,train\nphotos/../photos/0.png,a,test\n";
+    let expected =
+        "labels.csv: line 3: photos/../photos/0.png has another split in line 2, as the same file photos/0.png; ";
+    assert!(error(twice).starts_with(expected), "{}", error(twice));
+    let manifest =
+        Manifest::new("path,label,split\nphotos/0.png,a,train\nphotos/link.png,b,train\nphotos/1.png,a,test\n");
+    std::os::unix::fs::symlink("0.png", manifest.path("photos/link.png")).unwrap();
+    let cause = manifest.load().unwrap_err().cause;
+    assert!(cause.contains("photos/link.png has another label in line 2, as the same file "), "{cause}");
 }
 
 #[test]

@@ -71,13 +71,13 @@ fn mistakes_have_their_place() {
     assert_eq!(read(&good).unwrap().train.len(), 2);
     let second = good.len() - 1024 - 1024;
     for (bytes, expected) in [
-        (good[..second + 100].to_vec(), format!("train-0.tar: byte {second}: is no archive here: ")),
+        (good[..second + 100].to_vec(), format!("train-0.tar: byte {second}: is not an archive here: ")),
         (good[..512 + 20].to_vec(), "train-0.tar: byte 512: the archive ends early, in `1.png` of ".into()),
         (
             good[..good.len() - 1024].to_vec(),
             format!("train-0.tar: byte {}: the archive ends early: its end marker", good.len() - 1024),
         ),
-        (b"no archive".repeat(100), "train-0.tar: byte 0: is no archive here: ".into()),
+        (b"no archive".repeat(100), "train-0.tar: byte 0: is not an archive here: ".into()),
         (
             archive(&[("1.png", &image), ("2.png", &image), ("2.cls", b"0")]),
             "train-0.tar: byte 512: the image `1.png` has no label".into(),
@@ -96,7 +96,7 @@ fn mistakes_have_their_place() {
                 ("1.png", &image),
                 ("1.cls", b"0"),
             ]),
-            "train-0.tar: byte 4608: the key `1` is there twice".into(),
+            "train-0.tar: byte 4608: two samples have the key `1`".into(),
         ),
         (
             archive(&[("1.png", &image), ("1.cls", b"cat")]),
@@ -123,6 +123,19 @@ fn mistakes_have_their_place() {
         let found = error(&bytes);
         assert!(found.starts_with(&expected), "{found}\n{expected}");
     }
+}
+
+#[test]
+fn no_sample_is_left_out_silently() {
+    let image = image();
+    let dotted = error(&archive(&[("1.png", &image), ("1.cls", b"0"), ("photo.2.png", &image), ("photo.2.cls", b"0")]));
+    let expected = "the sample `photo` has no image but `photo.2.png`: the key of a sample ends at the first dot";
+    assert!(dotted.ends_with(expected), "{dotted}");
+    let one = archive(&[("1.png", &image), ("1.cls", b"0")]);
+    let joined = error(&[&one[..], &archive(&[("2.png", &image), ("2.cls", b"0")])].concat());
+    assert!(joined.ends_with("there are more data after the end of the archive"), "{joined}");
+    // tar fills the last of its records up with zeros.
+    assert_eq!(read(&[&one[..], &[0; 9000]].concat()).unwrap().train.len(), 1);
 }
 
 #[test]

@@ -70,6 +70,7 @@ impl Stats {
         );
         shared.all_reduce_sum(&mut all);
         let (count, sums) = (all[0], &all[1..]);
+        assert!(count > 1.0, "batch norm in training mode needs more than one value per channel");
         let mean = |c: usize| sums[c] / count;
         let variance =
             (0..channels).map(|c| (sums[channels + c] / count - mean(c) * mean(c)).max(0.0) as f32).collect();

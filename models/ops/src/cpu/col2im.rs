@@ -10,8 +10,8 @@ use super::kernel::{Isa, Operand, Tile};
 use super::packing::Weights;
 use super::panels::panels;
 use super::parallel::{SharedSlice, for_each};
-use super::shape::ConvShape;
 use super::simd::multiversion;
+use crate::shape::ConvShape;
 
 /// Number of input channels from which the convolution of `dy` fills a register tile.
 const FULL_TILE: usize = 16;

@@ -11,10 +11,10 @@ use super::allocator::Buffer;
 use super::igemm::{Igemm, Image};
 use super::kernel::{Isa, Operand};
 use super::packing::{Weights, pad_bias};
-use super::shape::ConvShape;
 use super::{
     col2im, depthwise, group_conv, group_weight_grad, grouped, weight_grad as direct, winograd, winograd_grad,
 };
+use crate::shape::ConvShape;
 
 /// Returns the instruction set for a convolution: vectors instead of matrix registers, where a group would fill at most half of
 /// a matrix register.

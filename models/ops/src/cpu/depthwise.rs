@@ -6,8 +6,8 @@ use super::allocator::Buffer;
 use super::channels::sum_rows;
 use super::element::Element;
 use super::parallel::{SharedSlice, chunk, for_each};
-use super::shape::ConvShape;
 use super::simd::multiversion;
+use crate::shape::ConvShape;
 
 /// Returns true if each group has one input and one output channel. One group is accepted too: average pooling relies on
 /// weights that are not rounded to bf16.

@@ -10,13 +10,13 @@ use super::allocator::Buffer;
 use super::batch_norm::{self, DerivativeAt, Stats};
 use super::element::{Element, with_element};
 use super::kernel::{Isa, Operand};
-use super::shape::{ConvShape, PoolShape};
 use super::tensor::{Dense, image, row_major};
 use super::{activation, channels, concat, conv, convert, loss, max_pool};
 use crate::extension::{
     Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, Kernels, NormKernels,
     NormOptions, PoolOptions, TrainingOps, impl_without_autodiff,
 };
+use crate::shape::{ConvShape, PoolShape};
 
 /// Saved tensors of a convolution or linear layer.
 #[derive(Debug, Clone)]
@@ -47,7 +47,7 @@ pub struct SavedMaxPool {
     argmax: Arc<Buffer<u8>>,
 }
 
-fn vector(values: &[f32]) -> FlexTensor {
+fn f32_tensor(values: &[f32]) -> FlexTensor {
     let mut buffer = Buffer::new(values.len());
     buffer.copy_from_slice(values);
     row_major(buffer, [values.len()])
@@ -64,8 +64,8 @@ fn norm_backward<E: Element>(saved: &SavedNorm, grad: Dense) -> BatchNormGrads<F
     let dims = saved.input.dims4();
     BatchNormGrads {
         input: image(grads.x, dims),
-        weight: vector(&grads.weight),
-        bias: vector(&grads.bias),
+        weight: f32_tensor(&grads.weight),
+        bias: f32_tensor(&grads.bias),
         residual: grads.residual.map_or_else(|| grad.into_tensor(), |residual| image(residual, dims)),
     }
 }
@@ -115,7 +115,7 @@ impl NormKernels for Flex {
             let output = stats.apply(x, residual.as_ref().map(Dense::values::<E>), activation);
             (stats, image(output, input.dims4()))
         });
-        let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| vector(values));
+        let [mean, variance] = [&stats.mean, &stats.unbiased()].map(|values| f32_tensor(values));
         let saved =
             (activation == Activation::Relu && residual.is_some()).then(|| Dense::channels_last(output.clone()));
         ([output, mean, variance], SavedNorm { stats: Arc::new(stats), input, output: saved, options })
@@ -176,7 +176,7 @@ impl HeadKernels for Flex {
         let (logits, targets) = (Dense::row_major(logits), Dense::row_major(targets));
         let classes = logits.shape()[1];
         let (loss, gradient) = loss::cross_entropy(logits.values(), targets.values(), classes, scale);
-        [vector(&[loss]), logits.like(gradient)]
+        [f32_tensor(&[loss]), logits.like(gradient)]
     }
 }
 

@@ -8,7 +8,7 @@ use super::group_conv::{self, PLANE};
 use super::group_kernel::{GroupKernels, GroupOuter};
 use super::kernel::{Isa, Operand};
 use super::parallel::{SharedSlice, chunk, for_each};
-use super::shape::ConvShape;
+use crate::shape::ConvShape;
 
 /// Computes the weight gradient in PyTorch's layout, for groups that fit into a vector of `isa`; `None` for a dilation along
 /// rows, with which the taps of a row are not adjacent.

@@ -7,7 +7,7 @@
 
 use super::allocator::Buffer;
 use super::kernel::Isa;
-use super::shape::ConvShape;
+use crate::shape::ConvShape;
 
 /// A convolution with merged groups.
 pub(crate) struct Merged {

@@ -36,7 +36,6 @@ mod panels;
 mod parallel;
 #[cfg(test)]
 mod reference;
-pub(crate) mod shape;
 mod simd;
 mod tensor;
 pub(super) mod update;

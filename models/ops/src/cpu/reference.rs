@@ -6,9 +6,9 @@ use half::bf16;
 
 use super::element::Element;
 use super::kernel::{Isa, Operand};
-use super::shape::ConvShape;
 use super::{conv, weight_grad, winograd, winograd_grad};
 use crate::extension::ConvOptions;
+use crate::shape::ConvShape;
 
 /// Pseudo-random values in [-1, 1).
 fn values(len: usize, seed: u64) -> Vec<f32> {

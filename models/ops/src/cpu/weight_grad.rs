@@ -14,8 +14,8 @@ use super::kernel::{Isa, Operand, Outer};
 use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
-use super::shape::ConvShape;
 use super::weight_grad_matrix::Layout;
+use crate::shape::ConvShape;
 
 /// Pixels per chunk: 32 KiB of a packed panel.
 const CHUNK: usize = 256;

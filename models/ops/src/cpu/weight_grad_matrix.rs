@@ -11,8 +11,8 @@ use super::kernel::{MatrixKernels, Operand, Product};
 use super::packing::RowPanels;
 use super::panels::{padded, panels};
 use super::parallel::{SharedSlice, for_each};
-use super::shape::ConvShape;
 use super::weight_grad::Part;
+use crate::shape::ConvShape;
 
 /// Pixels per chunk. With fewer, reading and writing the sums takes longer than the products.
 const CHUNK: usize = 512;

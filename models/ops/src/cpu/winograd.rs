@@ -40,8 +40,8 @@
 use super::allocator::Buffer;
 use super::kernel::{Isa, Operand, Tile};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
-use super::shape::ConvShape;
 use super::winograd_tile::Filters;
+use crate::shape::ConvShape;
 
 /// Returns true if [`forward`] and the gradients support the convolution.
 pub(crate) fn fits<E: Operand>(shape: &ConvShape) -> bool {

@@ -13,10 +13,10 @@ use std::ops::Range;
 use super::allocator::Buffer;
 use super::kernel::{Isa, Operand, Outer};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
-use super::shape::ConvShape;
 use super::weight_grad::MAX_SUMS;
 use super::winograd::{Grid, block_len};
 use super::winograd_tile::StepLayout;
+use crate::shape::ConvShape;
 
 /// Limit in floats of the sums of a part: 1 MiB, the size of an L2 cache.
 const PART_SUMS: usize = 256 << 10;

@@ -100,7 +100,7 @@ fn activate<F: Float, N: Size>(
 
 fn launch(x: Rows, dy: Option<Rows>, activation: Activation) -> CubeTensor {
     let out = x.output();
-    let vector = x.vector(&[dy.as_ref().unwrap_or(&x), &out], &[]);
+    let vector = x.vector_size(&[dy.as_ref().unwrap_or(&x), &out], &[]);
     let blocks = Blocks::over(&x, vector);
     if x.rows() > 0 {
         let second = dy.as_ref().unwrap_or(&x);

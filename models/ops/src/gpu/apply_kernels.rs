@@ -105,7 +105,7 @@ pub(super) fn launch_apply(
     let (second, third, fourth) = (residual.unwrap_or(x), out.as_ref().unwrap_or(x), means.as_ref().unwrap_or(x));
     let statistics = norm.statistics();
     let residual_statistics = of_residual.map_or(statistics, Deferred::statistics);
-    let vector = x.vector(&[second, third, fourth], &[statistics, residual_statistics]);
+    let vector = x.vector_size(&[second, third, fourth], &[statistics, residual_statistics]);
     let blocks = Blocks::over(x, vector);
     // SAFETY: matrices have the rows and columns that the kernel gets, statistics four vectors over the columns, and `x` the pixels of
     // as many images as there are means.
@@ -317,7 +317,7 @@ impl GradientPass<'_> {
         let NormGradient { affine: [second_weight, second_bias], factors: second_factors } =
             of_residual.as_ref().unwrap_or(&gradient);
         let vector =
-            x.vector(&[dy, residual, second, third], &[statistics, residual_statistics, weight, bias, factors]);
+            x.vector_size(&[dy, residual, second, third], &[statistics, residual_statistics, weight, bias, factors]);
         let blocks = Blocks::over(x, vector);
         let [piece, pieces] = blocks.pieces();
         let workspace = x.of_columns(if of_residual.is_some() { 3 } else { 2 } * pieces);

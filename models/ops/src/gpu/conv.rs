@@ -281,7 +281,7 @@ fn grouped_weight_gradient(
     // Vector of the channels that a thread processes.
     let vector = if depthwise {
         let factors: Vec<_> = [of_x, of_dy].into_iter().filter_map(Reads::factors).collect();
-        x.vector(&[dy, of_dy.norm_input().unwrap_or(dy)], &factors)
+        x.vector_size(&[dy, of_dy.norm_input().unwrap_or(dy)], &factors)
     } else {
         x.vector_of(inputs)
     };

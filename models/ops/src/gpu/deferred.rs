@@ -15,11 +15,11 @@ use burn_cubecl::tensor::CubeTensor;
 use super::apply_kernels::{Applied, GradientPass, launch_apply};
 use super::conv::{SavedConv, applies_norms, backward_of, depthwise, on_cores, on_tensor_cores};
 use super::direct::is_depthwise;
-use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, knows};
+use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, supports_activation};
 use super::norm_input_gradient::launch_input_gradient;
 use super::rows::Rows;
 use super::side_results::{NormGradient, NormOutput, ResidualNorm};
-use super::update::{cube, writable};
+use super::storage::{storage_of, writable_storage};
 use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredNorm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 use crate::gpu_conv::GpuConv;
@@ -27,18 +27,18 @@ use crate::gpu_conv::GpuConv;
 /// A deferred batch norm on a GPU, see [`DeferredNorm`].
 #[derive(Debug, Clone)]
 pub(super) struct Deferred {
-    /// `[4·C]`, see [`Self::vector`].
+    /// `[4·C]`, see [`Self::statistic`].
     statistics: CubeTensor,
     pub(super) affine: [CubeTensor; 2],
     pub(super) activation: Activation,
 }
 
-/// The vectors of a batch norm's statistics.
+/// The statistics of a batch norm, in the order of their vectors.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Vector {
+pub(super) enum Statistic {
     Mean,
     /// Reciprocal of the standard deviation.
-    Inverse,
+    InvStd,
     Scale,
     Shift,
 }
@@ -46,13 +46,13 @@ pub(super) enum Vector {
 impl Deferred {
     fn new(norm: &DeferredNorm) -> Self {
         let on_gpu =
-            |vector: &Tensor<1>| cube(vector).expect("statistics and parameters are f32 and on the input's GPU");
+            |vector: &Tensor<1>| storage_of(vector).expect("statistics and parameters are f32 and on the input's GPU");
         let DeferredNorm { statistics, affine, activation } = norm;
         Self { statistics: on_gpu(statistics), affine: affine.each_ref().map(on_gpu), activation: *activation }
     }
 
-    /// Returns a vector over the channels, `[C]`.
-    pub(super) fn vector(&self, which: Vector) -> CubeTensor {
+    /// Returns one of the statistics of all channels, `[C]`.
+    pub(super) fn statistic(&self, which: Statistic) -> CubeTensor {
         let CubeTensor { client, handle, meta, device, dtype, .. } = self.statistics.clone();
         let channels = meta.num_elements() / 4;
         let handle = handle.offset_start((which as usize * channels * dtype.size()) as u64);
@@ -66,7 +66,7 @@ impl Deferred {
     /// Returns the batch norm for the operations that read its output and compute the output's gradient. `out` is `x` if the output is
     /// not in memory.
     pub(super) fn output(&self, [x, out]: [&Rows; 2], from_output: bool) -> NormOutput {
-        let [mean, inverse] = [Vector::Mean, Vector::Inverse].map(|which| self.vector(which));
+        let [mean, inverse] = [Statistic::Mean, Statistic::InvStd].map(|which| self.statistic(which));
         let mut output = NormOutput::new([x, out], [&mean, &inverse], &self.affine, self.activation, from_output);
         output.masked = true;
         output
@@ -133,7 +133,7 @@ pub(crate) fn defers_norm(
     options: &ConvOptions,
     activation: Activation,
 ) -> bool {
-    GpuConv::chosen() == GpuConv::Custom && knows(activation) && fits(input, weight, options, 1)
+    GpuConv::chosen() == GpuConv::Custom && supports_activation(activation) && fits(input, weight, options, 1)
 }
 
 /// Convolves without bias.
@@ -159,7 +159,7 @@ pub(super) fn conv_norm_forward(
     let ConvNormOptions { conv, input: input_norm, epsilon, running } = options;
     // Update running statistics in place: a recorded graph of the step runs again on the same memory.
     let running_vectors = [running.mean, running.variance]
-        .map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device"));
+        .map(|tensor| writable_storage(tensor).expect("running statistics are f32 and on the input's device"));
     let statistics = StatisticsOfBatch {
         affine: affine.map(into_contiguous),
         running: running_vectors,
@@ -237,8 +237,8 @@ pub(super) fn apply_forward(
         let mut output = norm.output([&x, out], from_output);
         output.residual = residual.as_ref().map(|(x, norm)| ResidualNorm {
             x: x.clone(),
-            mean: norm.vector(Vector::Mean),
-            inverse: norm.vector(Vector::Inverse),
+            mean: norm.statistic(Statistic::Mean),
+            inverse: norm.statistic(Statistic::InvStd),
             weight: norm.affine[0].clone(),
         });
         output.keep();

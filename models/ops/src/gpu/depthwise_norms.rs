@@ -32,8 +32,8 @@ fn convolve_with_statistics<F: Float, N: Size>(
     of_batch: &mut [Vector<f32, N>],
     norm_weight: &[Vector<f32, N>],
     norm_bias: &[Vector<f32, N>],
-    moving_mean: &mut [Vector<f32, N>],
-    moving_variance: &mut [Vector<f32, N>],
+    running_mean: &mut [Vector<f32, N>],
+    running_variance: &mut [Vector<f32, N>],
     counters: &mut [Atomic<u32>],
     images: &Images,
     piece: usize,
@@ -103,8 +103,8 @@ fn convolve_with_statistics<F: Float, N: Size>(
             of_batch,
             norm_weight,
             norm_bias,
-            moving_mean,
-            moving_variance,
+            running_mean,
+            running_variance,
             epsilon,
             momentum,
         );
@@ -221,7 +221,7 @@ pub(super) fn forward(
     let of_batch = out.of_columns(4);
     // Not read without a change.
     let factors = reads.factors().unwrap_or(&of_batch);
-    let vector = images.vector(&[&out], &[&weight, factors, scale, bias, mean, variance]);
+    let vector = images.vector_size(&[&out], &[&weight, factors, scale, bias, mean, variance]);
     let blocks = Blocks::over(&out, vector);
     let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
     let workspace = out.of_columns(2 * pieces);
@@ -276,7 +276,7 @@ pub(super) fn data_gradient(
     // Not read without a change.
     let (norm_input, factors) = (reads.norm_input().unwrap_or(grad), reads.factors().unwrap_or(statistics));
     let columns = [&weight, factors, statistics, norm_weight, norm_bias, factors_out];
-    let vector = x.vector(&[&out, grad, norm_input], &columns);
+    let vector = x.vector_size(&[&out, grad, norm_input], &columns);
     let blocks = Blocks::over(&out, vector);
     let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
     let workspace = out.of_columns(2 * pieces);

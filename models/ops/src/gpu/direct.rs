@@ -198,7 +198,9 @@ fn launch(
     let out = source.images(batch, height, width, channels);
     // Vector of the target's channels. In a grouped convolution, a vector must be inside one group.
     let vector = match bias.as_ref().is_none_or(aligned) {
-        true if is_depthwise => source.vector(&[&out, reads.norm_input().unwrap_or(&out)], reads.factors().as_slice()),
+        true if is_depthwise => {
+            source.vector_size(&[&out, reads.norm_input().unwrap_or(&out)], reads.factors().as_slice())
+        }
         true => out.vector_of(channels / groups),
         false => 1,
     };

@@ -8,7 +8,7 @@ use cubecl::Device;
 use cubecl::prelude::*;
 
 use super::rows::{UNITS, all, unnoted};
-use super::update::{cube, tensor_of};
+use super::storage::{storage_of, tensor_of_storage};
 
 /// Looks up the pixel's channels. `lines` are those of `GatherLines`, `count` is the number of pixels of the batch.
 #[cube(launch_unchecked)]
@@ -69,7 +69,7 @@ pub(crate) fn gather_images(
     lines: &Tensor<1, Int>,
     [batch, channels, height, width]: [usize; 4],
 ) -> Option<Tensor<4>> {
-    let (source, table, count) = (integers(pixels, DType::U8)?, cube(table)?, batch * height * width);
+    let (source, table, count) = (integers(pixels, DType::U8)?, storage_of(table)?, batch * height * width);
     assert_eq!(lines.dims(), [batch * (1 + height + width)], "each image has its lines");
     let lines = integers(lines, DType::I32)?;
     // Allocate a single axis: CubeCL would pad the rows of several axes.
@@ -94,5 +94,5 @@ pub(crate) fn gather_images(
             );
         }
     }
-    Some(tensor_of(out).reshape([batch, height, width, channels]).permute([0, 3, 1, 2]))
+    Some(tensor_of_storage(out).reshape([batch, height, width, channels]).permute([0, 3, 1, 2]))
 }

@@ -13,7 +13,7 @@ use cubecl::server::CopyDescriptor;
 use parking_lot::Mutex;
 
 use super::copies::memory_id;
-use super::update::cube;
+use super::storage::storage_of;
 
 /// A recorded graph.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ pub(crate) fn client(device: &Device) -> Option<Client> {
 }
 
 pub(crate) fn prepare(device: &Device) -> Result<(), String> {
-    let client = client(device).ok_or("the device is no NVIDIA GPU")?;
+    let client = client(device).ok_or("the device is not an NVIDIA GPU")?;
     client.graph_prepare().map_err(|error| error.to_string())
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn cancel(device: &Device) {
 }
 
 pub(crate) fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Recorded, T), String> {
-    let client = client(device).ok_or("the device is no NVIDIA GPU")?;
+    let client = client(device).ok_or("the device is not an NVIDIA GPU")?;
     client.start_capture().map_err(|error| error.to_string())?;
     let result = step();
     let graph = client.stop_capture().map_err(|error| error.to_string())?;
@@ -61,7 +61,7 @@ impl Recorded {
 }
 
 pub(crate) fn floats(tensor: &Tensor<1>) -> CubeTensor {
-    cube(tensor).expect("an f32 tensor on a GPU")
+    storage_of(tensor).expect("an f32 tensor on a GPU")
 }
 
 pub(crate) fn integers(tensor: &Tensor<1, Int>) -> CubeTensor {
@@ -111,5 +111,5 @@ impl Values {
 
 /// See [`address`](crate::graph::address).
 pub(crate) fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
-    cube(tensor).as_ref().map(memory_id)
+    storage_of(tensor).as_ref().map(memory_id)
 }

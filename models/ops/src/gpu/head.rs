@@ -120,7 +120,7 @@ pub(super) fn global_avg_pool(x: CubeTensor) -> CubeTensor {
     let x = Rows::new(x);
     let [batch, height, width, channels] = x.dims();
     let out = x.features(batch, channels, DType::F32);
-    let vector = x.vector(&[&out], &[]);
+    let vector = x.vector_size(&[&out], &[]);
     let blocks = Blocks::over(&x, vector);
     // SAFETY: `x` has the pixels of `batch` images, and `out` a row for each image.
     unsafe {
@@ -152,7 +152,7 @@ pub(super) fn global_avg_pool_gradient(
     let (grad, addend) = (Rows::new(grad), addend.map(Rows::new));
     let dx = grad.images_of(grad.rows(), height, width, grad.columns(), dtype);
     let second = addend.as_ref().unwrap_or(&dx);
-    let vector = dx.vector(&[&grad, second], &[]);
+    let vector = dx.vector_size(&[&grad, second], &[]);
     let blocks = Blocks::over(&dx, vector);
     // SAFETY: `dx` and the addend have the pixels of as many images as `grad` has rows. Without an addend, the kernel does not read it.
     unsafe {
@@ -182,7 +182,7 @@ pub(super) fn global_avg_pool_gradient(
 pub(super) fn bias_gradient(grad: CubeTensor) -> CubeTensor {
     let grad = Rows::new(grad);
     let total = grad.of_columns(1);
-    let vector = grad.vector(&[], &[]);
+    let vector = grad.vector_size(&[], &[]);
     let blocks = Blocks::over(&grad, vector);
     let [piece, pieces] = blocks.pieces();
     let [zeros, _] = counters(&total);

@@ -92,8 +92,8 @@ fn join_gradients<F: Float, N: Size>(
 }
 
 /// Returns the vector that divides these numbers of channels too.
-fn vector(rows: &Rows, others: &[&Rows], channels: [usize; 2]) -> usize {
-    if channels.iter().all(|channels| channels.is_multiple_of(4)) { rows.vector(others, &[]) } else { 1 }
+fn vector_size(rows: &Rows, others: &[&Rows], channels: [usize; 2]) -> usize {
+    if channels.iter().all(|channels| channels.is_multiple_of(4)) { rows.vector_size(others, &[]) } else { 1 }
 }
 
 /// Joins two images.
@@ -102,7 +102,7 @@ pub(super) fn forward(left: CubeTensor, right: CubeTensor, options: Join) -> Cub
     let ([batch, height, width, old], shared) = (left.dims(), options.shared);
     assert_eq!(right.dims()[..3], [batch, height, width], "joined images have the same size");
     let out = left.images(batch, height, width, old + right.columns() - shared);
-    let vector = vector(&left, &[&right, &out], [right.columns(), shared]);
+    let vector = vector_size(&left, &[&right, &out], [right.columns(), shared]);
     let blocks = Blocks::over(&out, vector);
     // SAFETY: all three matrices have the same rows, and `out` the columns of both, less the shared ones.
     unsafe {
@@ -139,7 +139,7 @@ pub(super) fn backward(
     let [batch, height, width, _] = dy.dims();
     let [left, right] = [old, new].map(|channels| dy.images(batch, height, width, channels));
     let second = output.as_ref().unwrap_or(&dy);
-    let vector = vector(&dy, &[second, &left, &right], [old, shared]);
+    let vector = vector_size(&dy, &[second, &left, &right], [old, shared]);
     let blocks = Blocks::over(&dy, vector);
     // SAFETY: all matrices have the same rows, and `dy` and the output have the columns of both gradients, less the shared ones.
     unsafe {

@@ -1,6 +1,8 @@
-//! Kernels for NVIDIA GPUs, for operations that take burn many launches or many passes over memory: convolutions, batch
-//! norm with its epilogue, activations, the loss, a batch's images, and the optimizer's step. The kernels are written with
-//! CubeCL, except the convolutions on tensor cores, which are CUDA C++ ([`implicit_gemm`]).
+//! Kernels for NVIDIA GPUs, for operations that take burn many launches or many passes over memory: convolutions with the batch
+//! norms around them, batch norm with its epilogue, activations, global average pooling, the sums of a bias's gradient,
+//! squeeze-and-excitation, the concatenation of two images, the loss, a batch's images, and the optimizer's step. Also CUDA graphs of
+//! whole steps, and the memory that feeds them. The kernels are written with CubeCL, except the convolutions on tensor cores, which
+//! are CUDA C++ ([`implicit_gemm`]).
 //!
 //! The kernels see images as matrices with one row of channels per pixel. Activations have a kernel because burn's ReLU returns
 //! its result in another memory order (its masked fill follows the shape), which the next convolution would have to convert.
@@ -32,6 +34,7 @@ mod rows;
 mod scale;
 mod side_results;
 mod squares;
+mod storage;
 pub(crate) mod traffic;
 mod update;
 mod weight_kernels;

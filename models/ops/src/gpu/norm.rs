@@ -21,7 +21,7 @@ use super::norm_kernels::{gradient_sums, input_gradient, normalise, normalise_ba
 use super::norm_moments::{moments_of_rows, shared_moments};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::{NormOutput, SideResults};
-use super::update::{cube, tensor_of, writable};
+use super::storage::{storage_of, tensor_of_storage, writable_storage};
 use crate::extension::{Activation, NormOptions, RunningStats};
 use crate::statistics::StatisticsReduce;
 
@@ -66,8 +66,8 @@ pub(super) struct Grads {
 /// Gathers the vectors of all ranks, in rank order. Returns them and the world size.
 fn gather(ranks: &dyn StatisticsReduce, vectors: &[&CubeTensor]) -> (CubeTensor, usize) {
     let on_device = ranks.on_device().expect("`batch_norm_train` calls the GPU kernels only with such ranks");
-    let gathered = on_device.all_gather(vectors.iter().map(|&vector| tensor_of(vector.clone())).collect());
-    (cube(&gathered).expect("statistics are f32 and stay on the GPU"), on_device.world())
+    let gathered = on_device.all_gather(vectors.iter().map(|&vector| tensor_of_storage(vector.clone())).collect());
+    (storage_of(&gathered).expect("statistics are f32 and stay on the GPU"), on_device.world())
 }
 
 /// Computes `activation((x - mean) · inverse · weight + bias + residual)`.
@@ -81,7 +81,7 @@ fn apply(
 ) -> Rows {
     let (out, second) = (x.output(), residual.unwrap_or(x));
     let Statistics { mean, inverse, given } = statistics;
-    let vector = x.vector(&[second, &out], &[mean, inverse, weight, bias]);
+    let vector = x.vector_size(&[second, &out], &[mean, inverse, weight, bias]);
     let blocks = Blocks::over(x, vector);
     // SAFETY: matrices have the rows and columns that the kernel gets, and vectors one element per column.
     unsafe {
@@ -157,10 +157,10 @@ pub(super) fn forward(
     // Update running statistics in place: a recorded graph of the step runs again on the same memory.
     let [new_mean, new_variance] = match running {
         Some(RunningStats { mean, variance, .. }) => [mean, variance]
-            .map(|tensor| writable(tensor).expect("running statistics are f32 and on the input's device")),
+            .map(|tensor| writable_storage(tensor).expect("running statistics are f32 and on the input's device")),
         None => [0; 2].map(|_| x.of_columns(1)),
     };
-    let vector = x.vector(&[], &[&new_mean, &new_variance]);
+    let vector = x.vector_size(&[], &[&new_mean, &new_variance]);
     let blocks = Blocks::over(&x, vector);
     let moments = SideResults::take_moments(&x).unwrap_or_else(|| self::moments(&x, &blocks, vector));
     let momentum_or_one = momentum.unwrap_or(1.0) as f32;
@@ -194,7 +194,7 @@ pub(super) fn forward(
     } else {
         let (out, second) = (x.output(), residual.as_ref().unwrap_or(&x));
         let [weight, bias] = &affine;
-        let vector = x.vector(&[second, &out], &[weight, bias, &new_mean, &new_variance]);
+        let vector = x.vector_size(&[second, &out], &[weight, bias, &new_mean, &new_variance]);
         let blocks = Blocks::over(&x, vector);
         // SAFETY: as in `apply`; there are two vectors of moments.
         unsafe {
@@ -271,7 +271,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     let residual = separate_residual.then(|| x.output());
     let [bias_out, weight_out] = [0; 2].map(|_| x.of_columns(1));
     let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
-    let vector = x.vector(&[&dy, second, &dx, third], &[&weight, &bias]);
+    let vector = x.vector_size(&[&dy, second, &dx, third], &[&weight, &bias]);
     let blocks = Blocks::over(&x, vector);
     let own = SideResults::take_sums(&dy).unwrap_or_else(|| {
         let [piece, pieces] = blocks.pieces();

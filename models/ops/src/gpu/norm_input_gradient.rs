@@ -40,7 +40,7 @@ fn input_gradient<F: Float, N: Size>(
 /// Launches [`input_gradient`].
 pub(super) fn launch_input_gradient(x: &Rows, dy: &Rows, factors: &CubeTensor) -> Rows {
     let dx = x.output();
-    let vector = x.vector(&[dy, &dx], &[factors]);
+    let vector = x.vector_size(&[dy, &dx], &[factors]);
     let blocks = Blocks::over(x, vector);
     // SAFETY: matrices have the rows and columns that the kernel gets, and there are three vectors of factors.
     unsafe {

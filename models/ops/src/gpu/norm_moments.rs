@@ -169,8 +169,8 @@ pub(super) fn write_of_batch<N: Size>(
     of_batch: &mut [Vector<f32, N>],
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
-    moving_mean: &mut [Vector<f32, N>],
-    moving_variance: &mut [Vector<f32, N>],
+    running_mean: &mut [Vector<f32, N>],
+    running_variance: &mut [Vector<f32, N>],
     epsilon: f32,
     momentum: f32,
 ) {
@@ -180,7 +180,7 @@ pub(super) fn write_of_batch<N: Size>(
     of_batch[columns + column] = inverse;
     of_batch[2 * columns + column] = scale;
     of_batch[3 * columns + column] = bias[column] - mean * scale;
-    update_running::<N>(mean, squares, count, column, moving_mean, moving_variance, momentum);
+    update_running::<N>(mean, squares, count, column, running_mean, running_variance, momentum);
 }
 
 /// Merges the pieces of a column. The column's first thread gets the mean and the sum of squares around it.
@@ -232,13 +232,13 @@ fn update_running<N: Size>(
     squares: Vector<f32, N>,
     count: f32,
     column: usize,
-    moving_mean: &mut [Vector<f32, N>],
-    moving_variance: &mut [Vector<f32, N>],
+    running_mean: &mut [Vector<f32, N>],
+    running_variance: &mut [Vector<f32, N>],
     momentum: f32,
 ) {
     let (old, new) = (Vector::new(1.0 - momentum), Vector::new(momentum));
-    moving_mean[column] = old * moving_mean[column] + new * mean;
-    moving_variance[column] = old * moving_variance[column] + new * unbiased_variance::<N>(squares, count);
+    running_mean[column] = old * running_mean[column] + new * mean;
+    running_variance[column] = old * running_variance[column] + new * unbiased_variance::<N>(squares, count);
 }
 
 /// Writes the mean and the reciprocal of the biased standard deviation of a column. Also writes the mean and the unbiased
@@ -251,18 +251,18 @@ pub(super) fn write_statistics<N: Size>(
     column: usize,
     mean_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
-    moving_mean: &mut [Vector<f32, N>],
-    moving_variance: &mut [Vector<f32, N>],
+    running_mean: &mut [Vector<f32, N>],
+    running_variance: &mut [Vector<f32, N>],
     epsilon: f32,
     momentum: f32,
     #[comptime] updates: bool,
 ) {
     mean_out[column] = mean;
     if comptime!(updates) {
-        update_running::<N>(mean, squares, count, column, moving_mean, moving_variance, momentum);
+        update_running::<N>(mean, squares, count, column, running_mean, running_variance, momentum);
     } else {
-        moving_mean[column] = mean;
-        moving_variance[column] = unbiased_variance::<N>(squares, count);
+        running_mean[column] = mean;
+        running_variance[column] = unbiased_variance::<N>(squares, count);
     }
     inverse_out[column] = inverse_of::<N>(squares, count, epsilon);
 }
@@ -274,8 +274,8 @@ pub(super) fn shared_moments<N: Size>(
     ranks: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
     inverse_out: &mut [Vector<f32, N>],
-    moving_mean: &mut [Vector<f32, N>],
-    moving_variance: &mut [Vector<f32, N>],
+    running_mean: &mut [Vector<f32, N>],
+    running_variance: &mut [Vector<f32, N>],
     part_out: &mut [Vector<f32, N>],
     columns: usize,
     world: usize,
@@ -309,8 +309,8 @@ pub(super) fn shared_moments<N: Size>(
         column,
         mean_out,
         inverse_out,
-        moving_mean,
-        moving_variance,
+        running_mean,
+        running_variance,
         epsilon,
         momentum,
         updates,

@@ -35,9 +35,9 @@ impl<const N: usize> Batch<N> {
     /// [`MAX_PARAMETERS`] parameters, so there are few kernels to compile.
     pub(super) fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {
-            let vector = vector(&parameters.first()?.0);
+            let vector = vector_size(&parameters.first()?.0);
             let alike =
-                parameters.iter().take(MAX_PARAMETERS).take_while(|(tensors, _)| self::vector(tensors) == vector);
+                parameters.iter().take(MAX_PARAMETERS).take_while(|(tensors, _)| self::vector_size(tensors) == vector);
             let rest = parameters.split_off(alike.count());
             let (tensors, weight_decay) = std::mem::replace(&mut parameters, rest).into_iter().unzip();
             Some(Self { tensors, weight_decay, vector })
@@ -84,7 +84,7 @@ impl<const N: usize> Batch<N> {
 }
 
 /// Returns 4 if all tensors can be accessed in vectors of four elements, else 1.
-fn vector<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
+fn vector_size<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
     let whole = tensors[0].meta.num_elements().is_multiple_of(4) && tensors.iter().all(aligned);
     if whole { 4 } else { 1 }
 }

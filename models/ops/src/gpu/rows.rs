@@ -10,6 +10,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::traffic;
+use crate::dispatch::SMALLER_BATCH;
 
 /// Threads per block.
 pub(super) const UNITS: usize = 256;
@@ -138,8 +139,7 @@ impl Rows {
         let (rows, pitch) = (self.rows(), self.pitch);
         assert!(
             rows * pitch < 1 << 31,
-            "a convolution of {rows} pixels with {pitch} elements each: the kernels count up to 2^31: use a smaller \
-             train.batch_size with train.accumulate"
+            "a convolution of {rows} pixels with {pitch} elements each: the kernels count up to 2^31: {SMALLER_BATCH}"
         );
     }
 
@@ -177,7 +177,7 @@ impl Rows {
     }
 
     /// Returns 4 if all matrices and vectors can be accessed in vectors of four elements, else 1.
-    pub(super) fn vector(&self, others: &[&Rows], columns: &[&CubeTensor]) -> usize {
+    pub(super) fn vector_size(&self, others: &[&Rows], columns: &[&CubeTensor]) -> usize {
         let rows = others.iter().copied().chain([self]);
         let whole = self.columns().is_multiple_of(4)
             && rows.clone().all(|rows| rows.pitch.is_multiple_of(4))
@@ -260,7 +260,15 @@ impl Blocks {
     }
 
     /// Returns the grid of a reduction of each image.
+    ///
+    /// # Panics
+    ///
+    /// When there are more images than the second axis of a grid can have blocks.
     pub(super) fn each(&self, images: usize) -> CubeCount {
+        assert!(
+            images < 1 << 16,
+            "a batch of {images} images: the kernels reduce up to 65535 at a time: {SMALLER_BATCH}"
+        );
         CubeCount::Static(self.tiles as u32, images as u32, 1)
     }
 

@@ -78,7 +78,7 @@ pub(super) fn scale_channels(x: CubeTensor, factors: CubeTensor) -> CubeTensor {
     let (x, factors) = (Rows::new(x), Rows::new(factors));
     let out = x.output();
     let [_, height, width, _] = x.dims();
-    let vector = x.vector(&[&factors, &out], &[]);
+    let vector = x.vector_size(&[&factors, &out], &[]);
     let blocks = Blocks::over(&x, vector);
     // SAFETY: `x` and `out` have the pixels of as many images as `factors` has rows, and all have the same columns.
     unsafe {
@@ -107,7 +107,7 @@ pub(super) fn scale_channels_gradients(x: CubeTensor, factors: CubeTensor, dy: C
     let (x, factors, dy) = (Rows::new(x), Rows::new(factors), Rows::new(dy));
     let (dx, dfactors) = (x.output(), factors.features(factors.rows(), factors.columns(), factors.dtype()));
     let [batch, height, width, _] = x.dims();
-    let vector = x.vector(&[&factors, &dy, &dx, &dfactors], &[]);
+    let vector = x.vector_size(&[&factors, &dy, &dx, &dfactors], &[]);
     let blocks = Blocks::over(&x, vector);
     // SAFETY: `x`, `dy` and `dx` have the pixels of `batch` images, and `factors` and `dfactors` a row for each image.
     unsafe {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn_cubecl::tensor::CubeTensor;
 
 use super::copies::{MemoryId, memory_id};
-use super::implicit_gemm::knows;
+use super::implicit_gemm::supports_activation;
 use super::rows::{Rows, aligned};
 use crate::extension::Activation;
 
@@ -44,7 +44,7 @@ fn push<T>(kept: &mut Vec<T>, most: usize, new: T) {
     kept.push(new);
 }
 
-fn same(one: &CubeTensor, other: &CubeTensor) -> bool {
+fn is_same_tensor(one: &CubeTensor, other: &CubeTensor) -> bool {
     one.device == other.device
         && memory_id(one) == memory_id(other)
         && one.dtype == other.dtype
@@ -74,7 +74,7 @@ impl SideResults {
     }
 
     fn take(all: &mut Vec<Self>, rows: &Rows) -> Option<CubeTensor> {
-        let found = all.iter().position(|kept| same(&kept.of, rows.tensor()))?;
+        let found = all.iter().position(|kept| is_same_tensor(&kept.of, rows.tensor()))?;
         Some(all.remove(found).values)
     }
 }
@@ -98,7 +98,7 @@ struct KeptGradient {
 
 impl KeptGradient {
     fn is(&self, gradient: &Rows, input: &Rows) -> bool {
-        self.input == memory_id(input.tensor()) && same(&self.of, gradient.tensor())
+        self.input == memory_id(input.tensor()) && is_same_tensor(&self.of, gradient.tensor())
     }
 }
 
@@ -188,14 +188,15 @@ impl NormOutput {
 
     /// Keeps the batch norm for the readers of its output.
     pub(super) fn keep(self) {
-        if self.x.is_image() && knows(self.activation) {
+        if self.x.is_image() && supports_activation(self.activation) {
             NORMS.with_borrow_mut(|all| push(all, KEPT_NORMS, Arc::new(self)));
         }
     }
 
     /// Returns the batch norm whose output is `rows`, and counts one more reader.
     pub(super) fn read(rows: &Rows) -> Option<Arc<Self>> {
-        let found = NORMS.with_borrow(|all| all.iter().find(|norm| same(norm.out.tensor(), rows.tensor())).cloned());
+        let found =
+            NORMS.with_borrow(|all| all.iter().find(|norm| is_same_tensor(norm.out.tensor(), rows.tensor())).cloned());
         if let Some(norm) = &found {
             norm.readers.fetch_add(1, Ordering::Relaxed);
         }

@@ -11,7 +11,7 @@ use cubecl::prelude::*;
 use super::counters::{counters, is_last_block};
 use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
 use super::rows::{UNITS, all, reduce_block};
-use super::update::{tensor_of, tensors};
+use super::storage::{storages_of, tensor_of_storage};
 
 /// Writes each block's sum of squares to `partials`, from index `offset` on. `length` is the number of blocks of all launches;
 /// the last of them adds up the partial sums and writes `total`.
@@ -59,7 +59,7 @@ fn square_sums<N: Size>(
 
 /// Returns the sum of squares, `[1]`, of flat f32 tensors on a GPU; `None` for others.
 pub(crate) fn square_sum(values: &[&Tensor<1>]) -> Option<Tensor<1>> {
-    let read = values.iter().map(|&value| Some((tensors([value].into_iter())?, 0.0)));
+    let read = values.iter().map(|&value| Some((storages_of([value].into_iter())?, 0.0)));
     let passes: Vec<_> = Batch::<1>::all(read.collect::<Option<_>>()?).collect();
     let like = passes.first()?.tensor().clone();
     let new =
@@ -88,5 +88,5 @@ pub(crate) fn square_sum(values: &[&Tensor<1>]) -> Option<Tensor<1>> {
         }
         offset += pass.blocks();
     }
-    Some(tensor_of(total))
+    Some(tensor_of_storage(total))
 }

@@ -8,46 +8,16 @@
 //! The kernels write in place, and read what changes from step to step ([`StepNumbers`]) from device memory: a recorded graph can
 //! then run them again.
 
-use burn::backend::{BackendTensor, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{DType, Tensor};
-use burn_cubecl::{kernel::into_contiguous, tensor::CubeTensor};
-use cubecl::Device;
+use burn::tensor::Tensor;
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use half::bf16;
 
 use super::copies;
 use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
 use super::rows::{UNITS, all};
+use super::storage::{storage_of, storages_of, tensor_of_storage, writable_storage};
 use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
-
-/// Returns the storage of a flat f32 tensor on an NVIDIA GPU, contiguous; `None` for other tensors.
-pub(super) fn cube(tensor: &Tensor<1>) -> Option<CubeTensor> {
-    into_cube(tensor.clone())
-}
-
-/// Returns storage that can be written: that of [`cube`], or a copy if another tensor shares the memory.
-pub(super) fn writable(tensor: Tensor<1>) -> Option<CubeTensor> {
-    let tensor = into_cube(tensor)?;
-    Some(if tensor.can_mut() { tensor } else { tensor.copy() })
-}
-
-fn into_cube(tensor: Tensor<1>) -> Option<CubeTensor> {
-    if tensor.dtype() != DType::F32 {
-        return None;
-    }
-    match tensor.into_dispatch().kind {
-        DispatchTensorKind::Cube(BackendTensor::Float(tensor)) if matches!(tensor.device, Device::Cuda(_)) => {
-            Some(into_contiguous(tensor))
-        }
-        _ => None,
-    }
-}
-
-/// Makes a burn tensor of the storage.
-pub(super) fn tensor_of(tensor: CubeTensor) -> Tensor<1> {
-    let kind = DispatchTensorKind::Cube(BackendTensor::Float(tensor));
-    Tensor::from_dispatch(DispatchTensor { kind, autodiff: Default::default() })
-}
 
 /// Copies of values in bf16, in vectors of `N`.
 type Copies<N> = Sequence<Box<[Vector<bf16, N>]>>;
@@ -159,15 +129,6 @@ fn average<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, shares: &Seq
     }
 }
 
-/// Returns the tensors of one parameter; `None` if one of them is not an f32 tensor on a GPU, or is empty.
-pub(super) fn tensors<'a, const N: usize>(of: impl Iterator<Item = &'a Tensor<1>>) -> Option<[CubeTensor; N]> {
-    let of: Vec<_> = of.collect();
-    let length = of[0].dims()[0];
-    assert!(of.iter().all(|tensor| tensor.dims()[0] == length), "the tensors of a parameter differ in length");
-    let found = of.into_iter().map(cube).collect::<Option<Vec<_>>>().filter(|_| length > 0)?;
-    Some(found.try_into().expect("as many tensors as the caller names"))
-}
-
 /// Returns true if the parameters' state exists, and all tensors are non-empty and f32 on a GPU.
 pub(crate) fn accepts(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool {
     // SGD without momentum has no state, and the first step makes the state.
@@ -175,8 +136,8 @@ pub(crate) fn accepts(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool
         let state = slots.iter().take(rule.slots()).map(Option::as_ref).collect::<Option<Vec<_>>>();
         let state = state.filter(|state| !state.is_empty());
         state.is_some_and(|state| match *state {
-            [one] => tensors::<3>([value, gradient, one].into_iter()).is_some(),
-            [one, two] => tensors::<4>([value, gradient, one, two].into_iter()).is_some(),
+            [one] => storages_of::<3>([value, gradient, one].into_iter()).is_some(),
+            [one, two] => storages_of::<4>([value, gradient, one, two].into_iter()).is_some(),
             _ => false,
         })
     })
@@ -223,15 +184,15 @@ pub(crate) fn update(
     scale: Option<&Tensor<1>>,
     parameters: Vec<ParameterUpdate>,
 ) -> Vec<UpdatedParameter> {
-    let vector = |tensor: &Tensor<1>| cube(tensor).expect("numbers and loss are f32 on the parameters' GPU");
+    let vector = |tensor: &Tensor<1>| storage_of(tensor).expect("numbers and loss are f32 on the parameters' GPU");
     // A launch needs a tensor for the scale. Without a scale the kernel does not read this tensor.
     let (scaled, scale) = (scale.is_some(), vector(scale.unwrap_or(numbers)));
     let (numbers, loss) = (vector(numbers), vector(loss));
-    let owned = |tensor: Tensor<1>| writable(tensor).expect("`accepts` has accepted the tensors");
-    let read = |tensor: &Tensor<1>| cube(tensor).expect("`accepts` has accepted the tensors");
+    let owned = |tensor: Tensor<1>| writable_storage(tensor).expect("`accepts` has accepted the tensors");
+    let read = |tensor: &Tensor<1>| storage_of(tensor).expect("`accepts` has accepted the tensors");
     let state = |slot: Option<Tensor<1>>| owned(slot.expect("`accepts` has accepted the state"));
     // An entry of `copies` shares its weight, which could then not be written in place: take the entry out first.
-    let taken = |value: &Tensor<1>| cube(value).and_then(|value| copies::take(&value));
+    let taken = |value: &Tensor<1>| storage_of(value).and_then(|value| copies::take(&value));
     match *rule {
         UpdateRule::Sgd { momentum, nesterov, .. } => {
             let tensors = |ParameterUpdate { value, gradient, weight_decay, slots: [buffer, _] }: ParameterUpdate| {
@@ -263,8 +224,8 @@ pub(crate) fn update(
                 }
             });
             let result = |[value, _, buffer]: [CubeTensor; 3]| UpdatedParameter {
-                value: tensor_of(value),
-                slots: [Some(tensor_of(buffer)), None],
+                value: tensor_of_storage(value),
+                slots: [Some(tensor_of_storage(buffer)), None],
             };
             updated.map(result).collect()
         }
@@ -300,8 +261,8 @@ pub(crate) fn update(
                 }
             });
             let result = |[value, _, mean, variance]: [CubeTensor; 4]| UpdatedParameter {
-                value: tensor_of(value),
-                slots: [Some(tensor_of(mean)), Some(tensor_of(variance))],
+                value: tensor_of_storage(value),
+                slots: [Some(tensor_of_storage(mean)), Some(tensor_of_storage(variance))],
             };
             updated.map(result).collect()
         }
@@ -313,11 +274,11 @@ pub(crate) fn ema_update(
     decay: f64,
     pairs: Vec<(Tensor<1>, Tensor<1>)>,
 ) -> Result<Vec<Tensor<1>>, Vec<(Tensor<1>, Tensor<1>)>> {
-    if !pairs.iter().all(|(average, value)| tensors::<2>([average, value].into_iter()).is_some()) {
+    if !pairs.iter().all(|(average, value)| storages_of::<2>([average, value].into_iter()).is_some()) {
         return Err(pairs);
     }
     let owned = |(average, value): (Tensor<1>, Tensor<1>)| {
-        let both = writable(average).zip(cube(&value)).expect("both are f32 on a GPU");
+        let both = writable_storage(average).zip(storage_of(&value)).expect("both are f32 on a GPU");
         (<[CubeTensor; 2]>::from(both), 0.0)
     };
     let mut averages = Vec::with_capacity(pairs.len());
@@ -336,7 +297,7 @@ pub(crate) fn ema_update(
                 decay as f32,
             );
         }
-        averages.extend(pass.tensors.into_iter().map(|[average, _]| tensor_of(average)));
+        averages.extend(pass.tensors.into_iter().map(|[average, _]| tensor_of_storage(average)));
     }
     Ok(averages)
 }

@@ -38,11 +38,11 @@ const _: () = assert!(PROBE + MAX_WORLD * 8 <= SLOTS_AT && SLOTS_AT.is_multiple_
 pub mod phase {
     /// [`KernelStep::Pack`](super::super::protocol::KernelStep::Pack).
     pub const PACK: u32 = 1;
-    /// Meets at [`FlagSet::Filled`](super::FlagSet::Filled).
+    /// A barrier on [`FlagSet::Filled`](super::FlagSet::Filled).
     pub const BARRIER_ENTER: u32 = 2;
     /// [`KernelStep::Reduce`](super::super::protocol::KernelStep::Reduce).
     pub const REDUCE: u32 = 4;
-    /// Meets at [`FlagSet::Reduced`](super::FlagSet::Reduced).
+    /// A barrier on [`FlagSet::Reduced`](super::FlagSet::Reduced).
     pub const BARRIER_EXIT: u32 = 8;
     /// [`KernelStep::Gather`](super::super::protocol::KernelStep::Gather).
     pub const GATHER: u32 = 16;

@@ -1,5 +1,6 @@
 //! Connects every rank to every other rank. Both ends of each connection prove that they know the job's secret.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::peer::Peer;
@@ -165,11 +167,9 @@ struct Acceptor {
 impl Acceptor {
     fn run(self, arrivals: &Sender<(usize, TcpStream)>) {
         let in_handshake = Arc::new(AtomicUsize::new(0));
-        let arrived = Arc::new(AtomicUsize::new(0));
-        while arrived.load(Ordering::Acquire) < self.higher.len()
-            && Instant::now() < self.until
-            && !self.abort.is_raised()
-        {
+        // A rank that lost its connection in the handshake connects again, and must not count twice.
+        let arrived = Arc::new(Mutex::new(BTreeSet::new()));
+        while arrived.lock().len() < self.higher.len() && Instant::now() < self.until && !self.abort.is_raised() {
             let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
             let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
             // Waits are short, since the handshake threads change the number of arrivals meanwhile.
@@ -185,7 +185,7 @@ impl Acceptor {
                     if stream.set_nonblocking(false).is_ok()
                         && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world, &higher))
                     {
-                        arrived.fetch_add(1, Ordering::AcqRel);
+                        arrived.lock().insert(hello.rank);
                         // The receiver is gone only if set-up has failed already.
                         let _ = arrivals.send((hello.rank as usize, stream));
                     }

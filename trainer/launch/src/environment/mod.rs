@@ -87,7 +87,7 @@ impl FromStr for LauncherChoice {
 pub enum Role {
     /// One rank of a job that a launcher has started.
     Worker(WorkerRole),
-    /// Not a worker: this process starts workers, or trains alone. The share is set if another launcher starts one process per
+    /// Not a worker: this process starts workers, or trains alone. It has a node if another launcher starts one process per
     /// node, and this process must start the node's workers.
     Local(Option<NodeAssignment>),
 }
@@ -177,8 +177,8 @@ pub fn detect(variables: &Variables, choice: LauncherChoice, workers: Option<(&s
     let role = match choice {
         LauncherChoice::Local => return Ok(Role::Local(None)),
         LauncherChoice::Auto => auto(&variables)?,
-        LauncherChoice::Env => Some(match torchrun::share(&variables)? {
-            Some(share) => Role::Local(Some(share)),
+        LauncherChoice::Env => Some(match torchrun::node_assignment(&variables)? {
+            Some(node) => Role::Local(Some(node)),
             None => Role::Worker(required(torchrun::detect(&variables)?, "env", "RANK, WORLD_SIZE and LOCAL_RANK")?),
         }),
         LauncherChoice::Slurm => Some(Role::Worker(required(
@@ -222,8 +222,8 @@ struct Candidate {
 }
 
 fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
-    if let Some(share) = torchrun::share(variables)? {
-        return Ok(Some(Role::Local(Some(share))));
+    if let Some(node) = torchrun::node_assignment(variables)? {
+        return Ok(Some(Role::Local(Some(node))));
     }
     let found: Vec<Candidate> = [torchrun::detect, mpi::open_mpi, mpi::jsrun, slurm::detect, mpi::pmi]
         .into_iter()
@@ -305,12 +305,12 @@ impl fmt::Display for Role {
                     (None, _) => f.write_str(", MASTER_ADDR not set"),
                 }
             }
-            Self::Local(Some(share)) => {
-                write!(f, "started by Kubeflow: node {} of {}", share.node_rank, share.nodes)?;
-                if let Some(workers) = share.workers {
+            Self::Local(Some(node)) => {
+                write!(f, "started by Kubeflow: node {} of {}", node.node_rank, node.nodes)?;
+                if let Some(workers) = node.workers {
                     write!(f, ", {workers} workers on it")?;
                 }
-                write!(f, ", node 0 at {}:{}", share.master_addr, share.master_port)
+                write!(f, ", node 0 at {}:{}", node.master_addr, node.master_port)
             }
             Self::Local(None) => f.write_str("started by no launcher: workers start from here"),
         }

@@ -74,10 +74,10 @@ fn local_world(variables: &VariableReader<'_>, world: usize, nodes: usize, node_
     for name in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
         let Some(text) = variables.text(name) else { continue };
         let counts = tasks_per_node(text).ok_or_else(|| {
-            LaunchError::usage(format!("{name}={text} is no list of counts"), "expected something like 2(x3),1")
+            LaunchError::usage(format!("{name}={text} is not a list of counts"), "expected something like 2(x3),1")
         })?;
         // If a step uses only some of the allocation's tasks, the allocation's counts do not add up to the step's tasks.
-        if counts.iter().sum::<usize>() == world
+        if counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)) == Some(world)
             && let Some(count) = node_rank.and_then(|node| counts.get(node)).or((counts.len() == 1).then(|| &counts[0]))
         {
             return Ok(*count);
@@ -102,7 +102,7 @@ fn tasks_per_node(text: &str) -> Option<Vec<usize>> {
             Some((count, times)) => (count, times.strip_suffix(')')?.parse().ok()?),
             None => (part, 1),
         };
-        if counts.len() + times > MOST {
+        if times > MOST - counts.len() {
             return None;
         }
         counts.extend(std::iter::repeat_n(count.trim().parse::<usize>().ok()?, times));
@@ -156,7 +156,7 @@ fn entries(list: &str) -> std::result::Result<Vec<&str>, String> {
     let (mut entries, mut start, mut inside) = (Vec::new(), 0, false);
     for (at, c) in list.char_indices() {
         match c {
-            '[' if inside => return Err("a [ stands inside another".into()),
+            '[' if inside => return Err("a [ is inside another".into()),
             ']' if !inside => return Err("a ] has no [".into()),
             '[' | ']' => inside = c == '[',
             ',' if !inside => {
@@ -180,5 +180,18 @@ fn entries(list: &str) -> std::result::Result<Vec<&str>, String> {
 fn bounds(range: &str) -> std::result::Result<(&str, &str), String> {
     let (start, end) = range.split_once('-').unwrap_or((range, range));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    if digits(start) && digits(end) { Ok((start, end)) } else { Err(format!("`{range}` is no range of numbers")) }
+    if digits(start) && digits(end) { Ok((start, end)) } else { Err(format!("`{range}` is not a range of numbers")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_tasks_are_limited() {
+        assert_eq!(tasks_per_node("2(x3),1"), Some(vec![2, 2, 2, 1]));
+        for text in ["", "2(x", "1,1(x18446744073709551615)", "1(x2000000)", "a"] {
+            assert_eq!(tasks_per_node(text), None, "{text}");
+        }
+    }
 }

@@ -289,9 +289,9 @@ fn host_lists_give_their_first_host() {
         ("a,,b", "a host's name is empty"),
         ("a[1-2", "a [ is not closed"),
         ("a1-2]", "a ] has no ["),
-        ("a[[1]]", "a [ stands inside another"),
-        ("a[x]", "`x` is no range of numbers"),
-        ("a[]", "`` is no range of numbers"),
+        ("a[[1]]", "a [ is inside another"),
+        ("a[x]", "`x` is not a range of numbers"),
+        ("a[]", "`` is not a range of numbers"),
     ] {
         assert_eq!(first_host(list), Err(cause.to_owned()), "{list}");
     }

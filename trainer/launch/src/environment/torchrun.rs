@@ -74,7 +74,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
 
 /// Reads a Kubeflow pod's part of the job: one process per pod, which starts the workers of its node. Returns `None` if
 /// `LOCAL_RANK` is set, since such a process is already a worker.
-pub(super) fn share(variables: &VariableReader<'_>) -> Result<Option<NodeAssignment>> {
+pub(super) fn node_assignment(variables: &VariableReader<'_>) -> Result<Option<NodeAssignment>> {
     let Some(because) = PET.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     if variables.text("LOCAL_RANK").is_some() {
         return Ok(None);

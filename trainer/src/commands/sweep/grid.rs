@@ -41,10 +41,10 @@ impl Grid {
                 return Err(mistake("the sweep assigns the devices", hint));
             }
             if seen.contains(&key) {
-                return Err(mistake("the key is there twice", "give all values of a key in one list"));
+                return Err(mistake("the key is set twice", "give all values of a key in one list"));
             }
             seen.push(key);
-            let values = values(text).ok_or_else(|| mistake("this is no list of TOML values", EXAMPLE))?;
+            let values = values(text).ok_or_else(|| mistake("this is not a list of TOML values", EXAMPLE))?;
             match values.as_slice() {
                 [] => return Err(mistake("expected a value, found none", EXAMPLE)),
                 [_] => fixed.push(flag.clone()),
@@ -129,8 +129,8 @@ mod tests {
             (&["optimizer.lr=0.1"], "nothing to sweep"),
             (&["optimizer.lr"], "--set optimizer.lr: expected section.key=value,value"),
             (&["optimizer.lr="], "--set optimizer.lr=: expected a value"),
-            (&["optimizer.kind=sgd,adamw"], "no list of TOML values"),
-            (&["optimizer.kind=\"sgd,adamw"], "no list of TOML values"),
+            (&["optimizer.kind=sgd,adamw"], "not a list of TOML values"),
+            (&["optimizer.kind=\"sgd,adamw"], "not a list of TOML values"),
             (&["train.seed=1,2", "train.seed=3,4"], "twice"),
             (&["train.seed=1,2,1"], "1 is in the list twice"),
             (&["parallel.devices=\"cpus:1\",\"cpus:2\""], "the sweep assigns the devices"),

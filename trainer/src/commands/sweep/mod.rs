@@ -17,12 +17,12 @@ use self::runs::Running;
 use self::slots::DeviceSlots;
 use super::{child, print_json};
 use crate::cli::{Cli, Command, SweepArgs};
-use crate::config::{ConfigSource, Devices};
+use crate::config::{BestBy, ConfigSource, Devices};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::{FileError, read_or_empty, write_atomic};
-use crate::report::sweep::{RunState, Sweep, SweepRun};
+use crate::report::sweep::{Metric, RunState, Sweep, SweepRun};
 use crate::run;
 use crate::signals::Stop;
 use launch::signals;
@@ -111,32 +111,39 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         values,
         state: RunState::Waiting,
         folder: None,
-        best_top1: None,
+        best: None,
         best_epoch: None,
-        last_top1: None,
-        test_top1: None,
+        last: None,
+        test: None,
         seconds: None,
         exit_code: None,
         message: None,
     };
-    let sweep = Sweep {
+    let mut sweep = Sweep {
         config: config.display().to_string(),
         fixed: grid.fixed,
         keys: grid.keys,
         slots: format!("{kind}:{count}"),
+        metric: Metric::default(),
         workers_per_run: workers,
         data_dir,
         runs: grid.runs.into_iter().enumerate().map(run).collect(),
     };
+    let mut metrics = Vec::new();
     for one in &sweep.runs {
         // Parse the command line of the run exactly as the process of the run will
         let words = ["trainer".to_owned()].into_iter().chain(runs::arguments(&sweep, one, config, Path::new("runs")));
         let cli = Cli::try_parse_from(words).map_err(|error| Failure::run(error, "please report this"))?;
         let Some(Command::Train(train)) = cli.command else {
-            return Err(Failure::run("a run of the sweep is no training", "please report this"));
+            return Err(Failure::run("a run of the sweep is not a training", "please report this"));
         };
-        run::check_plan(&train, workers > 1)?;
+        let plan = run::check_plan(&train, workers > 1)?;
+        let metric = |best_by| Metric::of(best_by, plan.is_multi_label());
+        metrics.push((metric(plan.best_by()), metric(BestBy::Accuracy)));
     }
+    // Runs that differ in `checkpoint.best` are compared by their accuracy.
+    let (own, accuracy) = metrics[0];
+    sweep.metric = if metrics.iter().all(|(metric, _)| *metric == own) { own } else { accuracy };
     Ok((sweep, source))
 }
 
@@ -146,7 +153,7 @@ fn load(arguments: &SweepArgs, folder: &Path) -> Result<Sweep, Failure> {
     let bytes = read_or_empty(&path)?;
     if bytes.is_empty() {
         let hint = "name the folder that `trainer sweep` has printed";
-        return Err(FileError::input(folder, format!("is no folder of a sweep: it has no {STATE}"), hint).into());
+        return Err(FileError::input(folder, format!("is not the folder of a sweep: it has no {STATE}"), hint).into());
     }
     let mut sweep: Sweep = serde_json::from_slice(&bytes)
         .map_err(|error| FileError::input(&path, error.to_string(), "the file is damaged: start the sweep again"))?;

@@ -14,8 +14,8 @@ use crate::console;
 use crate::failure::Failure;
 use crate::files::read_or_empty;
 use crate::report::RunFolder;
-use crate::report::sweep::{RunState, Sweep, SweepRun};
-use crate::text::{duration, percent};
+use crate::report::sweep::{Metric, RunState, Sweep, SweepRun};
+use crate::text::duration;
 
 /// A run whose process has been started.
 pub(super) struct Running {
@@ -87,6 +87,7 @@ impl Running {
     /// # Errors
     /// The result of the run cannot be read.
     pub(super) fn finish(self, out: &Path, sweep: &mut Sweep, status: ExitStatus) -> Result<(), Failure> {
+        let metric = sweep.metric;
         let run = &mut sweep.runs[self.index];
         run.exit_code = status.code();
         run.state = match status.code() {
@@ -99,10 +100,10 @@ impl Running {
             run.folder = Some(found.path().strip_prefix(out).unwrap_or(found.path()).to_string_lossy().into_owned());
             // After a failure, `summary.json` is missing or belongs to an earlier session
             if run.state != RunState::Failed {
-                read_result(run, &read_or_empty(&found.result())?);
+                read_result(run, metric, &read_or_empty(&found.result())?);
             }
         }
-        let said = match (run.state, run.best_top1) {
+        let said = match (run.state, run.best) {
             (RunState::Failed, _) => {
                 let lines = child::last_lines(&self.log, status);
                 let first = lines.lines().find(|line| line.starts_with("error")).unwrap_or(&lines).to_owned();
@@ -110,8 +111,9 @@ impl Running {
                 format!("failed: {first}; all of its output is in {}", self.log.display())
             }
             (state, None) => state.name().to_owned(),
-            (state, Some(top1)) => {
-                format!("{}, top-1 {} in {}", state.name(), percent(top1), duration(run.seconds.unwrap_or_default()))
+            (state, Some(best)) => {
+                let time = duration(run.seconds.unwrap_or_default());
+                format!("{}, {} {} in {time}", state.name(), metric.title(), metric.shown(best))
             }
         };
         say(sweep, self.index, &said);
@@ -119,14 +121,14 @@ impl Running {
     }
 }
 
-/// Reads the accuracies and the time of a run from its `summary.json`.
-fn read_result(run: &mut SweepRun, bytes: &[u8]) {
+/// Reads the evaluations and the time of a run from its `summary.json`.
+fn read_result(run: &mut SweepRun, metric: Metric, bytes: &[u8]) {
     let result: Value = serde_json::from_slice(bytes).unwrap_or_default();
-    let top1 = |key: &str| result[key]["top1"].as_f64();
-    run.best_top1 = top1("best");
+    let value = |evaluation: &str| result[evaluation][metric.key()].as_f64();
+    run.best = value("best");
     run.best_epoch = result["best"]["epoch"].as_u64().map(|epoch| epoch as usize);
-    run.last_top1 = top1("last");
-    run.test_top1 = top1("test");
+    run.last = value("last");
+    run.test = value("test");
     run.seconds = result["seconds"].as_f64().or(run.seconds);
 }
 

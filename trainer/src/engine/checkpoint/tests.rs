@@ -38,6 +38,7 @@ fn progress(epoch: usize, step: u64) -> RunProgress {
         step,
         steps_per_epoch: Some(9),
         batches_per_epoch: Some(9),
+        images_and_batch: Some([70, 8]),
         partial,
         best,
         elapsed_s: 2.5,

@@ -5,10 +5,10 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, Pass, Sizes, Tile};
-use super::{Groups, Launch, activation_of, launch, parts_per_merge, vector};
+use super::{Groups, Launch, activation_of, launch, parts_per_merge, vector_size};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
-use crate::gpu::deferred::{Deferred, Vector};
+use crate::gpu::deferred::{Deferred, Statistic};
 use crate::gpu::rows::{Rows, aligned};
 use crate::gpu::side_results::SideResults;
 
@@ -70,7 +70,7 @@ pub(in crate::gpu) fn forward(
         momentum: statistics.map_or(0.0, |statistics| statistics.momentum),
         ..Sizes::default()
     };
-    let vectors = [vector(images.dtype(), &[channels], aligned(weight)), groups.vector(&result, 1)];
+    let vectors = [vector_size(images.dtype(), &[channels], aligned(weight)), groups.vector_size(&result, 1)];
     let mut buffers = vec![images.tensor().clone(), weight.clone()];
     let product = ConvProduct {
         bias: bias.is_some(),
@@ -93,7 +93,7 @@ pub(in crate::gpu) fn forward(
         buffers.extend(statistics.affine.iter().chain(&statistics.running).cloned());
         of_batch
     });
-    buffers.extend(input.iter().flat_map(|norm| [norm.vector(Vector::Scale), norm.vector(Vector::Shift)]));
+    buffers.extend(input.iter().flat_map(|norm| [norm.statistic(Statistic::Scale), norm.statistic(Statistic::Shift)]));
     let sizes = sizes.of(images, 0, groups, options, tile, 1);
     launch(Launch { product, sizes, buffers }, None);
     if let Some(totals) = totals.filter(|_| of_batch.is_none()) {

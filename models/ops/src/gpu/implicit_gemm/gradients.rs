@@ -8,10 +8,10 @@ use burn_cubecl::ops::{numeric::empty_device_contiguous_dtype, permute_nhwc_to_n
 use burn_cubecl::tensor::CubeTensor;
 
 use super::source::{ConvProduct, Division, NormSums, Pass, Sizes, Tile};
-use super::{Groups, Launch, activation_of, known, launch, parts_per_merge, vector};
+use super::{Groups, Launch, activation_of, kernel_activation, launch, parts_per_merge, vector_size};
 use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
-use crate::gpu::deferred::{Deferred, Vector};
+use crate::gpu::deferred::{Deferred, Statistic};
 use crate::gpu::rows::{Rows, aligned};
 use crate::gpu::side_results::{NormGradient, NormOutput, ResidualNorm, SideResults};
 
@@ -187,13 +187,13 @@ impl<'a> DataGradient<'a> {
             && addend.as_ref().is_none_or(Rows::is_aligned)
             && norm.as_ref().is_none_or(|norm| norm.is_aligned());
         let vectors = [
-            vector(grad.dtype(), &[channels], aligned(weight)),
-            if is_aligned { groups.vector(&result, 0) } else { 1 },
+            vector_size(grad.dtype(), &[channels], aligned(weight)),
+            if is_aligned { groups.vector_size(&result, 0) } else { 1 },
         ];
         let product = ConvProduct {
             add: addend.is_some(),
             norm: norm.as_ref().map(|norm| NormSums {
-                activation: known(norm.activation).expect("`fits` has accepted the activation"),
+                activation: kernel_activation(norm.activation).expect("`fits` has accepted the activation"),
                 from_output: norm.from_output,
                 masked: norm.masked,
                 residual: norm.residual.is_some(),
@@ -299,7 +299,7 @@ impl<'a> WeightGradient<'a> {
         };
         let result = new(Shape::from([outputs, height, width, channels]));
         let vectors = [
-            groups.vector(grad, 1),
+            groups.vector_size(grad, 1),
             // Pairs of adjacent elements are in one group.
             if (if groups.merged > 1 { channels } else { columns }).is_multiple_of(2) { 2 } else { 1 },
         ];
@@ -315,8 +315,11 @@ impl<'a> WeightGradient<'a> {
             let [zeros, _] = counters(&result);
             buffers.extend([new(Shape::from([slots * result.meta.num_elements()])), zeros]);
         }
-        buffers
-            .extend(input_norm.into_iter().flat_map(|norm| [norm.vector(Vector::Scale), norm.vector(Vector::Shift)]));
+        buffers.extend(
+            input_norm
+                .into_iter()
+                .flat_map(|norm| [norm.statistic(Statistic::Scale), norm.statistic(Statistic::Shift)]),
+        );
         buffers.extend(gradient.buffers());
         let sizes = sizes.of(images, 0, groups, options, tile, pieces);
         (Launch { product, sizes, buffers }, result)

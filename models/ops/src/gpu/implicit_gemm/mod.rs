@@ -69,7 +69,7 @@ pub(super) fn ordered(weight: CubeTensor) -> CubeTensor {
 }
 
 /// Returns the largest number of elements, at most 16 bytes, that divides all these numbers.
-fn vector(dtype: DType, numbers: &[usize], is_aligned: bool) -> usize {
+fn vector_size(dtype: DType, numbers: &[usize], is_aligned: bool) -> usize {
     let largest = 16 / dtype.size();
     let fits = |vector: &usize| numbers.iter().all(|number| number.is_multiple_of(*vector));
     [8, 4, 2].into_iter().filter(|&vector| is_aligned && vector <= largest).find(fits).unwrap_or(1)
@@ -89,11 +89,11 @@ fn parts_per_merge(parts: usize, tiles: usize) -> usize {
 }
 
 /// Returns true if the kernel can compute an activation and its derivative.
-pub(in crate::gpu) fn knows(activation: Activation) -> bool {
-    known(activation).is_some()
+pub(in crate::gpu) fn supports_activation(activation: Activation) -> bool {
+    kernel_activation(activation).is_some()
 }
 
-fn known(activation: Activation) -> Option<source::Activation> {
+fn kernel_activation(activation: Activation) -> Option<source::Activation> {
     match activation {
         Activation::Identity => Some(source::Activation::Identity),
         Activation::Relu => Some(source::Activation::Relu),
@@ -105,7 +105,7 @@ fn known(activation: Activation) -> Option<source::Activation> {
 
 /// Returns the activation of a deferred batch norm.
 fn activation_of(norm: &Deferred) -> source::Activation {
-    known(norm.activation).expect("only batch norms with such activations are deferred")
+    kernel_activation(norm.activation).expect("only batch norms with such activations are deferred")
 }
 
 /// A product that is ready to be launched.
@@ -161,15 +161,15 @@ impl Groups {
     }
 
     /// Returns the largest number of elements that one access to images may have. `side`: as in [`Self::has_whole_chunks`].
-    fn vector(self, images: &Rows, side: usize) -> usize {
+    fn vector_size(self, images: &Rows, side: usize) -> usize {
         let numbers = [self.of_product()[side], self.all()[side], images.pitch(1)];
-        vector(images.dtype(), &numbers, images.is_aligned())
+        vector_size(images.dtype(), &numbers, images.is_aligned())
     }
 
     /// Returns true if images or filters are read in accesses of less than 8 bytes.
     fn narrow(self, images: &Rows, side: usize) -> bool {
         let filters = if self.merged > 1 { self.channels } else { [self.channels[side]; 2] };
-        vector(images.dtype(), &filters, true).min(self.vector(images, side)) * images.dtype().size() < 8
+        vector_size(images.dtype(), &filters, true).min(self.vector_size(images, side)) * images.dtype().size() < 8
     }
 
     /// See [`ConvProduct::diagonal`].
@@ -211,7 +211,7 @@ impl ConvProduct {
         more: [[usize; 2]; 2],
     ) -> Self {
         let [window, vectors] = more;
-        let of_images = groups.vector(images, usize::from(pass == Pass::DataGradient));
+        let of_images = groups.vector_size(images, usize::from(pass == Pass::DataGradient));
         Self {
             pass,
             tile,

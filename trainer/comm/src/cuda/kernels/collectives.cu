@@ -336,7 +336,7 @@ FN void all_gather_body(float* out, const LaunchParams& params, Shared& shared) 
     }
 }
 
-// Every rank gets the root's elements. With this rank as root and no meeting: into this rank's slot and out of it.
+// Every rank gets the root's elements. With this rank as root and without a barrier: into this rank's slot and out of it.
 FN void broadcast_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin(params, shared)) return;
     const u64 end = params.first + params.count;
@@ -354,7 +354,7 @@ FN void broadcast_body(float* out, const LaunchParams& params, Shared& shared) {
 }
 
 // Tests stores to, and loads from, every peer, since the driver's report of peer access is not reliable. First every rank writes
-// to all windows. Once the hosts have met, every rank reads all words that were written.
+// to all windows. After a barrier of the host processes, every rank reads all words that were written.
 FN void probe_body(float* out, const LaunchParams& params, Shared& shared) {
     if (blockIdx.x != 0 || threadIdx.x >= WORLD) return;
     const u32 peer = threadIdx.x;

@@ -1,7 +1,7 @@
 // The machine's primitives for the collectives. The tests replace this file with one that defines them for C++ threads.
 #define FN __device__ __forceinline__
 
-// A thread that acquires the word sees everything that this thread, and the threads that it has met in __syncthreads, wrote before.
+// A thread that acquires the word sees everything that this thread, and the threads of its last __syncthreads, wrote before.
 FN void store_release(u64* at, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
