@@ -102,20 +102,22 @@ for name in $(queue); do
     [ ! -e "$out/stop" ] || break
     run=$(run_of "$name")
     if [ -n "$run" ]; then what=(--resume "$run"); else what=(--config "$out/queue/$name.toml" --run-dir "$out/runs/$name" "${flags[@]}"); fi
-    limit=()
     if [ -n "${LIMIT:-}" ]; then
-        # Leave time for starting, evaluating and saving. The limit counts the seconds of all parts of a run.
+        # Leave time for saving.
         left=$((LIMIT - SECONDS - 30))
         [ $left -gt 0 ] || break
-        limit=(--set "train.max_time_s=$((left + $(number seconds "${run:-/nonexistent}/summary.json" || echo 0)))")
     fi
     echo "$(date '+%F %T') $name"
     echo "$name" >"$out/current"
-    at_low_priority "$trainer" "${what[@]}" "${data[@]}" "${limit[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
+    at_low_priority "$trainer" "${what[@]}" "${data[@]}" >>"$out/logs/$name.log" 2>&1 9>&- &
     echo $! >"$out/pid"
+    # A signal, not train.max_time_s, which evaluates once more than the whole run would.
+    alarm=
+    [ -z "${LIMIT:-}" ] || { { sleep "$left" && touch "$out/stop" && kill -TERM "$(cat "$out/pid")"; } 2>/dev/null 9>&- & alarm=$!; }
     trap 'touch "$out/stop"; kill -TERM $(cat "$out/pid")' INT TERM HUP
     # A signal interrupts `wait`; the program still has to save.
     until wait "$(cat "$out/pid")"; code=$?; ! kill -0 "$(cat "$out/pid")" 2>/dev/null; do :; done
+    [ -z "$alarm" ] || pkill -P "$alarm" sleep
     rm -f "$out/pid"
     run=$(run_of "$name")
     # Early stopping and train.max_steps end a run before its last epoch. A run that is out of time goes on in the next call.

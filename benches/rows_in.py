@@ -30,6 +30,8 @@ from pathlib import Path
 
 # Steps after which a run has compiled all kernels.
 FIRST_STEPS = 20
+# The fewest steps by which the speed of a run is measured.
+MEASURED_STEPS = 5
 # What a run needs besides its epochs: starting, the last evaluation and saving.
 START_SECONDS = 10
 # Two to four runs through MPS did 1.29 to 1.37 times as much as one alone on an H200.
@@ -184,7 +186,12 @@ def probe(options, rows):
     # From here on no run compiles. One that has ended is measured by all its steps.
     first = [0 if row.process.poll() is not None else len(row.steps()) for row in rows]
     end = time.monotonic() + options.probe
-    while time.monotonic() < end and all(row.process.poll() in (None, 0) for row in rows):
+    while all(row.process.poll() in (None, 0) for row in rows):
+        now = time.monotonic()
+        # A slow run may take no step in this time.
+        running = [(row, start) for row, start in zip(rows, first) if row.process.poll() is None]
+        if now > latest or (now > end and all(len(row.steps()) >= start + MEASURED_STEPS for row, start in running)):
+            break
         time.sleep(0.2)
     for row in rows:
         row.process.terminate()

@@ -59,7 +59,8 @@ impl Context {
         self.statistics.as_ref()
     }
 
-    /// Returns the value of `weight` for the layer's operation on `input`, hooked to the sink of gradients where it is trained.
+    /// Returns the value of `weight` for the layer's operation on `input`. If the weight is trained and the context
+    /// has a gradient sink, its gradient goes to the sink.
     ///
     /// A layer calls the function for each of its weights, directly before the operation.
     pub fn parameter<const D: usize, const I: usize>(&self, weight: &Weight<D>, input: &Tensor<I>) -> Tensor<D> {
@@ -78,7 +79,7 @@ impl Context {
         self
     }
 
-    /// Computes convolutions and linear layers in bf16 where `on`, as `torch.autocast(dtype=torch.bfloat16)`.
+    /// If `on` is true, computes convolutions and linear layers in bf16, as `torch.autocast(dtype=torch.bfloat16)`.
     ///
     /// Parameters and their gradients stay f32; the operations round them to bf16 where they use them. Activations are bf16;
     /// batch norm computes its statistics in f32.
@@ -118,7 +119,7 @@ impl Context {
     }
 
     /// Draws the factors of the next dropout layer, `[samples, each]` in row-major order: 0 with probability `rate`, else
-    /// 1 / (1 − rate). `None` where nothing is dropped. Every dropout layer must call this exactly once per pass, in order.
+    /// 1 / (1 − rate). `None` if nothing is dropped. Every dropout layer must call this exactly once per pass, in order.
     ///
     /// # Panics
     ///

@@ -266,7 +266,7 @@ pub struct EvalArgs {
 /// Flags of `trainer predict`.
 #[derive(Debug, Args)]
 pub struct PredictArgs {
-    /// Images (.png, .jpg, .jpeg), and folders, which are searched for images
+    /// Images (.png, .jpg, .jpeg, .jpe, .jfif), and folders, which are searched for images
     #[arg(value_name = "PATH", required_unless_present = "list")]
     pub paths: Vec<PathBuf>,
     /// A file with one path per line, after those of the command line

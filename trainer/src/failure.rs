@@ -70,7 +70,7 @@ impl Failure {
     fn of_large_batch(text: &str) -> Option<Self> {
         let (cause, _) = text.split_once(ops::SMALLER_BATCH)?;
         let cause = cause.trim_end().trim_end_matches(':');
-        Some(Self::usage(cause, format!("{}, for steps of the same size", ops::SMALLER_BATCH)))
+        Some(Self::usage(cause, ops::SMALLER_BATCH))
     }
 
     /// `device` finds the libraries of CUDA 13 too, whatever this program was built with. cudarc does not.

@@ -1,13 +1,10 @@
 //! The content of a checkpoint: the tensors ([`Snapshot`]) and the counters ([`RunProgress`]).
 
-use std::path::Path;
-
 use data::sampler::FIRST_EPOCH;
 use models::state::StateTensor;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::config::BestBy;
-use crate::failure::Failure;
 use crate::state_file::NamedTensor;
 
 /// Everything that a checkpoint saves of a strategy, in host memory.
@@ -44,28 +41,39 @@ pub struct DatasetRecord {
 }
 
 impl DatasetRecord {
-    /// Checks that data have the classes with which a checkpoint was trained, since a label is an index into them.
-    ///
-    /// # Errors
-    /// A class has another name or place, or images have one class instead of any number, or the other way round. `hint` says what to do.
-    pub fn check_classes(&self, data: &Self, checkpoint: &Path, hint: &str) -> Result<(), Failure> {
+    /// Compares the classes with which a checkpoint was trained with those of `data`: a label is an index into them. Returns what
+    /// differs and how, or `None`.
+    pub fn other_classes(&self, data: &Self) -> Option<(ClassDifference, String)> {
         let list = |classes: &[String]| {
             let shown = classes.iter().take(10).map(String::as_str).collect::<Vec<_>>().join(", ");
             if classes.len() > 10 { format!("{shown}, … ({} classes)", classes.len()) } else { shown }
         };
         let kind = |record: &Self| if record.multi_label { "any number of classes" } else { "one class" };
-        let cause = if self.multi_label != data.multi_label {
-            format!("was trained on images that have {}, and these have {}", kind(self), kind(data))
-        } else if self.classes.len() != data.classes.len() {
-            format!("was trained on the classes {}, and the data set has {}", list(&self.classes), list(&data.classes))
-        } else if let Some(at) = (0..self.classes.len()).find(|&at| self.classes[at] != data.classes[at]) {
-            let (before, now) = (&self.classes[at], &data.classes[at]);
-            format!("class {at} was {before:?} when it was trained, and is {now:?} in the data set")
-        } else {
-            return Ok(());
-        };
-        Err(Failure::usage(format!("{}: {cause}", checkpoint.display()), hint))
+        if self.multi_label != data.multi_label {
+            let cause = format!("was trained on images that have {}, and these have {}", kind(self), kind(data));
+            return Some((ClassDifference::MultiLabel, cause));
+        }
+        if self.classes.len() != data.classes.len() {
+            let [trained, now] = [self, data].map(|record| list(&record.classes));
+            let cause = format!("was trained on the classes {trained}, and the data set has {now}");
+            return Some((ClassDifference::Number, cause));
+        }
+        let at = (0..self.classes.len()).find(|&at| self.classes[at] != data.classes[at])?;
+        let (before, now) = (&self.classes[at], &data.classes[at]);
+        let cause = format!("class {at} was {before:?} when it was trained, and is {now:?} in the data set");
+        Some((ClassDifference::Name, cause))
     }
+}
+
+/// How the classes of a data set differ from those of a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassDifference {
+    /// Images have one class instead of any number, or the other way round.
+    MultiLabel,
+    /// There are more or fewer classes.
+    Number,
+    /// A class has another name, or another position in the list.
+    Name,
 }
 
 /// A run's progress, with the sums of the epoch in progress: all checkpoint content that is not a tensor.
@@ -83,9 +91,12 @@ pub struct RunProgress {
     /// Loader batches of an epoch. Absent in checkpoints of older versions.
     #[serde(default)]
     pub batches_per_epoch: Option<usize>,
-    /// Training images, and images of a batch over all ranks. Absent in checkpoints of older versions.
+    /// Training images. Absent in checkpoints of older versions.
     #[serde(default)]
-    pub images_and_batch: Option<[usize; 2]>,
+    pub images: Option<usize>,
+    /// Images of a batch over all ranks. Absent in checkpoints of older versions.
+    #[serde(default)]
+    pub global_batch: Option<usize>,
     /// Sums over the epoch in progress.
     pub partial: PartialEpoch,
     /// Best evaluation so far, by `checkpoint.best`.
@@ -105,7 +116,8 @@ impl RunProgress {
             step: 0,
             steps_per_epoch: None,
             batches_per_epoch: None,
-            images_and_batch: None,
+            images: None,
+            global_batch: None,
             partial: PartialEpoch::default(),
             best: None,
             last: None,
@@ -171,8 +183,9 @@ impl EvalRecord {
         score(self) > score(other) || score(other).is_nan()
     }
 
-    /// Returns the balanced accuracy where it is not the top-1 accuracy, which it is for classes of equal size.
-    pub fn imbalance(&self) -> Option<f64> {
+    /// Returns the balanced accuracy if it differs from the top-1 accuracy in the two decimals that are shown. They are equal for
+    /// classes of equal size.
+    pub fn distinct_balanced_accuracy(&self) -> Option<f64> {
         // Percentages are shown with two decimals.
         self.balanced_accuracy.filter(|balanced| (balanced - self.top1).abs() >= 0.005)
     }
@@ -220,5 +233,16 @@ mod tests {
         }
         let map = |map| EvalRecord { mean_average_precision: Some(map), ..EvalRecord::default() };
         assert!(map(51.0).is_better(&map(50.0), BestBy::MeanAveragePrecision));
+    }
+
+    #[test]
+    fn a_weight_that_is_not_finite_is_named() {
+        let tensor = |name: &str, value| StateTensor::new(name, vec![2], vec![1.0, value]);
+        let mut snapshot = Snapshot { model: vec![tensor("a", 0.0), tensor("b", f32::MAX)], ..Snapshot::default() };
+        assert_eq!(snapshot.not_finite(), None);
+        snapshot.ema = Some(vec![tensor("a", 0.0), tensor("c", f32::NAN)]);
+        assert_eq!(snapshot.not_finite(), Some("c"));
+        snapshot.model.push(tensor("d", f32::NEG_INFINITY));
+        assert_eq!(snapshot.not_finite(), Some("d"));
     }
 }

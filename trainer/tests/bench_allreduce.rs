@@ -58,9 +58,12 @@ fn mistakes_end_with_2() {
 #[test]
 fn impossible_sizes_are_refused() {
     let bench = Bench::new(CONFIG);
-    for (size, cause) in [("3", "an element of f32 has 4 bytes"), ("18446744073709551612", "of this machine's memory")]
-    {
+    for (size, cause) in [("3", "an element of f32 has 4 bytes"), ("18446744073709551612", "this machine has ")] {
         let refused = bench.run(&["bench", "allreduce", "--sizes", size]).expect(2).stderr;
         assert!(refused.contains(cause) && refused.contains("hint:"), "{refused}");
     }
+    // The smallest default size is that of an f32.
+    let of_f64 = ["bench", "allreduce", "--dtype", "f64", "--cpus", "1", "--ms", "1", "--json"];
+    let json: Value = serde_json::from_str(&bench.run(&of_f64).expect(0).stdout).unwrap();
+    assert_eq!(json["results"][0]["bytes"], 16);
 }

@@ -261,7 +261,7 @@ fn a_run_keeps_its_steps_per_epoch() {
     bench.run(&resume).expect(0);
 }
 
-/// Batches of 17 make as many steps of an epoch as batches of 16 of 496 images, but other images come next.
+/// 500, 501 and 512 images make 32 batches of 16, but other images come next.
 #[test]
 fn a_run_inside_an_epoch_keeps_its_batches() {
     let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 500"));
@@ -275,6 +275,10 @@ fn a_run_inside_an_epoch_keeps_its_batches() {
         let refused = bench.run(&[&resume[..], &[other]].concat()).expect(2).stderr;
         assert!(refused.contains(cause), "{refused}");
     }
+    let other = [&resume[..], &["data.limit_train=497", "--set", "train.batch_size=15", "--set", "train.accumulate=1"]]
+        .concat();
+    let refused = bench.run(&other).expect(2).stderr;
+    assert!(refused.contains("an epoch of this run had 32 steps, and has 34 now"), "{refused}");
     bench.run(&[&resume[..], &["data.limit_train=500"]].concat()).expect(0);
 }
 

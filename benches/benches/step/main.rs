@@ -177,7 +177,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
     let mut rows = Vec::new();
     for side in sides {
         let bf16 = side.precision == "bf16";
-        let held = device::held_bytes(&selected.device().inner()).or_else(device::peak_bytes);
+        let held = device::reserved_bytes(&selected.device().inner()).or_else(device::peak_bytes);
         drop(side.strategy);
         #[cfg(feature = "cuda")]
         let kernels = match options.kernels && side.graph {
@@ -319,7 +319,7 @@ fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Sele
         let outcome = match strategy.queue_step(vec![batch], 1e-3, None)? {
             Some(outcome) => Some(outcome),
             // As in training, the host waits for a step when the next ones are queued.
-            None if queued >= strategy.most_queued() => strategy.finish_step()?,
+            None if queued >= strategy.max_queued() => strategy.finish_step()?,
             None => {
                 queued += 1;
                 None

@@ -128,8 +128,9 @@ struct Members {
     key: String,
     /// The image and its name.
     image: Option<(Span, String)>,
-    /// The first image whose name has a dot before its extension, such as a mask `1.mask.png`, and its name.
-    dotted: Option<(Span, String)>,
+    /// The first member that looks like an image but is not the sample's, such as a mask `1.mask.png` or a depth image `1.exr`, with
+    /// the cause and the hint of the error if the sample has no other image.
+    unread: Option<(Span, String, &'static str)>,
     cls: Option<Span>,
     json: Option<Span>,
 }
@@ -183,10 +184,17 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
             "json" => members.json.replace(span).is_some(),
             image if NOT_READ.contains(&image) => {
                 let cause = format!("`{name}`: images of the format {image} cannot be read");
-                return Err(indexer.error(span, cause, "convert it to PNG or JPEG, or leave it out"));
+                members.unread.get_or_insert((span, cause, "convert it to PNG or JPEG"));
+                false
             }
             other if other.rsplit_once('.').is_some_and(|(_, last)| READ.contains(&last)) => {
-                members.dotted.get_or_insert((span, name.clone()));
+                let cause =
+                    format!("the sample `{key}` has no image but `{name}`: the key of a sample ends at the first dot");
+                members.unread.get_or_insert((
+                    span,
+                    cause,
+                    "rename the members so that only one dot is in their names",
+                ));
                 false
             }
             _ => false,
@@ -229,12 +237,10 @@ fn data_after(file: &File, start: u64) -> std::io::Result<Option<u64>> {
 impl Indexer<'_> {
     /// Adds the sample of these members. Files of an archive that are neither image nor label are ignored.
     fn finish(&mut self, members: Members) -> Result<(), DataError> {
-        let Members { key, image, dotted, cls, json } = members;
+        let Members { key, image, unread, cls, json } = members;
         let Some((image, name)) = image else {
-            if let Some((span, name)) = dotted {
-                let cause =
-                    format!("the sample `{key}` has no image but `{name}`: the key of a sample ends at the first dot");
-                return Err(self.error(span, cause, "rename the members so that only one dot is in their names"));
+            if let Some((span, cause, hint)) = unread {
+                return Err(self.error(span, cause, hint));
             }
             return match cls {
                 Some(span) => {

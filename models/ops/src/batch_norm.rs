@@ -215,8 +215,7 @@ fn scale_and_shift(
     let channels = weight.dims()[0];
     let scale = weight / variance.add_scalar(epsilon).sqrt();
     let shift = bias - mean * scale.clone();
-    let options =
-        ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: channels, norm_follows: false };
+    let options = ConvOptions::stride_one(channels);
     let relu = residual.is_none() && activation == Activation::Relu;
     let output = conv2d(input, scale.reshape([channels, 1, 1, 1]), Some(shift), options, relu);
     match residual {

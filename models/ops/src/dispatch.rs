@@ -47,7 +47,8 @@ pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
 
 /// What to do about a batch that is too large for a GPU's kernels: the end of the messages of their panics, which the program
 /// recognises.
-pub const SMALLER_BATCH: &str = "use a smaller train.batch_size with train.accumulate";
+pub const SMALLER_BATCH: &str =
+    "use a smaller batch: train.batch_size with train.accumulate, or --batch-size of eval and predict";
 
 /// Checks a convolution of a GPU, whose kernels check no shapes and count elements in 32 bits.
 ///

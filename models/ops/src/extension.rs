@@ -25,6 +25,13 @@ pub struct ConvOptions {
     pub norm_follows: bool,
 }
 
+impl ConvOptions {
+    /// Returns the options of a convolution with stride 1, no padding and no dilation, which no batch norm follows.
+    pub fn stride_one(groups: usize) -> Self {
+        Self { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups, norm_follows: false }
+    }
+}
+
 /// Geometry of a max pooling, as `torch.nn.functional.max_pool2d`. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {

@@ -92,7 +92,7 @@ fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: 
     if on_gpu(&input) {
         // A convolution of images of one pixel, with the same kernels.
         let (images, weight) = (input.reshape([batch, inputs, 1, 1]), weight.reshape([outputs, inputs, 1, 1]));
-        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
+        let options = ConvOptions::stride_one(1);
         return convolve(images, weight, bias, options, relu).reshape([batch, outputs]);
     }
     // The kernels add a bias in any case. A few zeros cost nothing.
@@ -143,8 +143,7 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
     let [_, channels, _, _] = input.dims();
     let device = input.device().inner();
     let weight = Tensor::full([channels, 1, kernel, kernel], 1.0 / (kernel * kernel) as f64, &device);
-    let options =
-        ConvOptions { stride: [kernel; 2], padding: [0, 0], dilation: [1, 1], groups: channels, norm_follows: false };
+    let options = ConvOptions { stride: [kernel; 2], ..ConvOptions::stride_one(channels) };
     call.end(conv2d(input, weight, None, options, false))
 }
 

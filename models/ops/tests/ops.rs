@@ -266,7 +266,7 @@ fn other_element_types_use_burns_operations() {
     let device = Device::flex();
     let x = Tensor::<4>::ones([1, 2, 4, 4], &device).cast(burn::tensor::FloatDType::F64);
     let w = Tensor::<4>::ones([3, 2, 3, 3], &device).cast(burn::tensor::FloatDType::F64);
-    let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
+    let options = ConvOptions::stride_one(1);
     let y = conv2d(x, w, None, options, false);
     assert_eq!(y.dtype(), burn::tensor::DType::F64);
     assert_eq!(y.into_data().try_into_vec::<f64>().unwrap(), [18.0; 12]);

@@ -20,10 +20,10 @@ pub struct Buffer<const D: usize = 1> {
     value: Box<Mutex<Option<Tensor<D>>>>,
 }
 
-/// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is no part of the tensor's
+/// Container name of a buffer in a module traversal. It distinguishes buffers from parameters and is not part of the tensor's
 /// name.
 pub(crate) const BUFFER: &str = "Buffer";
-/// What is wrong when a buffer has no value.
+/// Panic message for a buffer without a value.
 const TAKEN: &str = "a forward pass that takes a buffer's value sets the new one";
 /// Container name of a frozen weight in a module traversal, as [`BUFFER`].
 pub(crate) const FROZEN: &str = "Frozen";

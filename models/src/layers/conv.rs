@@ -106,8 +106,8 @@ impl Conv2d {
     }
 
     fn run(&self, input: Features, relu: bool, cx: &Context) -> Tensor<4> {
-        // The networks omit the bias only where a batch norm follows. After a pooling, sum or concatenation, it does not use the
-        // moments that the kernel computes.
+        // A network omits the bias only if a batch norm follows. If a pooling, sum or concatenation is in between, the batch norm does
+        // not use the moments that the convolution's kernel computes.
         let norm_follows = cx.training() && self.bias.is_none() && !relu;
         let weight = cx.parameter(&self.weight, input.source());
         let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, input.source()));
@@ -191,7 +191,7 @@ impl FrozenConv2d {
 
     /// Applies the layer. `[B, in, H, W]` → `[B, out, H − kernel + 1, W − kernel + 1]`.
     pub fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
-        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
+        let options = ConvOptions::stride_one(1);
         let bias = cx.parameter(&self.bias, &input);
         convolve(input.into(), self.weight.value(), Some(bias), options, false, cx)
     }

@@ -28,7 +28,7 @@ struct SqueezeExcitation {
 /// One entry of a block's `nn.Sequential`.
 #[derive(Module, Debug)]
 enum Part {
-    /// Convolution, batch norm and, but for the last one, swish.
+    /// Convolution and batch norm, followed by swish except in the last layer of the block.
     Layer(ConvNorm),
     Excite(SqueezeExcitation),
 }

@@ -144,19 +144,25 @@ fn config(arguments: &AllreduceArgs) -> Result<bench::BenchConfig, Failure> {
     let shared = arguments.memory.as_deref() != Some("ordinary");
     let time = Duration::from_millis(arguments.ms);
     let mut config = bench::BenchConfig { dtype, shared, time, ..Default::default() };
-    if !arguments.sizes.is_empty() {
-        config.sizes = arguments.sizes.clone();
+    if arguments.sizes.is_empty() {
+        config.sizes.retain(|size| *size >= dtype.size());
+        return Ok(config);
     }
-    let ranks = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).max(1);
-    let most = data::total_memory().map_or(u64::MAX >> 1, |bytes| bytes / u64::from(ranks));
+    config.sizes = arguments.sizes.clone();
+    let ranks = arguments.cpus.unwrap_or(WORKERS).max(1);
+    // The memory of GPUs is not known here.
+    let memory = data::total_memory().filter(|_| arguments.gpus.is_none());
+    let most = memory.map_or(u64::MAX >> 1, |bytes| bytes / u64::from(ranks));
     for size in &config.sizes {
         if *size < dtype.size() {
             let cause = format!("--sizes {size}: an element of {name} has {} bytes", dtype.size());
             return Err(Failure::usage(cause, format!("use {} or more", dtype.size())));
         }
         if *size as u64 > most {
-            let cause =
-                format!("--sizes {size}: each of {ranks} ranks has {} bytes of this machine's memory", thousands(most));
+            let cause = format!(
+                "--sizes {size}: this machine has {} bytes of memory for each of {ranks} ranks",
+                thousands(most)
+            );
             return Err(Failure::usage(cause, "use smaller arrays, or fewer ranks"));
         }
     }

@@ -117,9 +117,9 @@ fn one(
         Err(message) => return Ok(Err(message)),
     };
     let steps = read_metrics(&run.metrics())?;
-    let result = fs::read(run.result()).map_err(|error| FileError::io(run.result(), "read", &error))?;
+    let result = fs::read(run.summary_json()).map_err(|error| FileError::io(run.summary_json(), "read", &error))?;
     let result: Value = serde_json::from_slice(&result)
-        .map_err(|error| FileError::new(run.result(), error.to_string(), "please report this"))?;
+        .map_err(|error| FileError::new(run.summary_json(), error.to_string(), "please report this"))?;
     let numbers =
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
     let count = steps.len();

@@ -26,7 +26,7 @@ use crate::report::{AveragePrecision, RunFolder};
 use crate::run::memory::{self, MemoryUse};
 use crate::run::{by_class, plan};
 use crate::signals::Stop;
-use crate::snapshot::{DatasetRecord, EvalRecord};
+use crate::snapshot::{ClassDifference, DatasetRecord, EvalRecord};
 use crate::strategy::Replica;
 use crate::text::thousands;
 use crate::weights::{self, WeightFile, WeightTarget};
@@ -134,14 +134,22 @@ impl Subject {
         let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
         let shape = [test.shape.channels, test.shape.height, test.shape.width];
         let data = DatasetRecord { shape, classes: test.classes.clone(), multi_label: self.is_multi_label() };
-        let hint = format!(
-            "give the classes the names and the order of the run's; to compare labels by their numbers: trainer eval --model {} \
-             --weights {}/model.safetensors --data {}",
-            self.model,
-            checkpoint.display(),
-            self.data.name,
-        );
-        trained.check_classes(&data, checkpoint, &hint)
+        let Some((difference, cause)) = trained.other_classes(&data) else { return Ok(()) };
+        let hint = match difference {
+            ClassDifference::MultiLabel if trained.multi_label => {
+                "say what separates the classes of an image: --label-delim ';'".into()
+            }
+            ClassDifference::MultiLabel => "leave --label-delim out: each image of the run has one class".into(),
+            ClassDifference::Number => "evaluate the run on images of its classes".into(),
+            ClassDifference::Name => format!(
+                "give the classes the names and the order of the run's; to compare labels by their numbers, replace --run: trainer \
+                 eval --model {} --weights {} --data {}",
+                self.model,
+                checkpoint.display(),
+                self.data.name
+            ),
+        };
+        Err(Failure::usage(format!("{}: {cause}", checkpoint.display()), hint))
     }
 }
 
@@ -191,7 +199,7 @@ fn load_network(subject: &Subject, test: &Dataset, arguments: &EvalArgs) -> Resu
         WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
     let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
     let replica = Replica::new(network, selected.device(), spec.num_classes, 0.0, 0);
-    Ok((replica.with_tta(views(arguments).on_device()).of_multi_label(subject.is_multi_label()), origin))
+    Ok((replica.with_tta(views(arguments).on_device()).with_multi_label(subject.is_multi_label()), origin))
 }
 
 /// Prints the result for images of several classes.
@@ -208,8 +216,9 @@ fn print_precisions(title: &str, record: &EvalRecord, precision: &AveragePrecisi
 
 /// Prints the result for images of one class.
 fn print_accuracy(title: &str, record: &EvalRecord, views: Views, confusion: Option<&Confusion>) {
-    let balanced =
-        record.imbalance().map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
+    let balanced = record
+        .distinct_balanced_accuracy()
+        .map_or_else(String::new, |balanced| format!("; balanced accuracy {balanced:.2} %"));
     let tta = record.tta_top1.map_or_else(String::new, |top1| format!("; with {views} top-1 {top1:.2} %"));
     console::print(format_args!(
         "{title}: top-1 {:.2} %, top-5 {:.2} %, loss {:.4}, {} of {} right{balanced}{tta}\n\n",

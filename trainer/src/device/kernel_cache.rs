@@ -39,7 +39,7 @@ pub(super) struct KernelCache {
 impl KernelCache {
     /// Returns the file for a rank on these GPUs, without opening it.
     pub(super) fn of(gpus: &Gpus, ranks: &LocalRank) -> Self {
-        /// More threads than this share the last kernels badly, and each takes memory.
+        /// Maximum number of threads. With more, the last kernels are divided unevenly, and each thread needs memory.
         const MOST: usize = 16;
         let cores = thread::available_parallelism().map_or(1, Into::into);
         Self {
@@ -52,7 +52,7 @@ impl KernelCache {
     /// Reads the stored kernels, and starts to store new ones. Only the first call of a process has an effect.
     ///
     /// The variable `CUBECL_ENVIRONMENT` replaces the name of GPUs and software. If kernels cannot be stored, the local rank 0
-    /// prints a note. This makes starts slow, but is no error.
+    /// prints a note. Starts are then slow. This is not an error.
     pub(super) fn open(&self) {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {

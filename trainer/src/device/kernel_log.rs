@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::{console, failure};
 
-/// Time between two lines of a [`WarmUp`].
+/// Time between two lines of a [`KernelCompileReporter`].
 const EVERY: Duration = Duration::from_secs(10);
 
 static LOG: LazyLock<std::sync::Arc<KernelLog>> = LazyLock::new(|| {
@@ -93,19 +93,19 @@ pub(super) fn block_launches() {
 
 /// While this value lives, prints every ten seconds that kernels are compiled and tuned. The first step of a network may take
 /// minutes, and would look like a hang without this message.
-pub struct WarmUp {
+pub struct KernelCompileReporter {
     done: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _observation: Option<LaunchObservation>,
 }
 
-impl Debug for WarmUp {
+impl Debug for KernelCompileReporter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("WarmUp")
+        f.write_str("KernelCompileReporter")
     }
 }
 
-impl WarmUp {
+impl KernelCompileReporter {
     /// Starts the report if `device` is a GPU. `what` names the work.
     pub fn start(device: &burn::tensor::Device, what: &'static str) -> Option<Self> {
         if !comm::cuda::is_cuda(device) {
@@ -131,7 +131,7 @@ impl WarmUp {
     }
 }
 
-impl Drop for WarmUp {
+impl Drop for KernelCompileReporter {
     fn drop(&mut self) {
         drop(self.done.take());
         if let Some(thread) = self.thread.take() {

@@ -18,7 +18,7 @@ mod toolkit;
 mod versions;
 
 #[cfg(feature = "cuda")]
-pub use self::kernel_log::WarmUp;
+pub use self::kernel_log::KernelCompileReporter;
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 pub use comm::cuda::StreamEvent;
@@ -40,10 +40,10 @@ use ops::{CpuIsa, GpuConv};
 /// Replaces the GPU builds' type: a build without the CUDA backend compiles and tunes no kernels.
 #[cfg(not(feature = "cuda"))]
 #[derive(Debug)]
-pub struct WarmUp;
+pub struct KernelCompileReporter;
 
 #[cfg(not(feature = "cuda"))]
-impl WarmUp {
+impl KernelCompileReporter {
     /// Returns `None`.
     pub fn start(_: &Device, _: &'static str) -> Option<Self> {
         None
@@ -98,7 +98,7 @@ pub fn peak_bytes() -> Option<u64> {
 /// Returns the bytes of GPU memory that burn's allocator has reserved from the driver; `None` on the CPU. The allocator keeps
 /// freed memory for reuse, so late in a run the value is close to the peak. The value excludes the driver's own memory
 /// (context, compiled kernels).
-pub fn held_bytes(device: &Device) -> Option<u64> {
+pub fn reserved_bytes(device: &Device) -> Option<u64> {
     device.memory_pool_usage().map(|usage| usage.bytes_reserved)
 }
 

@@ -63,7 +63,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         // outcome has the signal.
         let due = every > 0 && (step + 1).is_multiple_of(every);
         let waits = outcome.is_some() || due || (stop_seen.is_some() && engine.strategy.world() == 1);
-        let left = if waits { 0 } else { engine.strategy.most_queued() };
+        let left = if waits { 0 } else { engine.strategy.max_queued() };
         for queued in queue.drain(..queue.len().saturating_sub(left)).collect::<Vec<_>>() {
             let is_last = queued.step == step;
             stop = stop.or(match &outcome {
@@ -105,7 +105,7 @@ fn report(
     engine.timeline.span(Track::Step, "data", start, fetched, &[]);
     engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);
     // A step may have been queued while an earlier one ran, so its time starts at the earlier step's end.
-    let seconds = outcome.on_device.unwrap_or_else(|| (end - start.max(*reported)).as_secs_f64());
+    let seconds = outcome.mean_graph_step_s.unwrap_or_else(|| (end - start.max(*reported)).as_secs_f64());
     *reported = end;
     let parts = outcome.seconds;
     engine.progress.step += 1;

@@ -5,6 +5,7 @@ use data::loader::Loader;
 use crate::config::{RunPlan, ScheduleKind};
 use crate::failure::Failure;
 use crate::snapshot::RunProgress;
+use crate::text::counted;
 
 /// The number of steps of a run and of its epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,23 +43,16 @@ impl Lengths {
         Self { images, global_batch, batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
     }
 
-    /// Checks that the warm-up ends before the schedule does. The configuration has checked it for a run whose length is in epochs.
-    ///
-    /// # Errors
-    /// The warm-up is as long as the schedule, or longer.
-    pub fn check_warmup(&self, plan: &RunPlan) -> Result<(), Failure> {
-        let warmup = plan.schedule.warmup_epochs;
-        if plan.schedule.kind == ScheduleKind::OneCycle || warmup == 0.0 {
-            return Ok(());
-        }
-        let steps = (warmup * self.steps_per_epoch as f64).round() as u64;
-        if steps < self.schedule_steps {
-            return Ok(());
-        }
-        let cause =
-            format!("{warmup} epochs of warm-up are {steps} steps, and the run has {} steps", self.schedule_steps);
-        let hint = "shorten the warm-up (0 = none) or train for more steps";
-        Err(plan.mistake(&["schedule.warmup_epochs"], cause, hint).into())
+    /// Returns a note if the warm-up does not end before the schedule does, so that the learning rate does not reach its highest value.
+    pub fn long_warmup(&self, plan: &RunPlan) -> Option<String> {
+        let steps = (plan.schedule.warmup_epochs * self.steps_per_epoch as f64).round() as u64;
+        let is_long = plan.schedule.kind != ScheduleKind::OneCycle
+            && steps > 0
+            && steps >= self.schedule_steps.min(self.last_step);
+        let run = counted(self.schedule_steps.min(self.last_step), "step");
+        is_long.then(|| {
+            format!("the warm-up takes {} and the run has {run}: schedule.warmup_epochs", counted(steps, "step"))
+        })
     }
 
     /// Checks that a run that continues has the steps per epoch that it had. Its schedule and last step are counted in steps, so it
@@ -68,19 +62,18 @@ impl Lengths {
     /// # Errors
     /// The batch size, the accumulation, the number of images or, with batches per worker, the number of workers has changed.
     pub fn check(&self, progress: &RunProgress) -> Result<(), Failure> {
-        let steps = (progress.steps_per_epoch, self.steps_per_epoch, "steps");
-        let inside = progress.batches_per_epoch.filter(|_| progress.batch > 0);
-        let batches = (inside.map(|batches| batches as u64), self.batches_per_epoch as u64, "batches");
-        let [images, size] =
-            progress.images_and_batch.filter(|_| progress.batch > 0).map_or([None; 2], |all| all.map(Some));
-        let images = (images.map(|images| images as u64), self.images as u64, "images");
-        let size = (size.map(|size| size as u64), self.global_batch as u64, "images in a batch");
-        for (before, now, unit) in [steps, batches, images, size] {
+        let inside = |count: Option<usize>| count.filter(|_| progress.batch > 0).map(|count| count as u64);
+        for (what, before, now, unit) in [
+            ("an epoch", progress.steps_per_epoch, self.steps_per_epoch, "steps"),
+            ("an epoch", inside(progress.batches_per_epoch), self.batches_per_epoch as u64, "batches"),
+            ("an epoch", inside(progress.images), self.images as u64, "images"),
+            ("a batch", inside(progress.global_batch), self.global_batch as u64, "images"),
+        ] {
             let Some(before) = before.filter(|before| *before != now && progress.epoch <= self.epochs) else {
                 continue;
             };
             return Err(Failure::usage(
-                format!("an epoch of this run had {before} {unit}, and has {now} now"),
+                format!("{what} of this run had {before} {unit}, and has {now} now"),
                 "continue with the batch size, accumulation and images that it had (with train.batch_scope = \"per_worker\" also \
                  with the number of workers), or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"",
             ));
@@ -120,12 +113,16 @@ mod tests {
             error(progress(Some(9), Some(20), 0)),
             Err("an epoch of this run had 9 steps, and has 10 now".to_owned())
         );
-        let of_images = |all, batch| RunProgress { images_and_batch: Some(all), ..progress(Some(10), Some(20), batch) };
+        let of_images = |[images, global_batch]: [usize; 2], batch| RunProgress {
+            images: Some(images),
+            global_batch: Some(global_batch),
+            ..progress(Some(10), Some(20), batch)
+        };
         assert_eq!(error(of_images([80, 4], 4)), Ok(()));
         assert_eq!(error(of_images([79, 4], 0)), Ok(()), "between two epochs");
-        let expected = |what: &str| Err(format!("an epoch of this run had {what} now"));
-        assert_eq!(error(of_images([79, 4], 4)), expected("79 images, and has 80"));
-        assert_eq!(error(of_images([80, 5], 4)), expected("5 images in a batch, and has 4"));
+        let expected = |text: &str| Err(text.to_owned());
+        assert_eq!(error(of_images([79, 4], 4)), expected("an epoch of this run had 79 images, and has 80 now"));
+        assert_eq!(error(of_images([80, 5], 4)), expected("a batch of this run had 5 images, and has 4 now"));
         assert_eq!(error(RunProgress { epoch: 4, ..progress(Some(9), Some(20), 0) }), Ok(()), "the run is complete");
     }
 }

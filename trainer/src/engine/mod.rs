@@ -1,5 +1,6 @@
 //! The engine of a run: epochs of steps, evaluation, checkpoints. The engine does not know which strategy takes the steps.
 
+mod best;
 pub mod checkpoint;
 mod epoch;
 mod lengths;
@@ -14,7 +15,7 @@ pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
 use self::{checkpoint::Store, epoch::EpochEnd};
 use crate::config::{BatchScope, LrScale, RunPlan};
-use crate::device::WarmUp;
+use crate::device::KernelCompileReporter;
 use crate::failure::Failure;
 use crate::optim::Schedule;
 use crate::report::{EpochRecord, Reporter};
@@ -118,7 +119,8 @@ impl<'a> Engine<'a> {
         let lengths = Lengths::new(plan, &loaders.train);
         progress.steps_per_epoch = Some(lengths.steps_per_epoch);
         progress.batches_per_epoch = Some(lengths.batches_per_epoch);
-        progress.images_and_batch = Some([lengths.images, lengths.global_batch]);
+        progress.images = Some(lengths.images);
+        progress.global_batch = Some(lengths.global_batch);
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let base_scale = lr_factor(plan, strategy.devices());
@@ -144,11 +146,13 @@ impl<'a> Engine<'a> {
 
     /// Returns a guard that prints a report while the first step (`which` is 0) or the first evaluation (1) compiles and tunes
     /// kernels. Returns `None` if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
-    fn warm_up(&mut self, which: usize) -> Option<WarmUp> {
+    fn warm_up(&mut self, which: usize) -> Option<KernelCompileReporter> {
         let first = !std::mem::replace(&mut self.warm[which], true);
         let what = ["first step", "first evaluation"][which];
         let device = self.strategy.learner().replica.inner_device();
-        (first && self.files.is_some() && !self.timeline.is_on()).then(|| WarmUp::start(&device, what)).flatten()
+        (first && self.files.is_some() && !self.timeline.is_on())
+            .then(|| KernelCompileReporter::start(&device, what))
+            .flatten()
     }
 
     /// Records steps and waits for data on `timeline`. The strategy records the rest ([`Strategy::set_timeline`]).
@@ -237,10 +241,16 @@ impl<'a> Engine<'a> {
             // All ranks have the same counts, so all ranks make the same decision.
             let exhausted = counts.as_ref().filter(|_| !done).and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
-            self.finish_epoch(counts.as_ref(), done, start.elapsed().as_secs_f64())?;
-            match (done, counts, exhausted) {
-                (true, Some(counts), None) => return Ok(RunOutcome::Finished(counts)),
-                (true, Some(counts), Some(best)) => return Ok(RunOutcome::Exhausted { counts, epoch, best }),
+            let eval_seconds = start.elapsed().as_secs_f64();
+            let time_is_up = !done && self.any_rank_is_out_of_time(eval_seconds)?;
+            self.finish_epoch(counts.as_ref(), done || time_is_up, eval_seconds)?;
+            match (counts, exhausted) {
+                (Some(counts), Some(best)) => return Ok(RunOutcome::Exhausted { counts, epoch, best }),
+                (Some(counts), None) if done => return Ok(RunOutcome::Finished(counts)),
+                (Some(counts), None) if time_is_up => {
+                    return Ok(RunOutcome::OutOfTime { counts, step: self.progress.step });
+                }
+                (None, _) if time_is_up => return self.out_of_time(),
                 _ => {}
             }
         }
@@ -310,49 +320,14 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// Notes an evaluation as the last one of the run, and returns whether it is the best one.
-    fn record_evaluation(&mut self, epoch: usize, eval: EvalRecord) -> bool {
-        let is_best = self.is_best(&eval);
-        let evaluated = Evaluated { epoch, eval };
-        self.progress.last = Some(evaluated);
-        if is_best {
-            self.progress.best = Some(evaluated);
+    /// Returns whether `train.max_time_s` is over after `seconds` more on any rank. The ranks' clocks differ.
+    fn any_rank_is_out_of_time(&self, seconds: f64) -> Result<bool, Failure> {
+        let limit = self.plan.train.max_time_s;
+        if limit == 0 {
+            return Ok(false);
         }
-        is_best
-    }
-
-    /// Saves a checkpoint of evaluated weights.
-    fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
-        let keep_best = is_best && self.plan.checkpoint.keep_best;
-        if let Some(Files { store, .. }) = self.files.as_ref().filter(|_| is_best && !keep_best) {
-            store.forget_best()?;
-        }
-        self.save(name, keep_best)
-    }
-
-    /// Returns whether an evaluation is better than the best one so far.
-    fn is_best(&self, eval: &EvalRecord) -> bool {
-        self.progress.best.is_none_or(|best| eval.is_better(&best.eval, self.plan.best_by()))
-    }
-
-    /// Returns the best epoch, if it was `train.patience` epochs ago.
-    fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
-        let best = self.best_before(self.progress.epoch)?;
-        (!self.is_best(&eval_record(counts))).then_some(best)
-    }
-
-    /// Returns the epoch after which the run has ended early and the best epoch, by the present `train.patience`: if a resumed run has
-    /// trained no step since its last evaluation.
-    fn was_exhausted(&self) -> Option<[usize; 2]> {
-        let last = self.progress.last?.epoch;
-        let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
-        self.best_before(last).filter(|_| at_its_end).map(|best| [last, best])
-    }
-
-    /// Returns the best epoch, if it was `train.patience` epochs before `epoch`.
-    fn best_before(&self, epoch: usize) -> Option<usize> {
-        let (best, patience) = (self.progress.best?.epoch, self.plan.train.patience);
-        (patience > 0 && epoch >= best + patience).then_some(best)
+        let own = self.progress.elapsed_s + seconds >= limit as f64;
+        Ok(self.strategy.all_gather(&[u8::from(own)])?.iter().any(|rank| rank == &[1]))
     }
 
     /// Returns the signal that this rank has received, or [`TIME_IS_UP`] if `train.max_time_s` is over.
@@ -372,6 +347,9 @@ impl<'a> Engine<'a> {
         let step = self.progress.step;
         if self.progress.batch > 0 {
             self.finish_epoch(Some(&counts), true, start.elapsed().as_secs_f64())?;
+            if self.progress.epoch > self.lengths.epochs || step >= self.lengths.last_step {
+                return Ok(RunOutcome::Finished(counts));
+            }
         } else {
             // The weights are those of the last epoch's end, whose line is written.
             let is_best = self.record_evaluation(self.progress.epoch.saturating_sub(1), eval_record(&counts));

@@ -65,7 +65,8 @@ pub struct Round {
     pub bytes_moved: u64,
     /// Peak memory of each process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Known memory of each device in bytes, if one process has several devices.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)); empty for
+    /// `single` and `ddp` on the CPU.
     pub device_bytes: Vec<u64>,
 }
 
@@ -122,8 +123,8 @@ pub struct Figures {
     pub steps: usize,
     /// Peak memory of each process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Bytes of parameters, gradients, inputs and outputs on each device, if one process has several devices. The system
-    /// does not report the peak of a thread.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)); empty for
+    /// `single` and `ddp` on the CPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_bytes: Vec<u64>,
     /// Largest device memory over the mean. Uses the processes' memory if each device has its own process.

@@ -4,7 +4,7 @@ use std::{ops::Range, path::Path};
 
 use plotters::{coord::types::RangedCoordf64, prelude::*};
 
-use super::picture::{AXIS, Area, BLUE, DrawResult, GREEN, RED, TEXT, svg};
+use super::picture::{AXIS, Area, BLUE, DrawResult, GREEN, RED, sans, svg};
 use crate::files::{self, FileError};
 use crate::report::summary_csv::SummaryRow;
 
@@ -176,11 +176,6 @@ fn panel(
         .legend_area_size(26)
         .margin(8)
         .draw()
-}
-
-/// Returns a text style of `pixels`. The SVG backend divides sizes by 1.24.
-fn sans(pixels: u32) -> TextStyle<'static> {
-    ("sans-serif", f64::from(pixels) * 1.24).into_font().color(&TEXT)
 }
 
 /// Draws a line in pieces between the values that are not finite. Values above the axis are drawn along its top.

@@ -38,7 +38,7 @@ pub fn missing_lines(
     if let Some(first) = (1..=last).find(|number| !there.contains(number)) {
         let lost = last - there.len();
         found.push(shortened(
-            folder.summary(),
+            folder.summary_csv(),
             format!("{lost} of the {last} epochs before this checkpoint are missing, from epoch {first} on"),
         ));
     }

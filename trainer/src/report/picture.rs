@@ -23,3 +23,8 @@ pub(super) fn svg(size: (u32, u32), draw: impl FnOnce(&Area<'_>) -> DrawResult) 
     let drawn = draw(&SVGBackend::with_string(&mut svg, size).into_drawing_area());
     drawn.map(|()| svg)
 }
+
+/// Returns the style of sans-serif text whose capital letters are about `pixels` high.
+pub(super) fn sans(pixels: u32) -> TextStyle<'static> {
+    ("sans-serif", f64::from(pixels) * 1.24).into_font().color(&TEXT)
+}

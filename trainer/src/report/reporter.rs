@@ -104,16 +104,16 @@ impl Reporter {
         let (metrics, summary) = match from {
             None => {
                 environment.write(&folder.env())?;
-                (MetricsWriter::create(&folder.metrics())?, SummaryWriter::create(&folder.summary(), columns)?)
+                (MetricsWriter::create(&folder.metrics())?, SummaryWriter::create(&folder.summary_csv(), columns)?)
             }
             Some(_) => {
                 environment.append(&folder.env())?;
-                let summary = SummaryWriter::resume(&folder.summary(), columns, epoch)?;
+                let summary = SummaryWriter::resume(&folder.summary_csv(), columns, epoch)?;
                 (MetricsWriter::resume(&folder.metrics(), next_step)?, summary)
             }
         };
         let tensorboard = tensorboard(next_step)?;
-        let epochs = read_summary(&folder.summary())?;
+        let epochs = read_summary(&folder.summary_csv())?;
         let steps = read_metrics(&folder.metrics())?;
         for error in missing_lines(&folder, &steps, &epochs, next_step, epoch) {
             console::eprint(format_args!("warning: {error}\n  hint: {}", error.hint));
@@ -228,8 +228,8 @@ impl Reporter {
         let seconds_an_image: f64 = self.epochs.iter().map(|row| row.images_per_s.recip()).sum();
         summary.images_per_s.get_or_insert(self.epochs.len() as f64 / seconds_an_image);
         let result = serde_json::to_vec_pretty(&summary)
-            .map_err(|error| FileError::new(self.folder.result(), error.to_string(), "please report this"))?;
-        write_atomic(&self.folder.result(), &result)?;
+            .map_err(|error| FileError::new(self.folder.summary_json(), error.to_string(), "please report this"))?;
+        write_atomic(&self.folder.summary_json(), &result)?;
         self.progress.say(summary_screen(&summary, self.folder.path()).trim_end())
     }
 
@@ -311,7 +311,7 @@ mod tests {
     }
 
     fn files(folder: &RunFolder) -> [Vec<u8>; 3] {
-        [folder.metrics(), folder.summary(), folder.curves()].map(|path| fs::read(path).unwrap())
+        [folder.metrics(), folder.summary_csv(), folder.curves()].map(|path| fs::read(path).unwrap())
     }
 
     #[test]

@@ -213,12 +213,12 @@ impl RunFolder {
     }
 
     /// Returns the path of `summary.csv`: one line per epoch.
-    pub fn summary(&self) -> PathBuf {
+    pub fn summary_csv(&self) -> PathBuf {
         self.path.join("summary.csv")
     }
 
     /// Returns the path of `summary.json`: the result of the run.
-    pub fn result(&self) -> PathBuf {
+    pub fn summary_json(&self) -> PathBuf {
         self.path.join("summary.json")
     }
 

@@ -52,7 +52,8 @@ pub struct RunSummary {
     pub seconds: f64,
     /// Peak memory of each rank's process in bytes; 0 if the system does not report it.
     pub peak_bytes: Vec<u64>,
-    /// Known memory of each device of this process in bytes, if the process has several devices.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)); empty for
+    /// `single` and `ddp` on the CPU.
     pub device_bytes: Vec<u64>,
     /// Training images per second, mean of the run.
     pub images_per_s: Option<f64>,
@@ -93,29 +94,6 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         let accuracy = if multi_label { "exact" } else { "top-1" };
         rows.push(("training", format!("{accuracy} {}               loss {}", percent(top1), text::loss(loss))));
     }
-    let evaluation = |Evaluated { epoch, eval }| {
-        let tta =
-            eval.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images {}", text::percent(top1)));
-        if let Some(map) = eval.mean_average_precision {
-            return format!(
-                "mAP   {}  exact {}  loss {}  epoch {epoch}, all classes of {} of {} images right",
-                percent(map),
-                percent(eval.top1),
-                text::loss(eval.loss),
-                text::thousands(eval.correct),
-                text::thousands(eval.total)
-            );
-        }
-        let balanced = eval.imbalance().map_or_else(String::new, |b| format!("; balanced {}", text::percent(b)));
-        format!(
-            "top-1 {}  top-5 {}  loss {}  epoch {epoch}, {} of {} right{balanced}{tta}",
-            percent(eval.top1),
-            percent(eval.top5),
-            text::loss(eval.loss),
-            text::thousands(eval.correct),
-            text::thousands(eval.total)
-        )
-    };
     let [both, best_row, last_row] = match summary.test {
         None => ["best = last", "best", "last"],
         Some(_) => ["val best = last", "val best", "val last"],
@@ -128,7 +106,7 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         }
     }
     rows.extend(summary.test.map(|test| ("test", evaluation(test))));
-    let (evaluation, confusion, precision) = match summary.test {
+    let (evaluated, confusion, precision) = match summary.test {
         Some(_) => ("evaluation of test", &summary.test_confusion, &summary.test_average_precision),
         None => ("last evaluation", &summary.confusion, &summary.average_precision),
     };
@@ -143,12 +121,29 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         screen += &format!("{}  {value}\n", left(name, names));
     }
     if !matrix.is_empty() {
-        screen += &format!("\nconfusion of the {evaluation}\n{matrix}");
+        screen += &format!("\nconfusion of the {evaluated}\n{matrix}");
     }
     if let Some(precision) = precision {
-        screen += &format!("\n{evaluation}: {}", precision.table());
+        screen += &format!("\n{evaluated}: {}", precision.table());
     }
     screen + &format!("\nrun folder: {}\n", folder.display())
+}
+
+/// Formats an evaluation for the screen.
+fn evaluation(Evaluated { epoch, eval }: Evaluated) -> String {
+    let [correct, total] = [eval.correct, eval.total].map(text::thousands);
+    let (exact, loss) = (percent(eval.top1), text::loss(eval.loss));
+    if let Some(map) = eval.mean_average_precision {
+        let map = percent(map);
+        return format!(
+            "mAP   {map}  exact {exact}  loss {loss}  epoch {epoch}, all classes of {correct} of {total} images right"
+        );
+    }
+    let balanced =
+        eval.distinct_balanced_accuracy().map_or_else(String::new, |b| format!("; balanced {}", text::percent(b)));
+    let tta = eval.tta_top1.map_or_else(String::new, |top1| format!("; with mirror images {}", text::percent(top1)));
+    let top5 = percent(eval.top5);
+    format!("top-1 {exact}  top-5 {top5}  loss {loss}  epoch {epoch}, {correct} of {total} right{balanced}{tta}")
 }
 
 fn percent(value: f64) -> String {

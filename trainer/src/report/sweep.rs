@@ -41,7 +41,7 @@ pub enum Metric {
     /// The highest top-1 accuracy.
     #[default]
     Top1,
-    /// The most multi-label images all of whose classes are right.
+    /// The highest share of images whose classes are all predicted correctly (multi-label).
     ExactMatch,
     /// The highest mean of the classes' recalls.
     BalancedAccuracy,

@@ -3,6 +3,8 @@
 
 use models::Spec;
 
+use crate::text::counted;
+
 /// Hint for a refusal.
 pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
 
@@ -32,7 +34,7 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
         // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs.
         MemoryUse::Step { batch, bytes } => {
             let needed = 12.0 * parameters + bytes as f64 * batch as f64 * (activations + pixels);
-            (needed, format!("a step of {batch} images"))
+            (needed, format!("a step of {}", counted(batch as u64, "image")))
         }
         MemoryUse::Evaluation => (4.0 * (parameters + pixels), "an evaluation".to_owned()),
     };

@@ -20,6 +20,8 @@ mod training;
 mod tuned;
 
 pub(crate) use self::finish::by_class;
+use data::Splits;
+
 use self::plan::{Access, PlanSource, PlannedRun, Reader, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
@@ -33,7 +35,7 @@ use crate::files::write_atomic;
 use crate::report::RunFolder;
 use launch::{
     self, Role,
-    environment::{Variables, WorkerRole},
+    environment::{NodeAssignment, Variables, WorkerRole},
     secret,
 };
 
@@ -95,36 +97,58 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None, restarted: false }
             .run(splits);
     }
-    if plan.parallel.backend == Backend::Mpi {
-        return Err(ranks::needs_mpirun(workers));
-    }
-    // Rank 0 reads the weights, and rank 0 runs on node 0.
-    if !matches!(job, Some((_, 1..))) {
-        fine_tune::check(&plan, &splits, resumed.as_ref())?;
-    }
-    // Drop the data, since the workers read it themselves. The launcher reads it only to report mistakes once, and decodes no
-    // image.
-    drop(splits);
-    let mut folder = resumed;
-    ranks::launch(arguments, &plan, node, &variables, workers, |world| {
-        check_shares(&plan, world)?;
-        let folder = match &mut folder {
-            Some(resumed) => {
-                if let Some((job, 1..)) = &job {
-                    resumed.lock(Some(job))?;
+    let launch = WorkerLaunch { arguments, plan: &plan, node, job, variables: &variables, workers };
+    launch.run(splits, resumed)
+}
+
+/// What is needed to start the worker processes of this machine.
+struct WorkerLaunch<'a> {
+    arguments: &'a TrainArgs,
+    plan: &'a RunPlan,
+    /// This machine's part of the job, if another launcher starts one process per machine.
+    node: Option<&'a NodeAssignment>,
+    /// Address of a job on several machines, and the index of this machine.
+    job: Option<(String, usize)>,
+    variables: &'a Variables,
+    /// Workers on this machine.
+    workers: usize,
+}
+
+impl WorkerLaunch<'_> {
+    /// Starts the workers, waits for them and returns the exit code. The launcher has read the labels to report mistakes in them once,
+    /// and has decoded no image.
+    fn run(self, splits: Splits, resumed: Option<RunFolder>) -> Result<u8, Failure> {
+        let Self { arguments, plan, node, job, variables, workers } = self;
+        if plan.parallel.backend == Backend::Mpi {
+            return Err(ranks::needs_mpirun(workers));
+        }
+        // Rank 0 reads the weights, and rank 0 runs on node 0.
+        if !matches!(job, Some((_, 1..))) {
+            fine_tune::check(plan, &splits, resumed.as_ref())?;
+        }
+        // The workers read the data themselves.
+        drop(splits);
+        let mut folder = resumed;
+        ranks::launch(arguments, plan, node, variables, workers, |world| {
+            check_shares(plan, world)?;
+            let folder = match &mut folder {
+                Some(resumed) => {
+                    if let Some((job, 1..)) = &job {
+                        resumed.lock(Some(job))?;
+                    }
+                    resumed
                 }
-                resumed
-            }
-            None => {
-                let node = job.as_ref().map_or(0, |(_, node)| *node);
-                let new = RunFolder::create_for_node(&arguments.run_dir, &plan.model.name, world, node)?;
-                write_atomic(&new.config(), plan.to_toml().as_bytes())?;
-                folder.insert(new)
-            }
-        };
-        diagnostics::write_to(&folder.path().join("logs"))?;
-        Ok(folder.path().to_owned())
-    })
+                None => {
+                    let node = job.as_ref().map_or(0, |(_, node)| *node);
+                    let new = RunFolder::create_for_node(&arguments.run_dir, &plan.model.name, world, node)?;
+                    write_atomic(&new.config(), plan.to_toml().as_bytes())?;
+                    folder.insert(new)
+                }
+            };
+            diagnostics::write_to(&folder.path().join("logs"))?;
+            Ok(folder.path().to_owned())
+        })
+    }
 }
 
 /// Returns whether flags or the plan ask for GPUs. A mistake in them is reported when the plan is read.

@@ -279,7 +279,9 @@ pub(super) fn restore(
     if let (Some(trained), Some(data)) = (&loaded.dataset, data) {
         let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
                     model.weights = \"RUN/checkpoints/last\"";
-        trained.check_classes(data, &loaded.path, hint)?;
+        if let Some((_, cause)) = trained.other_classes(data) {
+            return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
+        }
     }
     Ok(Some(loaded))
 }
@@ -312,10 +314,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected, resumed: Option<&RunF
                 thousands(models::cost(&network, &spec).macs)
             ),
         );
-        let (network, weights) = match &checkpoint {
-            Some(_) => (network, fine_tune::Rows::default()),
-            None => fine_tune::load_weights(network, plan, spec)?,
-        };
+        let (network, weights) = fine_tune::initial_weights(network, plan, spec, resumed, false, true)?;
         for (name, value) in weights.into_iter().chain(fine_tune::frozen_rows(plan, &network)) {
             section = section.row(name, value);
         }

@@ -88,7 +88,9 @@ impl Training<'_> {
         let progress = strategy.load_checkpoint(progress.map(|loaded| (loaded.snapshot, loaded.progress)))?;
         let lengths = Lengths::new(plan, &loaders.train);
         lengths.check(&progress)?;
-        lengths.check_warmup(plan)?;
+        if let (Some(note), 0) = (lengths.long_warmup(plan), strategy.rank()) {
+            console::eprint(format_args!("note: {note}"));
+        }
         let timeline = Timeline::new(plan.log.timeline);
         #[cfg(feature = "cuda")]
         if selected.gpu.is_some() {

@@ -32,7 +32,7 @@ pub(super) fn adopt(
         }
     }
     let gathered = comm.all_gather_v(&own)?;
-    let chosen = gathered.data.get(..gathered.counts[0]).unwrap_or_default();
+    let chosen = gathered.parts().next().unwrap_or_default();
     if chosen.is_empty() || plan.parallel.autotune.is_empty() {
         return Ok(());
     }

@@ -1,12 +1,12 @@
 //! The step of one GPU, recorded as a CUDA graph: one launch for the whole step (`torch.cuda.graph`).
 //!
 //! ```text
-//! first full step         launched kernel by kernel: compiles kernels, makes the optimizer's state
-//! next step of this kind  launched kernel by kernel, on inputs in fixed memory: allocates the inputs, and memory for the step
-//! next step of this kind  launched kernel by kernel, exactly as recorded: allocates the rest of the memory
-//! next step of this kind  recorded, which may not allocate, then launched as a graph
-//! all further such steps  collected, then launched as graphs, several at once
-//! other steps             launched kernel by kernel: an epoch's last batch, if it is smaller
+//! first full step             launched kernel by kernel: compiles kernels, makes the optimizer's state
+//! next step of its signature  launched kernel by kernel, on inputs in fixed memory: allocates the inputs, and memory for the step
+//! next step of its signature  launched kernel by kernel, exactly as recorded: allocates the rest of the memory
+//! next step of its signature  recorded, which may not allocate, then launched as a graph
+//! all further such steps      collected, then launched as graphs, several at once
+//! other steps                 launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
 //!
 //! A graph runs the same kernels on the same memory with the same arguments. So the graph's first kernel copies inputs and
@@ -38,13 +38,37 @@ use crate::{
     timeline::Track,
 };
 
-/// The kind of a step: for each batch, the number of images of this rank and of all ranks, the bits of its weight, and height and width
-/// of its images. A graph can run steps of one kind only. If two steps have the same kind on one rank, they have on all ranks.
-pub(super) type Kind = Vec<(usize, usize, u64, [usize; 2])>;
+/// The sizes of one batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct BatchSignature {
+    /// Images on this rank.
+    pub(super) images: usize,
+    /// Images on all ranks.
+    pub(super) global_images: usize,
+    /// Bits of the sum of the samples' weights on all ranks.
+    pub(super) global_weight: u64,
+    /// Height and width of the images.
+    pub(super) image_size: [usize; 2],
+}
 
-/// Returns true if the images of two kinds have the same size. It changes between epochs only, when no step is queued.
-fn same_images(one: &Kind, other: &Kind) -> bool {
-    one.first().map(|batch| batch.3) == other.first().map(|batch| batch.3)
+impl BatchSignature {
+    fn of(batch: &Batch) -> Self {
+        Self {
+            images: batch.len(),
+            global_images: batch.global_len,
+            global_weight: batch.global_weight.to_bits(),
+            image_size: [batch.shape.height, batch.shape.width],
+        }
+    }
+}
+
+/// One entry per batch. A graph can run steps with equal signatures only. If two steps have equal signatures on one rank, they have
+/// equal signatures on every rank.
+pub(super) type StepSignature = Vec<BatchSignature>;
+
+/// Returns true if the images of two steps have the same size. It changes between epochs only, when no step is queued.
+fn same_images(one: &StepSignature, other: &StepSignature) -> bool {
+    one.first().map(|batch| batch.image_size) == other.first().map(|batch| batch.image_size)
 }
 
 /// The graph of a learner's step.
@@ -70,14 +94,14 @@ pub(super) enum Phase {
     /// Steps are not recorded.
     #[default]
     Off,
-    /// Waits for two consecutive steps of one kind. Holds the kind of the last step.
-    Waits(Option<Kind>),
-    /// One step of this kind has run on these inputs. The next step of this kind is the rehearsal of the recording.
-    Prepared(Kind, Box<Inputs>),
-    /// Two steps of this kind have run on these inputs. The next step of this kind will be recorded.
-    Rehearsed(Kind, Box<Inputs>),
-    /// Steps of this kind are launched as a graph.
-    Recorded(Kind, Box<Recorded>),
+    /// Waits for two consecutive steps of one signature. Holds the signature of the last step.
+    Waits(Option<StepSignature>),
+    /// One step of this signature has run on these inputs. The next step of this signatureis the rehearsal of the recording.
+    Prepared(StepSignature, Box<Inputs>),
+    /// Two steps of this signature have run on these inputs. The next step of this signaturewill be recorded.
+    Rehearsed(StepSignature, Box<Inputs>),
+    /// Steps of this signature are launched as a graph.
+    Recorded(StepSignature, Box<Recorded>),
 }
 
 /// A step whose outcome is not known.
@@ -131,8 +155,8 @@ impl StepGraph {
     }
 
     /// Starts again, since the state has moved to other memory.
-    pub(super) fn moved(&mut self, kind: Kind) {
-        self.phase = Phase::Waits(Some(kind));
+    pub(super) fn moved(&mut self, signature: StepSignature) {
+        self.phase = Phase::Waits(Some(signature));
         self.moves += 1;
         if self.moves >= MOVES {
             self.stop("the training state is in other memory after each step; please report this");
@@ -172,9 +196,7 @@ pub(super) fn queue_step(
     lr: f64,
     outcome: StepOutcome,
 ) -> Result<Option<Vec<Batch>>, Failure> {
-    let size = |batch: &Batch| [batch.shape.height, batch.shape.width];
-    let kind_of = |batch: &Batch| (batch.len(), batch.global_len, batch.global_weight.to_bits(), size(batch));
-    let kind = batches.iter().map(kind_of).collect();
+    let signature = batches.iter().map(BatchSignature::of).collect();
     // A timeline shows the launches of a step, which a graph hides.
     if learner.replica.timeline.is_on() {
         return learner.before_kernels(ranks, batches, lr, outcome);
@@ -182,22 +204,22 @@ pub(super) fn queue_step(
     let (start, weight) = (Instant::now(), outcome.weight);
     match std::mem::take(&mut learner.graph.phase) {
         Phase::Off => return learner.before_kernels(ranks, batches, lr, outcome),
-        Phase::Waits(Some(before)) if before == kind => {
-            learner.prepare(ranks, kind, &batches, lr, weight)?;
+        Phase::Waits(Some(before)) if before == signature => {
+            learner.prepare(ranks, signature, &batches, lr, weight)?;
         }
-        Phase::Prepared(prepared, inputs) if prepared == kind => {
-            learner.rehearse(ranks, kind, inputs, &batches, lr, weight)?;
+        Phase::Prepared(prepared, inputs) if prepared == signature => {
+            learner.rehearse(ranks, signature, inputs, &batches, lr, weight)?;
         }
-        Phase::Rehearsed(rehearsed, inputs) if rehearsed == kind => {
+        Phase::Rehearsed(rehearsed, inputs) if rehearsed == signature => {
             let words = inputs.words(learner, &batches, lr);
             let recorded = learner.record(ranks, inputs, &batches, lr, weight)?;
-            learner.graph.phase = Phase::Recorded(kind, recorded);
+            learner.graph.phase = Phase::Recorded(signature, recorded);
             learner.graph.waiting = (words, 1);
         }
-        Phase::Recorded(of_graph, mut recorded) if of_graph == kind => {
+        Phase::Recorded(of_graph, mut recorded) if of_graph == signature => {
             // Steps without the graph usually update in place too. But if another tensor shares the state's memory, they do not.
-            if std::mem::take(&mut recorded.check) && ranks.any(learner.addresses()? != recorded.addresses)? {
-                learner.graph.moved(kind);
+            if std::mem::take(&mut recorded.check) && ranks.any_rank(learner.addresses()? != recorded.addresses)? {
+                learner.graph.moved(signature);
                 return Ok(Some(batches));
             }
             let words = recorded.inputs.words(learner, &batches, lr);
@@ -206,7 +228,7 @@ pub(super) fn queue_step(
             learner.graph.waiting.0.extend(words);
             learner.graph.waiting.1 += 1;
         }
-        Phase::Recorded(of_graph, mut recorded) if same_images(&of_graph, &kind) => {
+        Phase::Recorded(of_graph, mut recorded) if same_images(&of_graph, &signature) => {
             recorded.check = true;
             learner.graph.phase = Phase::Recorded(of_graph, recorded);
             return learner.before_kernels(ranks, batches, lr, outcome);
@@ -214,7 +236,7 @@ pub(super) fn queue_step(
         other => {
             learner.graph.phase = other;
             learner.graph.forget(&learner.replica.inner_device());
-            learner.graph.phase = Phase::Waits(Some(kind));
+            learner.graph.phase = Phase::Waits(Some(signature));
             return learner.before_kernels(ranks, batches, lr, outcome);
         }
     }
@@ -294,18 +316,18 @@ impl Learner {
                 self.replica.count(logits, targets, labels, outcome);
             }
             outcome.grad_norm = left.first().map(|norm| f64::from(*norm));
-            outcome.on_device = Some(seconds);
+            outcome.mean_graph_step_s = Some(seconds);
             *counted = true;
         }
         let mut outcomes: Vec<_> = group.into_iter().map(|queued| &mut queued.outcome).collect();
-        ranks.sum(&mut outcomes)
+        ranks.sum_outcomes(&mut outcomes)
     }
 }
 
 impl StepGraph {
     /// Returns the number of steps that may be queued before the caller must wait for the oldest step. It allows two groups of
     /// steps, so the GPU runs one group while the CPU prepares the next one.
-    pub fn most_queued(&self) -> usize {
+    pub fn max_queued(&self) -> usize {
         2 * self.steps_at_once() - 1
     }
 

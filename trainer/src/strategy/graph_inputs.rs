@@ -7,9 +7,9 @@ use ops::graph::{Feed, GraphInput};
 use super::{Learner, device_batch::DeviceBatch};
 use crate::optim::DeviceRates;
 
-/// Most steps that are launched at once.
+/// Maximum number of steps that are launched at once.
 const STEPS: usize = 8;
-/// Most bytes of the inputs of these steps.
+/// Maximum size of the inputs of these steps in bytes.
 const INPUT_BYTES: usize = 64 << 20;
 
 /// The tensors that a step reads, on the device.

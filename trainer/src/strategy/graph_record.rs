@@ -5,7 +5,7 @@ use data::loader::Batch;
 use models::{Context, StateKind, state};
 use ops::graph::{self, Graph};
 
-use super::graph::{HINT, Kind, Phase};
+use super::graph::{HINT, Phase, StepSignature};
 use super::graph_inputs::{Inputs, Outputs};
 use super::{Learner, Replica, StepOutcome, device_batch::DeviceBatch};
 use crate::{
@@ -96,13 +96,13 @@ pub(super) trait GraphRanks {
     ///
     /// # Errors
     /// A rank is gone.
-    fn any(&self, own: bool) -> Result<bool, Failure>;
+    fn any_rank(&self, own: bool) -> Result<bool, Failure>;
 
     /// Returns the smallest `own` of all ranks.
     ///
     /// # Errors
     /// A rank is gone.
-    fn least(&self, own: usize) -> Result<usize, Failure>;
+    fn min_over_ranks(&self, own: usize) -> Result<usize, Failure>;
 
     /// Checks that no rank was missing in the work that the device has done.
     ///
@@ -114,7 +114,7 @@ pub(super) trait GraphRanks {
     ///
     /// # Errors
     /// A rank is gone.
-    fn sum(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure>;
+    fn sum_outcomes(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure>;
 }
 
 /// The only process.
@@ -140,11 +140,11 @@ impl GraphRanks for OneProcess {
         Ok(Passes { logits, loss, gradients: std::mem::take(&mut self.gradients), host_data })
     }
 
-    fn any(&self, own: bool) -> Result<bool, Failure> {
+    fn any_rank(&self, own: bool) -> Result<bool, Failure> {
         Ok(own)
     }
 
-    fn least(&self, own: usize) -> Result<usize, Failure> {
+    fn min_over_ranks(&self, own: usize) -> Result<usize, Failure> {
         Ok(own)
     }
 
@@ -152,7 +152,7 @@ impl GraphRanks for OneProcess {
         Ok(())
     }
 
-    fn sum(&mut self, _outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure> {
+    fn sum_outcomes(&mut self, _outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure> {
         Ok(())
     }
 }
@@ -168,7 +168,7 @@ impl Learner {
     pub(super) fn prepare(
         &mut self,
         ranks: &mut dyn GraphRanks,
-        kind: Kind,
+        signature: StepSignature,
         batches: &[Batch],
         lr: f64,
         weight: f64,
@@ -181,15 +181,15 @@ impl Learner {
         let (outputs, host_data) = self.run(ranks, &mut inputs, batches, lr, weight)?;
         // This step's inputs, which `run` has used already. The feed counts its runs from here on.
         let words = inputs.words(self, batches, lr);
-        let steps = ranks.least(Inputs::steps(words.len()))?;
+        let steps = ranks.min_over_ranks(Inputs::steps(words.len()))?;
         inputs.make_feed(&outputs, steps).write(words);
         self.keep_results(&inputs, &outputs);
-        let moved = ranks.any(host_data || self.addresses()? != before)?;
+        let moved = ranks.any_rank(host_data || self.addresses()? != before)?;
         let graph = &mut self.graph;
-        graph.phase = Phase::Prepared(kind.clone(), Box::new(inputs));
+        graph.phase = Phase::Prepared(signature.clone(), Box::new(inputs));
         if moved {
             graph.forget(&device);
-            graph.moved(kind);
+            graph.moved(signature);
         }
         if host_data {
             graph.stop("the network uses data of the host, such as dropout masks");
@@ -202,7 +202,7 @@ impl Learner {
     pub(super) fn rehearse(
         &mut self,
         ranks: &mut dyn GraphRanks,
-        kind: Kind,
+        signature: StepSignature,
         mut inputs: Box<Inputs>,
         batches: &[Batch],
         lr: f64,
@@ -214,11 +214,11 @@ impl Learner {
         feed.take_inputs();
         let (outputs, _) = self.run(ranks, &mut inputs, batches, lr, weight)?;
         self.keep_results(&inputs, &outputs);
-        let moved = ranks.any(self.addresses()? != before)?;
-        self.graph.phase = Phase::Rehearsed(kind.clone(), inputs);
+        let moved = ranks.any_rank(self.addresses()? != before)?;
+        self.graph.phase = Phase::Rehearsed(signature.clone(), inputs);
         if moved {
             self.graph.forget(&self.replica.inner_device());
-            self.graph.moved(kind);
+            self.graph.moved(signature);
         }
         Ok(())
     }
@@ -262,7 +262,8 @@ impl Learner {
         Ok(Box::new(Recorded { inputs, graph, addresses, check: false }))
     }
 
-    /// Queues a step: the passes, then the optimizer. Also returns whether dropout was drawn on the CPU.
+    /// Queues a step: the passes, then the optimizer. Also returns whether the network has used data of the host
+    /// (`Context::note_host_data`).
     fn run(
         &mut self,
         ranks: &mut dyn GraphRanks,

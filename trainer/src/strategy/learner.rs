@@ -33,9 +33,9 @@ impl Learner {
         Self {
             ema: (plan.train.ema > 0.0).then(|| Ema::new(&network, plan.train.ema)),
             replica: Replica::new(network, device, classes, plan.train.label_smoothing, plan.train.seed)
-                .in_precision(plan.train.precision)
+                .with_precision(plan.train.precision)
                 .with_tta(plan.train.tta)
-                .of_multi_label(plan.is_multi_label()),
+                .with_multi_label(plan.is_multi_label()),
             optimizer,
             grad_clip: plan.train.grad_clip,
             graph: StepGraph::default(),

@@ -63,7 +63,7 @@ pub struct StepOutcome {
     /// The step's time by part.
     pub seconds: StepSeconds,
     /// Mean time of a step in seconds, if the step was launched together with other steps (CUDA graph).
-    pub on_device: Option<f64>,
+    pub mean_graph_step_s: Option<f64>,
     /// Bytes that devices sent to other devices in the step (gradients, parameters, inputs, outputs), summed over devices.
     pub bytes_moved: u64,
 }
@@ -156,10 +156,11 @@ pub trait Strategy {
         self.world()
     }
 
-    /// Returns the bytes that each device of this process has held at once, if known. GPUs report them
-    /// ([`crate::device::held_bytes`]). If several devices are the CPU, the strategy counts the tensors of each device.
+    /// Returns the memory of each device of this process in bytes. Of GPUs, what the allocator has reserved
+    /// ([`crate::device::reserved_bytes`]). Of the devices of mode `dp` on the CPU, the tensors that the strategy counts. Otherwise
+    /// empty.
     fn device_bytes(&self) -> Vec<u64> {
-        self.learner().replica.held_bytes().into_iter().collect()
+        self.learner().replica.reserved_bytes().into_iter().collect()
     }
 
     /// Records this strategy's spans on `timeline` from now on.
@@ -194,7 +195,7 @@ pub trait Strategy {
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
 
     /// Takes a step as [`Strategy::train_step`] does, but may return before the device has finished. If the result is `None`, the
-    /// device may still run the step, and [`Strategy::finish_step`] returns the outcome later. At most [`Strategy::most_queued`]
+    /// device may still run the step, and [`Strategy::finish_step`] returns the outcome later. At most [`Strategy::max_queued`]
     /// steps may be queued before this call.
     ///
     /// # Errors
@@ -204,7 +205,7 @@ pub trait Strategy {
     }
 
     /// Returns the number of steps that may be queued before the caller must wait for the oldest step.
-    fn most_queued(&self) -> usize {
+    fn max_queued(&self) -> usize {
         1
     }
 

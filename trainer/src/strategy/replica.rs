@@ -79,7 +79,7 @@ impl Replica {
     }
 
     /// Sets whether an image has any number of classes (a sigmoid per class). Otherwise an image has one class (a softmax).
-    pub fn of_multi_label(mut self, multi_label: bool) -> Self {
+    pub fn with_multi_label(mut self, multi_label: bool) -> Self {
         self.multi_label = multi_label;
         self
     }
@@ -91,7 +91,7 @@ impl Replica {
     }
 
     /// Sets the precision in which training's forward and backward passes compute. Evaluation is in f32.
-    pub fn in_precision(mut self, precision: Precision) -> Self {
+    pub fn with_precision(mut self, precision: Precision) -> Self {
         self.precision = precision;
         self
     }
@@ -116,9 +116,9 @@ impl Replica {
         Ok(())
     }
 
-    /// Returns the bytes of device memory in use, on a device that reports them.
-    pub fn held_bytes(&self) -> Option<u64> {
-        device::held_bytes(&self.inner_device())
+    /// Returns the bytes that the device's allocator has reserved; `None` on the CPU.
+    pub fn reserved_bytes(&self) -> Option<u64> {
+        device::reserved_bytes(&self.inner_device())
     }
 
     /// Returns the device without autodiff, on which optimizer state is stored and evaluation runs.

@@ -8,7 +8,8 @@ use crate::device::StreamEvent;
 /// Runs `compute` on a thread of `pool`. Without one, runs it on the process's default pool if `device` is a CPU, and on the calling
 /// thread if it is a GPU.
 ///
-/// A parallel loop of a thread outside the pool hands over its work and sleeps until the work is done: twice per operation.
+/// If a thread outside the pool starts a parallel loop, rayon hands the loop to the pool and blocks that thread. This costs two context
+/// switches per operation.
 pub(super) fn on_threads<R: Send>(pool: Option<&ThreadPool>, device: &Device, compute: impl FnOnce() -> R + Send) -> R {
     let Some(pool) = pool else {
         return if *device == Device::flex() { rayon::scope(|_| compute()) } else { compute() };

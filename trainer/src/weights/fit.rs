@@ -8,7 +8,7 @@ use models::{
     state::{self, ShapeMismatch},
 };
 
-use super::{Element, WeightFile, bad, damaged, names};
+use super::{WeightDType, WeightFile, bad, damaged, names};
 use crate::files::FileError;
 
 /// The network that the weights are for.
@@ -57,9 +57,9 @@ pub struct NewHead {
 type Shapes = Vec<(String, Vec<usize>)>;
 
 /// The tensors of a file that match the network's tensors.
-struct Fitting {
+struct TensorMatch {
     /// Index in the file of each of the network's tensors, in the network's order.
-    places: Vec<usize>,
+    file_indices: Vec<usize>,
     /// Prefix of the tensors' names in the file.
     prefix: String,
 }
@@ -75,19 +75,19 @@ struct Fitting {
 pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Result<LoadedWeights, FileError> {
     let shapes = shapes(&network);
     let paths = file.paths();
-    let (fitting, error) = fit(&shapes, file, &paths);
+    let (matched, error) = fit(&shapes, file, &paths);
     let new_head = target.purpose.new_head(&error, &state::head(&network));
     if new_head.is_none() && !error.is_empty() {
         return Err(bad(&file.path, &error, hint(target, file, &paths, &shapes, &error)));
     }
     let mut state = Vec::with_capacity(shapes.len());
-    for (own, place) in models::state_dict(&network).into_iter().zip(fitting.places) {
+    for (own, place) in models::state_dict(&network).into_iter().zip(matched.file_indices) {
         if new_head.as_ref().is_some_and(|head| state::is_within(&own.name, &head.name)) {
             state.push(own);
             continue;
         }
         let (tensor, StateTensor { name, shape, .. }) = (&file.tensors[place], own);
-        if let Element::Other(kind) = tensor.element {
+        if let WeightDType::Other(kind) = tensor.element {
             let cause = format!("tensor `{}` is of type {kind}, weights are floats", tensor.name);
             return Err(bad(&file.path, cause, "save the weights as float32, float16, bfloat16 or float64"));
         }
@@ -99,7 +99,7 @@ pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Resul
         state.push(StateTensor::new(name, shape, values));
     }
     let network = models::load_state_dict(network, &state).map_err(|error| damaged(&file.path, error))?;
-    let origin = match fitting.prefix.trim_end_matches('.') {
+    let origin = match matched.prefix.trim_end_matches('.') {
         "" => file.path.display().to_string(),
         key => format!("{}, its `{key}`", file.path.display()),
     };
@@ -118,7 +118,7 @@ impl Purpose {
 impl WeightFile {
     /// Returns the tensors' paths without the segments that wrappers add.
     fn paths(&self) -> Vec<String> {
-        self.tensors.iter().map(|tensor| names::unwrapped(&tensor.name)).collect()
+        self.tensors.iter().map(|tensor| names::strip_wrappers(&tensor.name)).collect()
     }
 }
 
@@ -131,10 +131,10 @@ fn is_counter(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("num_batches_tracked" | "n_averaged"))
 }
 
-/// Matches the network's tensors with the file's. The places are complete unless the error names missing tensors.
-fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (Fitting, LoadError) {
+/// Matches the network's tensors with the file's. The file_indices are complete unless the error names missing tensors.
+fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (TensorMatch, LoadError) {
     let expected: HashSet<&str> = shapes.iter().map(|(name, _)| name.as_str()).collect();
-    let prefix = names::prefix(&expected, paths);
+    let prefix = names::find_wrapper_prefix(&expected, paths);
     let mut error = LoadError::default();
     let mut given: HashMap<&str, usize> = HashMap::new();
     for (place, path) in paths.iter().enumerate() {
@@ -143,7 +143,7 @@ fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (Fitting, LoadEr
             error.unexpected.push(name.to_owned());
         }
     }
-    let mut places = Vec::with_capacity(shapes.len());
+    let mut file_indices = Vec::with_capacity(shapes.len());
     for (name, shape) in shapes {
         match given.get(name.as_str()) {
             None => error.missing.push(name.clone()),
@@ -154,11 +154,11 @@ fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (Fitting, LoadEr
                     let values = found.iter().fold(1usize, |product, &side| product.saturating_mul(side));
                     error.mismatched.push(ShapeMismatch { name, expected, found, values });
                 }
-                places.push(place);
+                file_indices.push(place);
             }
         }
     }
-    (Fitting { places, prefix }, error)
+    (TensorMatch { file_indices, prefix }, error)
 }
 
 /// A spec and the data sets that need it.

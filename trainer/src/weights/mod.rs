@@ -1,8 +1,7 @@
 //! Weights from other programs and from checkpoints: PyTorch's `.pth`, safetensors, and the export to PyTorch and ONNX.
 //!
-//! Opening a file reads no tensor. Names, shapes and types are compared with the network first, and only matching tensors
-//! are read. A hostile file therefore costs no more memory than the network that it claims to be. No code in a pickle is
-//! ever run.
+//! Names, shapes and types are compared with the network first. From a PyTorch file only the matching tensors are then read. A
+//! safetensors file and a checkpoint are read whole, so they need memory of the size of the file. No code in a pickle is ever run.
 
 mod export;
 mod fit;
@@ -30,9 +29,9 @@ use crate::files::{FileError, USAGE};
 /// The supported formats, for hints.
 const FORMATS: &str = "a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder";
 
-/// Element type of a tensor, as far as weights use it.
+/// WeightDType type of a tensor, as far as weights use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Element {
+pub enum WeightDType {
     /// IEEE double.
     F64,
     /// IEEE single.
@@ -54,11 +53,11 @@ enum Source {
     Memory(Vec<f32>),
 }
 
-/// A tensor of a file that is not read yet.
+/// A tensor of a weight file. Its elements are converted to f32 on demand.
 pub struct FileTensor {
     name: String,
     shape: Vec<usize>,
-    element: Element,
+    element: WeightDType,
     source: Source,
 }
 
@@ -75,7 +74,7 @@ impl FileTensor {
     }
 }
 
-/// An open file of weights: every tensor's name, shape and type, but no elements.
+/// An open file of weights: name, shape and type of every tensor, and a way to read its elements.
 pub struct WeightFile {
     path: PathBuf,
     tensors: Vec<FileTensor>,
@@ -108,7 +107,7 @@ impl WeightFile {
             .map(|t| FileTensor {
                 name: t.name,
                 shape: t.shape,
-                element: Element::F32,
+                element: WeightDType::F32,
                 source: Source::Memory(t.values),
             })
             .collect();

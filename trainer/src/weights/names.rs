@@ -14,16 +14,16 @@ use std::{
 const WRAPPERS: [&str; 2] = ["module", "_orig_mod"];
 
 /// Returns `path` without the segments that wrappers add.
-pub(super) fn unwrapped(path: &str) -> String {
+pub(super) fn strip_wrappers(path: &str) -> String {
     path.split('.').filter(|segment| !WRAPPERS.contains(segment)).collect::<Vec<_>>().join(".")
 }
 
 /// Returns the prefix of the network's names in a file: empty, or the wrapper's keys with a trailing dot.
 ///
-/// `paths` are [`unwrapped`]. If several prefixes fit equally well, averaged weights are last (`model` is taken before
+/// `paths` are [`strip_wrappers`]. If several prefixes fit equally well, averaged weights are last (`model` is taken before
 /// `model_ema`). After that, the shortest prefix is taken, then the first in alphabetical order. If no name is found, the
 /// prefix is empty.
-pub(super) fn prefix(expected: &HashSet<&str>, paths: &[String]) -> String {
+pub(super) fn find_wrapper_prefix(expected: &HashSet<&str>, paths: &[String]) -> String {
     let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
     for path in paths {
         let starts = std::iter::once(0).chain(path.match_indices('.').map(|(dot, _)| dot + 1));
@@ -55,8 +55,8 @@ mod tests {
     const EXPECTED: [&str; 4] = ["conv1.weight", "conv1.bias", "layer1.0.conv1.weight", "fc.weight"];
 
     fn found(paths: &[&str]) -> String {
-        let paths: Vec<_> = paths.iter().map(|path| unwrapped(path)).collect();
-        prefix(&EXPECTED.into(), &paths)
+        let paths: Vec<_> = paths.iter().map(|path| strip_wrappers(path)).collect();
+        find_wrapper_prefix(&EXPECTED.into(), &paths)
     }
 
     #[test]
@@ -99,8 +99,8 @@ mod tests {
         assert_eq!(found(&["conv1.weight", "conv1.bias", "layer1.0.conv1.weight"]), "");
         assert_eq!(found(&["features.0.weight"]), "");
         assert_eq!(found(&[]), "");
-        assert_eq!(unwrapped("features.module.0.weight"), "features.0.weight");
-        assert_eq!(unwrapped("module.submodule.weight"), "submodule.weight");
+        assert_eq!(strip_wrappers("features.module.0.weight"), "features.0.weight");
+        assert_eq!(strip_wrappers("module.submodule.weight"), "submodule.weight");
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
         for entry in models::entries() {
             let network = models::skip_init(entry.name, &spec).unwrap();
             for parameter in models::parameters(&network) {
-                assert_eq!(unwrapped(&parameter.name), parameter.name, "{}", entry.name);
+                assert_eq!(strip_wrappers(&parameter.name), parameter.name, "{}", entry.name);
             }
         }
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use pytorch_reader::{DType, PickleError, PytorchError, PytorchReader};
 
-use super::{Element, FileTensor, Source, bad, damaged};
+use super::{FileTensor, Source, WeightDType, bad, damaged};
 use crate::files::FileError;
 
 /// Returns the tensors of a file, sorted by name. A name is the path through the file's dictionaries:
@@ -46,20 +46,20 @@ fn refused(path: &Path, error: &PytorchError) -> FileError {
     }
 }
 
-fn element(dtype: DType) -> Element {
+fn element(dtype: DType) -> WeightDType {
     match dtype {
-        DType::F64 => Element::F64,
-        DType::F32 => Element::F32,
-        DType::F16 => Element::F16,
-        DType::BF16 => Element::Bf16,
-        DType::I64 => Element::Other("int64"),
-        DType::I32 => Element::Other("int32"),
-        DType::I16 => Element::Other("int16"),
-        DType::I8 => Element::Other("int8"),
-        DType::U64 => Element::Other("uint64"),
-        DType::U32 => Element::Other("uint32"),
-        DType::U16 => Element::Other("uint16"),
-        DType::U8 => Element::Other("uint8"),
-        DType::Bool => Element::Other("bool"),
+        DType::F64 => WeightDType::F64,
+        DType::F32 => WeightDType::F32,
+        DType::F16 => WeightDType::F16,
+        DType::BF16 => WeightDType::Bf16,
+        DType::I64 => WeightDType::Other("int64"),
+        DType::I32 => WeightDType::Other("int32"),
+        DType::I16 => WeightDType::Other("int16"),
+        DType::I8 => WeightDType::Other("int8"),
+        DType::U64 => WeightDType::Other("uint64"),
+        DType::U32 => WeightDType::Other("uint32"),
+        DType::U16 => WeightDType::Other("uint16"),
+        DType::U8 => WeightDType::Other("uint8"),
+        DType::Bool => WeightDType::Other("bool"),
     }
 }

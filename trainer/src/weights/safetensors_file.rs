@@ -6,7 +6,7 @@ use data::read_regular;
 use safetensors::{Dtype, SafeTensors};
 
 use super::export::FOLDED;
-use super::{Element, FileTensor, Source, bad, damaged};
+use super::{FileTensor, Source, WeightDType, bad, damaged};
 use crate::files::FileError;
 
 /// Returns the tensors of a file.
@@ -42,15 +42,15 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     Ok(tensors)
 }
 
-fn element(dtype: Dtype) -> Element {
+fn element(dtype: Dtype) -> WeightDType {
     match dtype {
-        Dtype::F64 => Element::F64,
-        Dtype::F32 => Element::F32,
-        Dtype::F16 => Element::F16,
-        Dtype::BF16 => Element::Bf16,
-        Dtype::I64 => Element::Other("int64"),
-        Dtype::I32 => Element::Other("int32"),
-        Dtype::BOOL => Element::Other("bool"),
-        _ => Element::Other("neither float64, float32, float16 nor bfloat16"),
+        Dtype::F64 => WeightDType::F64,
+        Dtype::F32 => WeightDType::F32,
+        Dtype::F16 => WeightDType::F16,
+        Dtype::BF16 => WeightDType::Bf16,
+        Dtype::I64 => WeightDType::Other("int64"),
+        Dtype::I32 => WeightDType::Other("int32"),
+        Dtype::BOOL => WeightDType::Other("bool"),
+        _ => WeightDType::Other("neither float64, float32, float16 nor bfloat16"),
     }
 }

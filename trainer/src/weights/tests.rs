@@ -61,7 +61,10 @@ fn every_layout_of_pytorchs_files_is_read() {
             }
         }
         assert_eq!(file.tensors.len(), expected.len() + 2);
-        assert_eq!(others, [("bn.num_batches_tracked", Element::Other("int64")), ("mask", Element::Other("bool"))]);
+        assert_eq!(
+            others,
+            [("bn.num_batches_tracked", WeightDType::Other("int64")), ("mask", WeightDType::Other("bool"))]
+        );
     }
 }
 
@@ -98,7 +101,7 @@ fn files_cut_short_are_refused() {
             fs::write(&path, &bytes[..length]).unwrap();
             let read = WeightFile::open(&path).map_err(|error| error.to_string()).and_then(|file| {
                 // The other two tensors are refused in a complete file too.
-                let mut floats = file.tensors.iter().filter(|tensor| !matches!(tensor.element, Element::Other(_)));
+                let mut floats = file.tensors.iter().filter(|tensor| !matches!(tensor.element, WeightDType::Other(_)));
                 floats.try_for_each(|tensor| tensor.values().map(drop))
             });
             assert!(read.is_err(), "{name} cut to {length} of {} bytes", bytes.len());

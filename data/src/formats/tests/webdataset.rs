@@ -134,6 +134,9 @@ fn no_sample_is_left_out_silently() {
     let one = archive(&[("1.png", &image), ("1.cls", b"0")]);
     let joined = error(&[&one[..], &archive(&[("2.png", &image), ("2.cls", b"0")])].concat());
     assert!(joined.ends_with("there are more data after the end of the archive"), "{joined}");
+    // Companions of an image are left out: masks, depth.
+    let companions = archive(&[("1.png", &image), ("1.exr", b""), ("1.mask.png", &image), ("1.cls", b"0")]);
+    assert_eq!(read(&companions).unwrap().train.len(), 1);
     // tar fills the last of its records up with zeros.
     assert_eq!(read(&[&one[..], &[0; 9000]].concat()).unwrap().train.len(), 1);
 }

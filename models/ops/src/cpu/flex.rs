@@ -231,7 +231,7 @@ impl Kernels for Flex {
     fn linear_forward(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> (FlexTensor, SavedConv) {
         let (input, weight, bias) = (Dense::row_major(input), Dense::row_major(weight), Dense::row_major(bias));
         let ([batch, channels], [columns, depth]) = (input.shape().dims(), weight.shape().dims());
-        let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
+        let options = ConvOptions::stride_one(1);
         let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
         let (weights, biases) = (weight.values(), Some(bias.values()));
         let output = with_element!(input.dtype(), E => {

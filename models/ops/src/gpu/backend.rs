@@ -5,7 +5,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::{activation, conv, deferred, head, join, loss, norm, scale};
+use super::{activation, conv, deferred, head, join, loss, norm, norm_backward, scale};
 use crate::channels::{ChannelKernels, Join, impl_channels_without_autodiff};
 use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredKernels, DeferredNorm, DeferredOps};
 use crate::extension::{
@@ -27,7 +27,7 @@ impl NormKernels for Cube {
     }
 
     fn norm_backward(saved: norm::SavedNorm, grad: CubeTensor) -> BatchNormGrads<Self> {
-        let norm::Grads { input, weight, bias, residual } = norm::backward(saved, grad);
+        let norm_backward::Grads { input, weight, bias, residual } = norm_backward::backward(saved, grad);
         BatchNormGrads { input, weight, bias, residual }
     }
 

@@ -26,6 +26,7 @@ mod implicit_gemm;
 mod join;
 mod loss;
 mod norm;
+mod norm_backward;
 mod norm_input_gradient;
 mod norm_kernels;
 mod norm_moments;

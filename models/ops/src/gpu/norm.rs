@@ -1,4 +1,4 @@
-//! Batch norm on a GPU. Launches:
+//! Batch norm on a GPU. The backward pass is in `norm_backward.rs`. Launches:
 //!
 //! - Forward: one, plus one if the convolution before it has not computed the moments.
 //! - Backward: one, plus one if no convolution has computed the sums over the gradient.
@@ -17,7 +17,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::counters::counters;
-use super::norm_kernels::{gradient_sums, input_gradient, normalise, normalise_batch, shared_gradients};
+use super::norm_kernels::{normalise, normalise_batch};
 use super::norm_moments::{moments_of_rows, shared_moments};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::{NormOutput, SideResults};
@@ -28,60 +28,59 @@ use crate::statistics::StatisticsReduce;
 /// Saved tensors of a batch norm.
 #[derive(Debug, Clone)]
 pub struct SavedNorm {
-    x: Rows,
+    pub(super) x: Rows,
     /// The output, if ReLU's derivative is computed from it.
-    out: Option<Rows>,
-    statistics: Statistics,
-    affine: [CubeTensor; 2],
-    activation: Activation,
-    has_residual: bool,
-    shared: Option<Shared>,
+    pub(super) out: Option<Rows>,
+    /// The batch's mean and reciprocal of the standard deviation (`invstd` in PyTorch), `[C]`.
+    pub(super) mean: CubeTensor,
+    pub(super) inv_std: CubeTensor,
+    pub(super) affine: [CubeTensor; 2],
+    pub(super) activation: Activation,
+    pub(super) has_residual: bool,
+    pub(super) shared: Option<Shared>,
     /// The batch norms whose outputs are the input and the residual.
-    sources: [Option<Arc<NormOutput>>; 2],
+    pub(super) sources: [Option<Arc<NormOutput>>; 2],
 }
 
 /// The ranks whose batches share statistics.
 #[derive(Debug, Clone)]
-struct Shared {
-    ranks: Arc<dyn StatisticsReduce>,
+pub(super) struct Shared {
+    pub(super) ranks: Arc<dyn StatisticsReduce>,
     /// The reciprocal of the number of all ranks' rows, for each column.
-    part: CubeTensor,
+    pub(super) inverse_count: CubeTensor,
 }
 
-/// Mean and reciprocal of the standard deviation; if `given`, `inverse` is the variance.
-#[derive(Debug, Clone)]
-struct Statistics {
-    mean: CubeTensor,
-    inverse: CubeTensor,
-    given: bool,
-}
-
-pub(super) struct Grads {
-    pub(super) input: CubeTensor,
-    pub(super) weight: CubeTensor,
-    pub(super) bias: CubeTensor,
-    pub(super) residual: CubeTensor,
+/// What a batch norm normalises with, `[C]` each.
+#[derive(Clone, Copy)]
+enum Statistics<'a> {
+    /// A batch's mean and reciprocal of the standard deviation.
+    Batch { mean: &'a CubeTensor, inv_std: &'a CubeTensor },
+    /// Running mean and variance.
+    Running { mean: &'a CubeTensor, variance: &'a CubeTensor },
 }
 
 /// Gathers the vectors of all ranks, in rank order. Returns them and the world size.
-fn gather(ranks: &dyn StatisticsReduce, vectors: &[&CubeTensor]) -> (CubeTensor, usize) {
+pub(super) fn gather(ranks: &dyn StatisticsReduce, vectors: &[&CubeTensor]) -> (CubeTensor, usize) {
     let on_device = ranks.on_device().expect("`batch_norm_train` calls the GPU kernels only with such ranks");
     let gathered = on_device.all_gather(vectors.iter().map(|&vector| tensor_of_storage(vector.clone())).collect());
     (storage_of(&gathered).expect("statistics are f32 and stay on the GPU"), on_device.world())
 }
 
-/// Computes `activation((x - mean) · inverse · weight + bias + residual)`.
+/// Computes `activation((x - mean) · inv_std · weight + bias + residual)`.
 fn apply(
     x: &Rows,
     residual: Option<&Rows>,
-    statistics: &Statistics,
+    statistics: Statistics<'_>,
     [weight, bias]: &[CubeTensor; 2],
     epsilon: f64,
     activation: Activation,
 ) -> Rows {
     let (out, second) = (x.output(), residual.unwrap_or(x));
-    let Statistics { mean, inverse, given } = statistics;
-    let vector = x.vector_size(&[second, &out], &[mean, inverse, weight, bias]);
+    let (mean, spread, of_variance) = match statistics {
+        Statistics::Batch { mean, inv_std } => (mean, inv_std, false),
+        Statistics::Running { mean, variance } => (mean, variance, true),
+    };
+    let vector = x.vector_size(&[second, &out], &[mean, spread, weight, bias]);
     let blocks = Blocks::over(x, vector);
     // SAFETY: matrices have the rows and columns that the kernel gets, and vectors one element per column.
     unsafe {
@@ -93,7 +92,7 @@ fn apply(
             x.arg(),
             second.arg(),
             all(mean),
-            all(inverse),
+            all(spread),
             all(weight),
             all(bias),
             out.arg(),
@@ -103,7 +102,7 @@ fn apply(
             second.pitch(vector),
             out.pitch(vector),
             epsilon as f32,
-            *given,
+            of_variance,
             residual.is_some(),
             activation,
             dtype_to_storage_type(x.dtype()),
@@ -152,92 +151,132 @@ pub(super) fn forward(
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let sources = [NormOutput::read(&x), residual.as_ref().and_then(NormOutput::read)];
     let affine = [weight, bias].map(into_contiguous);
-    let [mean, inverse] = [0; 2].map(|_| x.of_columns(1));
-    let momentum = running.as_ref().map(|running| running.momentum);
+    let [mean, inv_std] = [0; 2].map(|_| x.of_columns(1));
+    let momentum = running.as_ref().map(|running| running.momentum as f32);
     // Update running statistics in place: a recorded graph of the step runs again on the same memory.
-    let [new_mean, new_variance] = match running {
+    let updated = match running {
         Some(RunningStats { mean, variance, .. }) => [mean, variance]
             .map(|tensor| writable_storage(tensor).expect("running statistics are f32 and on the input's device")),
         None => [0; 2].map(|_| x.of_columns(1)),
     };
-    let vector = x.vector_size(&[], &[&new_mean, &new_variance]);
+    let vector = x.vector_size(&[], &[&updated[0], &updated[1]]);
     let blocks = Blocks::over(&x, vector);
     let moments = SideResults::take_moments(&x).unwrap_or_else(|| self::moments(&x, &blocks, vector));
-    let momentum_or_one = momentum.unwrap_or(1.0) as f32;
-    let (out, shared) = if let Some(ranks) = shared {
-        let count = full_of_columns(&x, x.rows() as f32);
-        let (gathered, world) = gather(&*ranks, &[&moments, &count]);
-        let part = x.of_columns(1);
-        // SAFETY: as above; `gathered` has three vectors per rank.
-        unsafe {
-            shared_moments::launch_unchecked(
-                x.client(),
-                blocks.per_column(),
-                blocks.per_column_dim(),
-                vector,
-                all(&gathered),
-                all(&mean),
-                all(&inverse),
-                all(&new_mean),
-                all(&new_variance),
-                all(&part),
-                blocks.columns,
-                world,
-                epsilon as f32,
-                momentum_or_one,
-                momentum.is_some(),
-            );
+    let batch =
+        BatchStatistics { mean: &mean, inv_std: &inv_std, updated: &updated, momentum, epsilon: epsilon as f32 };
+    let (out, shared) = match shared {
+        None => (normalise_own(&x, residual.as_ref(), &moments, batch, &affine, activation), None),
+        Some(ranks) => {
+            let inverse_count = share_statistics(&x, &*ranks, &moments, batch, (&blocks, vector));
+            let statistics = Statistics::Batch { mean: &mean, inv_std: &inv_std };
+            let out = apply(&x, residual.as_ref(), statistics, &affine, epsilon, activation);
+            (out, Some(Shared { ranks, inverse_count }))
         }
-        let statistics = Statistics { mean: mean.clone(), inverse: inverse.clone(), given: false };
-        let out = apply(&x, residual.as_ref(), &statistics, &affine, epsilon, activation);
-        (out, Some(Shared { ranks, part }))
-    } else {
-        let (out, second) = (x.output(), residual.as_ref().unwrap_or(&x));
-        let [weight, bias] = &affine;
-        let vector = x.vector_size(&[second, &out], &[weight, bias, &new_mean, &new_variance]);
-        let blocks = Blocks::over(&x, vector);
-        // SAFETY: as in `apply`; there are two vectors of moments.
-        unsafe {
-            normalise_batch::launch_unchecked(
-                x.client(),
-                blocks.elementwise(),
-                blocks.dim(),
-                vector,
-                x.arg(),
-                second.arg(),
-                all(&moments),
-                all(weight),
-                all(bias),
-                all(&mean),
-                all(&inverse),
-                all(&new_mean),
-                all(&new_variance),
-                out.arg(),
-                x.rows(),
-                blocks.columns,
-                x.pitch(vector),
-                second.pitch(vector),
-                out.pitch(vector),
-                x.rows() as f32,
-                epsilon as f32,
-                momentum_or_one,
-                momentum.is_some(),
-                residual.is_some(),
-                activation,
-                dtype_to_storage_type(x.dtype()),
-            );
-        }
-        (out, None)
     };
     let has_residual = residual.is_some();
     let from_output = has_residual && activation == Activation::Relu;
-    NormOutput::new([&x, &out], [&mean, &inverse], &affine, activation, from_output).keep();
+    NormOutput::new([&x, &out], [&mean, &inv_std], &affine, activation, from_output).keep();
     let saved = from_output.then(|| out.clone());
-    let statistics = Statistics { mean, inverse, given: false };
+    let [new_mean, new_variance] = updated;
     (
         [out.into_tensor(), new_mean, new_variance],
-        SavedNorm { x, out: saved, statistics, affine, activation, has_residual, shared, sources },
+        SavedNorm { x, out: saved, mean, inv_std, affine, activation, has_residual, shared, sources },
     )
+}
+
+/// The statistics that a forward pass writes, `[C]` each.
+#[derive(Clone, Copy)]
+struct BatchStatistics<'a> {
+    /// The batch's mean and reciprocal of the standard deviation.
+    mean: &'a CubeTensor,
+    inv_std: &'a CubeTensor,
+    /// The batch's mean and unbiased variance; with a momentum the running statistics, which are updated in place.
+    updated: &'a [CubeTensor; 2],
+    momentum: Option<f32>,
+    /// Added to the variance.
+    epsilon: f32,
+}
+
+/// Normalises by the statistics of this rank's batch, which the same launch computes from the moments, `[2][columns]`.
+fn normalise_own(
+    x: &Rows,
+    residual: Option<&Rows>,
+    moments: &CubeTensor,
+    batch: BatchStatistics<'_>,
+    [weight, bias]: &[CubeTensor; 2],
+    activation: Activation,
+) -> Rows {
+    let BatchStatistics { mean, inv_std, updated: [new_mean, new_variance], momentum, epsilon } = batch;
+    let (out, second) = (x.output(), residual.unwrap_or(x));
+    let vector = x.vector_size(&[second, &out], &[weight, bias, new_mean, new_variance]);
+    let blocks = Blocks::over(x, vector);
+    // SAFETY: as in `apply`; there are two vectors of moments.
+    unsafe {
+        normalise_batch::launch_unchecked(
+            x.client(),
+            blocks.elementwise(),
+            blocks.dim(),
+            vector,
+            x.arg(),
+            second.arg(),
+            all(moments),
+            all(weight),
+            all(bias),
+            all(mean),
+            all(inv_std),
+            all(new_mean),
+            all(new_variance),
+            out.arg(),
+            x.rows(),
+            blocks.columns,
+            x.pitch(vector),
+            second.pitch(vector),
+            out.pitch(vector),
+            x.rows() as f32,
+            epsilon,
+            momentum.unwrap_or(1.0),
+            momentum.is_some(),
+            residual.is_some(),
+            activation,
+            dtype_to_storage_type(x.dtype()),
+        );
+    }
+    out
+}
+
+/// Merges the moments of all ranks and computes their statistics. Returns the reciprocal of the number of all ranks' rows, `[C]`.
+fn share_statistics(
+    x: &Rows,
+    ranks: &dyn StatisticsReduce,
+    moments: &CubeTensor,
+    batch: BatchStatistics<'_>,
+    (blocks, vector): (&Blocks, usize),
+) -> CubeTensor {
+    let BatchStatistics { mean, inv_std, updated: [new_mean, new_variance], momentum, epsilon } = batch;
+    let count = full_of_columns(x, x.rows() as f32);
+    let (gathered, world) = gather(ranks, &[moments, &count]);
+    let inverse_count = x.of_columns(1);
+    // SAFETY: as in `apply`; `gathered` has three vectors per rank.
+    unsafe {
+        shared_moments::launch_unchecked(
+            x.client(),
+            blocks.per_column(),
+            blocks.per_column_dim(),
+            vector,
+            all(&gathered),
+            all(mean),
+            all(inv_std),
+            all(new_mean),
+            all(new_variance),
+            all(&inverse_count),
+            blocks.columns,
+            world,
+            epsilon,
+            momentum.unwrap_or(1.0),
+            momentum.is_some(),
+        );
+    }
+    inverse_count
 }
 
 /// Allocates a vector over the columns, filled with a value.
@@ -245,127 +284,6 @@ fn full_of_columns(x: &Rows, value: f32) -> CubeTensor {
     let tensor = x.tensor();
     let (shape, value) = (Shape::from([x.columns()]), InputScalar::new(value, f32::elem_type_native()));
     full_device_dtype(tensor.client.clone(), shape, tensor.device.clone(), value, DType::F32)
-}
-
-/// Computes all gradients.
-pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
-    let SavedNorm {
-        x,
-        out,
-        statistics: Statistics { mean, inverse, .. },
-        affine: [weight, bias],
-        activation,
-        has_residual,
-        shared,
-        sources,
-    } = saved;
-    NormOutput::forget();
-    // The batch norms in front count this operation as a reader, but it computes no sums for them.
-    for source in sources.iter().flatten() {
-        source.done();
-    }
-    let dy = Rows::new(grad.clone());
-    // The residual's gradient is the output's, unless an activation follows.
-    let separate_residual = has_residual && activation != Activation::Identity;
-    let dx = x.output();
-    let residual = separate_residual.then(|| x.output());
-    let [bias_out, weight_out] = [0; 2].map(|_| x.of_columns(1));
-    let (second, third) = (out.as_ref().unwrap_or(&x), residual.as_ref().unwrap_or(&dx));
-    let vector = x.vector_size(&[&dy, second, &dx, third], &[&weight, &bias]);
-    let blocks = Blocks::over(&x, vector);
-    let own = SideResults::take_sums(&dy).unwrap_or_else(|| {
-        let [piece, pieces] = blocks.pieces();
-        let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
-        let [zeros, _] = counters(&total);
-        // SAFETY: as in `moments`.
-        unsafe {
-            gradient_sums::launch_unchecked(
-                x.client(),
-                blocks.reduction(),
-                blocks.dim(),
-                vector,
-                x.arg(),
-                dy.arg(),
-                second.arg(),
-                all(&mean),
-                all(&inverse),
-                all(&weight),
-                all(&bias),
-                all(&workspace),
-                all(&total),
-                all(&zeros),
-                x.rows(),
-                blocks.columns,
-                x.pitch(vector),
-                dy.pitch(vector),
-                second.pitch(vector),
-                piece,
-                pieces,
-                out.is_some(),
-                activation,
-                dtype_to_storage_type(x.dtype()),
-            );
-        }
-        total
-    });
-    // The gradients of weight and bias are sums over this rank's rows. They are all-reduced with all other gradients.
-    let (sums, part) = match shared {
-        None => (own.clone(), 1.0 / x.rows() as f32),
-        Some(Shared { ranks, part }) => {
-            let (gathered, world) = gather(&*ranks, &[&own]);
-            let sums = x.of_columns(2);
-            // SAFETY: as above; `gathered` has two vectors per rank.
-            unsafe {
-                shared_gradients::launch_unchecked(
-                    x.client(),
-                    blocks.per_column(),
-                    blocks.per_column_dim(),
-                    vector,
-                    all(&gathered),
-                    all(&part),
-                    all(&sums),
-                    blocks.columns,
-                    world,
-                );
-            }
-            (sums, 1.0)
-        }
-    };
-    // SAFETY: as in `forward`.
-    unsafe {
-        input_gradient::launch_unchecked(
-            x.client(),
-            blocks.elementwise(),
-            blocks.dim(),
-            vector,
-            x.arg(),
-            dy.arg(),
-            second.arg(),
-            all(&mean),
-            all(&inverse),
-            all(&weight),
-            all(&bias),
-            all(&sums),
-            all(&own),
-            all(&bias_out),
-            all(&weight_out),
-            dx.arg(),
-            third.arg(),
-            x.rows(),
-            blocks.columns,
-            x.pitch(vector),
-            dy.pitch(vector),
-            second.pitch(vector),
-            dx.pitch(vector),
-            part,
-            out.is_some(),
-            separate_residual,
-            activation,
-            dtype_to_storage_type(x.dtype()),
-        );
-    }
-    let residual = residual.map_or(grad, Rows::into_tensor);
-    Grads { input: dx.into_tensor(), weight: weight_out, bias: bias_out, residual }
 }
 
 /// Normalises with the given statistics, `[mean, variance]`.
@@ -379,6 +297,6 @@ pub(super) fn eval(
 ) -> CubeTensor {
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let [mean, variance] = given.map(into_contiguous);
-    let statistics = Statistics { mean, inverse: variance, given: true };
-    apply(&x, residual.as_ref(), &statistics, &affine.map(into_contiguous), epsilon, activation).into_tensor()
+    let statistics = Statistics::Running { mean: &mean, variance: &variance };
+    apply(&x, residual.as_ref(), statistics, &affine.map(into_contiguous), epsilon, activation).into_tensor()
 }

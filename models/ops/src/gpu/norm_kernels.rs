@@ -13,11 +13,11 @@ use super::norm_moments::{inverse_of, write_statistics};
 use crate::extension::Activation;
 
 /// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
-/// rank order: `out[2][columns]`. `part` is the reciprocal of the number of rows.
+/// rank order: `out[2][columns]`. `inverse_count` is the reciprocal of the number of rows.
 #[cube(launch_unchecked)]
 pub(super) fn shared_gradients<N: Size>(
     ranks: &[Vector<f32, N>],
-    part: &[Vector<f32, N>],
+    inverse_count: &[Vector<f32, N>],
     out: &mut [Vector<f32, N>],
     columns: usize,
     world: usize,
@@ -35,8 +35,8 @@ pub(super) fn shared_gradients<N: Size>(
         product += ranks[at + columns];
         rank += 1;
     }
-    out[column] = sum * part[column];
-    out[columns + column] = product * part[column];
+    out[column] = sum * inverse_count[column];
+    out[columns + column] = product * inverse_count[column];
 }
 
 /// Computes `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics, `inverse` is
@@ -271,7 +271,7 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
     }
 }
 
-/// Computes the input's gradient, `scale · (g - part · sum - part · x̂ · product)` with `sums[2][columns]`. With
+/// Computes the input's gradient, `scale · (g - inverse_count · sum - inverse_count · x̂ · product)` with `sums[2][columns]`. With
 /// `separate_residual`, also writes the residual's gradient, `g`. The gradients of bias and weight are this rank's sums,
 /// `own[2][columns]`.
 #[cube(launch_unchecked)]
@@ -295,7 +295,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     dy_pitch: usize,
     out_pitch: usize,
     dx_pitch: usize,
-    part: f32,
+    inverse_count: f32,
     #[comptime] from_output: bool,
     #[comptime] separate_residual: bool,
     #[comptime] activation: Activation,
@@ -307,8 +307,8 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     }
     let (mean, inverse) = (mean[column], inverse[column]);
     let (weight, bias) = (weight[column], bias[column]);
-    let part = Vector::new(part);
-    let (sum, product) = (sums[column] * part, sums[columns + column] * part);
+    let inverse_count = Vector::new(inverse_count);
+    let (sum, product) = (sums[column] * inverse_count, sums[columns + column] * inverse_count);
     if CUBE_POS_Y == 0 && y == 0 {
         bias_out[column] = own[column];
         weight_out[column] = own[columns + column];

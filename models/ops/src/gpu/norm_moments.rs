@@ -276,7 +276,7 @@ pub(super) fn shared_moments<N: Size>(
     inverse_out: &mut [Vector<f32, N>],
     running_mean: &mut [Vector<f32, N>],
     running_variance: &mut [Vector<f32, N>],
-    part_out: &mut [Vector<f32, N>],
+    inverse_count_out: &mut [Vector<f32, N>],
     columns: usize,
     world: usize,
     epsilon: f32,
@@ -301,7 +301,7 @@ pub(super) fn shared_moments<N: Size>(
         count = new_count;
         rank += 1;
     }
-    part_out[column] = Vector::new(1.0 / count);
+    inverse_count_out[column] = Vector::new(1.0 / count);
     write_statistics::<N>(
         mean,
         squares,

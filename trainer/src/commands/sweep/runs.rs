@@ -100,7 +100,7 @@ impl Running {
             run.folder = Some(found.path().strip_prefix(out).unwrap_or(found.path()).to_string_lossy().into_owned());
             // After a failure, `summary.json` is missing or belongs to an earlier session
             if run.state != RunState::Failed {
-                read_result(run, metric, &read_or_empty(&found.result())?);
+                read_result(run, metric, &read_or_empty(&found.summary_json())?);
             }
         }
         let said = match (run.state, run.best) {

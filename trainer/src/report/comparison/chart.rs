@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 
 use super::{Comparison, Figures, ModeResult};
-use crate::report::picture::{AXIS, Area, BLUE, DrawResult, GREEN, LIGHT_BLUE, RED, TEXT, YELLOW, svg};
+use crate::report::picture::{AXIS, Area, BLUE, DrawResult, GREEN, LIGHT_BLUE, RED, YELLOW, sans, svg};
 use crate::text::speed;
 
 /// Size of the chart in pixels.
@@ -38,8 +38,8 @@ fn draw(comparison: &Comparison, root: &Area<'_>) -> DrawResult {
         modes.iter().filter_map(|mode| mode.figures.as_ref()).map(value).filter(|v| v.is_finite()).fold(0.0, f64::max)
     };
     let middle = SIZE.0 as i32 * 58 / 100;
-    root.draw(&Text::new("milliseconds a step", (30, 40), sans(14)))?;
-    root.draw(&Text::new("images a second", (middle + 20, 40), sans(14)))?;
+    root.draw(&Text::new("milliseconds per step", (30, 40), sans(14)))?;
+    root.draw(&Text::new("images per second", (middle + 20, 40), sans(14)))?;
     stacks(root, modes, 30..middle - 20, most(|figures| figures.step_ms))?;
     speeds(root, modes, middle + 20..SIZE.0 as i32 - 20, most(|figures| figures.images_per_s))?;
     legend(root)?;
@@ -138,9 +138,4 @@ fn legend(root: &Area<'_>) -> DrawResult {
         x += wide;
     }
     Ok(())
-}
-
-/// Returns a text style of `pixels`. The SVG backend divides sizes by 1.24.
-fn sans(pixels: u32) -> TextStyle<'static> {
-    ("sans-serif", f64::from(pixels) * 1.24).into_font().color(&TEXT)
 }

@@ -60,7 +60,8 @@ impl Comparison {
                 done().map(|(_, figures)| figures.steps).max().unwrap_or(0)
             );
             if done().any(|(_, figures)| !figures.device_bytes.is_empty()) {
-                page += "dp: its process's peak, and of each device parameters, gradients, inputs and outputs\n";
+                page +=
+                    "devices: the memory that each GPU has reserved; in dp on the CPU, the tensors of each device\n";
             }
         }
         for mode in &self.modes {

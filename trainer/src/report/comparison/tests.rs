@@ -97,7 +97,7 @@ fn the_page() {
     single                              700 MB       1.00             0  1.1000           0
     dp      900 MB (devices 96.0 MB + 90.0 MB)       1.03       89.4 MB  1.1000      3.0e-6
     loss after 10 steps; the largest relative difference of a step's loss to that of single
-    dp: its process's peak, and of each device parameters, gradients, inputs and outputs
+    devices: the memory that each GPU has reserved; in dp on the CPU, the tensors of each device
 
     ddp failed:
       error: rank 1 was killed by SIGKILL
@@ -130,5 +130,5 @@ fn the_picture_has_a_bar_a_part_and_a_place_for_what_failed() {
     // Two stacks of six rectangles, each with its hidden part, two speeds, seven in the legend.
     assert!(svg.matches("<rect").count() >= 2 * 7 + 2 + 7, "{svg}");
     let nothing = Comparison { modes: Vec::new(), ..comparison() };
-    assert!(chart(&nothing).unwrap().contains("images a second"));
+    assert!(chart(&nothing).unwrap().contains("images per second"));
 }

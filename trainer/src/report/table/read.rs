@@ -81,7 +81,7 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
         };
         for folder in folders {
             let name = name_of(folder.path());
-            let epochs = bytes(&folder.summary())?.unwrap_or_default();
+            let epochs = bytes(&folder.summary_csv())?.unwrap_or_default();
             let of_this_name = seen.entry(name.clone()).or_default();
             if of_this_name.iter().any(|seen| same_run(seen, &epochs)) {
                 continue;
@@ -154,8 +154,8 @@ struct Env {
 
 /// Reads one run; `None` if it has no result yet.
 fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError> {
-    let Some(summary) = file(&folder.result())? else { return Ok(None) };
-    let summary: Summary = json(&folder.result(), &summary)?;
+    let Some(summary) = file(&folder.summary_json())? else { return Ok(None) };
+    let summary: Summary = json(&folder.summary_json(), &summary)?;
     let (Some(best), Some(last)) = (&summary.best, &summary.last) else { return Ok(None) };
     let commit = match file(&folder.env())? {
         Some(env) => json::<Env>(&folder.env(), &env)?.git_commit,
@@ -172,7 +172,7 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let several_classes = has("data", "label_delim");
     remove_nondeterministic_settings(&mut recipe, summary.test.is_some());
     // `summary.json` counts a run that `train.max_steps` ended as complete.
-    let evaluated = read_summary(&folder.summary())?.last().map_or(summary.epochs, |row| row.epoch);
+    let evaluated = read_summary(&folder.summary_csv())?.last().map_or(summary.epochs, |row| row.epoch);
     Ok(Some(RunRecord {
         name,
         model: summary.model,

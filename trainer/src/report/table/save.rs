@@ -47,9 +47,9 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
         serde_json::from_slice(&bytes)
             .map_err(|error| FileError::new(&path, format!("not JSON: {error}"), "the file was damaged or edited"))
     };
-    let epochs = read(run.folder.summary())?;
+    let epochs = read(run.folder.summary_csv())?;
     refuse_another_run(&folder, &epochs)?;
-    let mut summary = json(run.folder.result())?;
+    let mut summary = json(run.folder.summary_json())?;
     if let Some(summary) = summary.as_object_mut() {
         summary.remove("confusion");
     }

@@ -18,13 +18,13 @@ use crate::config::{Compression, Keyword, Tunable};
 use crate::strategy::{StepSettings, Trial, TuningReport};
 
 /// Steps before the first sample. They allocate memory and fill caches.
-const WARM_UP: usize = 10;
+const FIRST_WARMUP_STEPS: usize = 10;
 /// Steps before each later sample. They allocate the arrays of the new buckets.
-const SETTLE: usize = 2;
+const WARMUP_STEPS: usize = 2;
 /// Steps in a sample, as Horovod's `--autotune-steps-per-sample`.
-const SAMPLE: usize = 10;
+const STEPS_PER_SAMPLE: usize = 10;
 /// A candidate replaces the plan's settings only if it takes at most this part of their time. A smaller gain may be noise.
-const GAIN: f64 = 0.97;
+const MAX_TIME_RATIO: f64 = 0.97;
 /// Candidates for `bucket_mb`.
 const BUCKETS: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
 /// Candidates for `first_bucket_mb`, in addition to the size of the other buckets.
@@ -53,7 +53,7 @@ pub(super) enum Next {
 
 /// The part of the search that is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum SearchStage {
     Bucket,
     FirstBucket,
     Compression,
@@ -69,7 +69,7 @@ enum Stage {
 pub(super) struct Autotuner {
     allowed: Vec<Tunable>,
     /// Default number of threads of a worker (without `parallel.threads`), the smallest of all ranks.
-    share: usize,
+    default_threads: usize,
     current: StepSettings,
     /// Steps to take before the sample.
     skip: usize,
@@ -77,23 +77,23 @@ pub(super) struct Autotuner {
     times: Vec<f64>,
     steps: u64,
     queue: VecDeque<StepSettings>,
-    stage: Stage,
+    stage: SearchStage,
     trials: Vec<Trial>,
     fake_times: FakeTimes,
 }
 
 impl Autotuner {
-    /// Starts with the plan's settings. `share` is the default number of threads of a worker (without `parallel.threads`).
-    pub(super) fn new(allowed: Vec<Tunable>, plan: StepSettings, share: usize) -> Self {
+    /// Starts with the plan's settings. `default_threads` is the default number of threads of a worker (without `parallel.threads`).
+    pub(super) fn new(allowed: Vec<Tunable>, plan: StepSettings, default_threads: usize) -> Self {
         Self {
             allowed,
-            share,
+            default_threads,
             current: plan,
-            skip: WARM_UP,
+            skip: FIRST_WARMUP_STEPS,
             times: Vec::new(),
             steps: 0,
             queue: VecDeque::new(),
-            stage: Stage::Bucket,
+            stage: SearchStage::Bucket,
             trials: Vec::new(),
             fake_times: FakeTimes::parse(&env::var(FAKE_TIMES).unwrap_or_default()),
         }
@@ -107,7 +107,7 @@ impl Autotuner {
             return None;
         }
         self.times.push(seconds);
-        if self.times.len() < self.fake_times.steps.unwrap_or(SAMPLE) {
+        if self.times.len() < self.fake_times.steps.unwrap_or(STEPS_PER_SAMPLE) {
             return None;
         }
         self.times.sort_by(f64::total_cmp);
@@ -132,7 +132,7 @@ impl Autotuner {
         loop {
             if let Some(settings) = self.queue.pop_front() {
                 self.current = settings;
-                self.skip = SETTLE;
+                self.skip = WARMUP_STEPS;
                 self.times.clear();
                 return Next::Try(settings);
             }
@@ -150,17 +150,17 @@ impl Autotuner {
             }
             self.queue = queue;
             self.stage = match self.stage {
-                Stage::Bucket => Stage::FirstBucket,
-                Stage::FirstBucket => Stage::Compression,
-                Stage::Compression => Stage::Threads,
-                Stage::Threads => Stage::Confirm,
-                Stage::Confirm => {
+                SearchStage::Bucket => SearchStage::FirstBucket,
+                SearchStage::FirstBucket => SearchStage::Compression,
+                SearchStage::Compression => SearchStage::Threads,
+                SearchStage::Threads => SearchStage::Confirm,
+                SearchStage::Confirm => {
                     if best != self.trials[0].settings {
                         self.queue.extend([self.trials[0].settings, best]);
                     }
-                    Stage::Over
+                    SearchStage::Over
                 }
-                Stage::Over => return Next::Done(self.report()),
+                SearchStage::Over => return Next::Done(self.report()),
             };
         }
     }
@@ -169,22 +169,22 @@ impl Autotuner {
     fn candidates(&self, best: StepSettings) -> Vec<StepSettings> {
         let is_allowed = |tunable| self.allowed.contains(&tunable);
         match self.stage {
-            Stage::Bucket if is_allowed(Tunable::BucketMb) => {
+            SearchStage::Bucket if is_allowed(Tunable::BucketMb) => {
                 BUCKETS.map(|bucket_mb| StepSettings { bucket_mb, ..best }).to_vec()
             }
-            Stage::FirstBucket if is_allowed(Tunable::FirstBucketMb) => FIRST_BUCKETS
+            SearchStage::FirstBucket if is_allowed(Tunable::FirstBucketMb) => FIRST_BUCKETS
                 .into_iter()
                 .chain([best.bucket_mb])
                 .map(|first_bucket_mb| StepSettings { first_bucket_mb, ..best })
                 .collect(),
-            Stage::Compression => [(Tunable::Fp16, Compression::Fp16), (Tunable::Bf16, Compression::Bf16)]
+            SearchStage::Compression => [(Tunable::Fp16, Compression::Fp16), (Tunable::Bf16, Compression::Bf16)]
                 .into_iter()
                 .filter(|(tunable, _)| is_allowed(*tunable))
                 .map(|(_, compression)| StepSettings { compression, ..best })
                 .collect(),
             // One thread less leaves a core to the reducing thread. Half of the threads may be faster with hyper-threading.
-            Stage::Threads if is_allowed(Tunable::Threads) => {
-                let now = best.threads.unwrap_or(self.share);
+            SearchStage::Threads if is_allowed(Tunable::Threads) => {
+                let now = best.threads.unwrap_or(self.default_threads);
                 let fewer = [now - 1, now / 2].into_iter().filter(|&threads| threads > 0);
                 fewer.map(|threads| StepSettings { threads: Some(threads), ..best }).collect()
             }
@@ -200,7 +200,7 @@ impl Autotuner {
 
     fn report(&self) -> TuningReport {
         let (plan, best) = (&self.trials[0], self.best());
-        let chosen = if best.seconds <= GAIN * plan.seconds { best } else { plan };
+        let chosen = if best.seconds <= MAX_TIME_RATIO * plan.seconds { best } else { plan };
         TuningReport { chosen: chosen.settings, steps: self.steps, trials: self.trials.clone() }
     }
 }
@@ -248,8 +248,8 @@ mod tests {
     const LENGTHS: [usize; 8] = [1 << 19; 8];
 
     /// Runs a search in which settings take the time that `seconds` returns.
-    fn search(allowed: &[Tunable], share: usize, seconds: impl Fn(&StepSettings) -> f64) -> TuningReport {
-        let mut tuner = Autotuner::new(allowed.to_vec(), PLAN, share);
+    fn search(allowed: &[Tunable], default_threads: usize, seconds: impl Fn(&StepSettings) -> f64) -> TuningReport {
+        let mut tuner = Autotuner::new(allowed.to_vec(), PLAN, default_threads);
         let mut settings = PLAN;
         for _ in 0..10_000 {
             let Some(median) = tuner.record(seconds(&settings)) else { continue };
@@ -277,7 +277,11 @@ mod tests {
         assert_eq!(report.chosen, wanted);
         assert_eq!(report.trials[0].settings, PLAN);
         let samples = report.trials.len() + 2;
-        assert_eq!(report.steps as usize, WARM_UP + samples * SAMPLE + (samples - 1) * SETTLE, "and the confirmation");
+        assert_eq!(
+            report.steps as usize,
+            FIRST_WARMUP_STEPS + samples * STEPS_PER_SAMPLE + (samples - 1) * WARMUP_STEPS,
+            "and the confirmation"
+        );
         assert!(report.trials.len() < 15, "{:#?}", report.trials);
     }
 
@@ -292,9 +296,9 @@ mod tests {
 
     #[test]
     fn what_is_not_allowed_stays() {
-        for (allowed, share) in [(&[Tunable::Threads][..], 1), (&[Tunable::BucketMb], 8)] {
+        for (allowed, default_threads) in [(&[Tunable::Threads][..], 1), (&[Tunable::BucketMb], 8)] {
             // All that is lossy, or not allowed, would be faster
-            let report = search(allowed, share, |settings| {
+            let report = search(allowed, default_threads, |settings| {
                 let same = settings.compression == Compression::None && settings.threads.is_none();
                 if same && settings.first_bucket_mb == 1.0 { 1.0 } else { 0.1 }
             });
@@ -319,7 +323,7 @@ mod tests {
         let steps = std::cell::Cell::new(0);
         let report = search(&[Tunable::BucketMb], 1, |_| {
             steps.set(steps.get() + 1);
-            if steps.get() <= WARM_UP + SAMPLE { 3.0 } else { 1.0 }
+            if steps.get() <= FIRST_WARMUP_STEPS + STEPS_PER_SAMPLE { 3.0 } else { 1.0 }
         });
         assert_eq!(report.chosen, PLAN);
     }

@@ -72,7 +72,7 @@ impl GraphRanks for Ranks<'_> {
         let Forwards { logits, host_data, .. } = forwards;
         let ReducedGradients { mut gradients, loss, used, .. } =
             self.reducer.finalize_backward(&replica.inner_device())?;
-        if self.any(used.contains(&false))? {
+        if self.any_rank(used.contains(&false))? {
             let unused = step::unused_everywhere(&used, self.unused, &replica.parameters, self.step, self.comm)?;
             gradients.set_none(&unused);
         }
@@ -80,13 +80,13 @@ impl GraphRanks for Ranks<'_> {
         Ok(Passes { logits, loss, gradients, host_data })
     }
 
-    fn any(&self, own: bool) -> Result<bool, Failure> {
+    fn any_rank(&self, own: bool) -> Result<bool, Failure> {
         let mut all = [i64::from(own)];
         self.comm.all_reduce(&mut all, ReduceOp::Max)?;
         Ok(all[0] != 0)
     }
 
-    fn least(&self, own: usize) -> Result<usize, Failure> {
+    fn min_over_ranks(&self, own: usize) -> Result<usize, Failure> {
         let mut all = [own as i64];
         self.comm.all_reduce(&mut all, ReduceOp::Min)?;
         Ok(all[0] as usize)
@@ -96,7 +96,7 @@ impl GraphRanks for Ranks<'_> {
         self.reducer.check()
     }
 
-    fn sum(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure> {
+    fn sum_outcomes(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure> {
         let own: Vec<_> = outcomes.iter().map(|outcome| step::counts(outcome, 0)).collect();
         let bytes_moved = self.reducer.bytes_moved();
         for (outcome, sums) in outcomes.iter_mut().zip(step::sum_counts(&own, self.comm)?) {

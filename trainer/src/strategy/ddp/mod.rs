@@ -22,8 +22,8 @@
 //!   (`find_unused_parameters=True`).
 //! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay on the
 //!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is recorded as a
-//!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's gradients and before the optimizer (`gpus.rs`). With
-//!   synchronised batch norm, buckets and statistics use the same stream of each GPU, in the same order on all ranks. Two streams
+//!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's
+//!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of each GPU, in the same order on all ranks. Two streams
 //!   could deadlock: both have launches that wait for other ranks, and the driver may run the two in a different order on each
 //!   rank.
 //! - **Sums, not means**: the weights of the samples are in the loss.
@@ -309,10 +309,7 @@ impl Strategy for Ddp {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
-        let gathered = self.comm.all_gather_v(bytes)?;
-        let mut rest = gathered.data.as_slice();
-        let part = |count: usize| rest.split_off(..count).unwrap_or_default().to_vec();
-        Ok(gathered.counts.into_iter().map(part).collect())
+        Ok(self.comm.all_gather_v(bytes)?.parts().map(<[u8]>::to_vec).collect())
     }
 
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
@@ -331,9 +328,9 @@ impl Strategy for Ddp {
         Ok(outcome)
     }
 
-    fn most_queued(&self) -> usize {
+    fn max_queued(&self) -> usize {
         // The ranks compare their states after this step and not after a later one.
-        if self.sync_is_due() { 0 } else { self.learner.graph.most_queued() }
+        if self.sync_is_due() { 0 } else { self.learner.graph.max_queued() }
     }
 
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {

@@ -8,7 +8,7 @@ use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::Snapshot;
 use crate::state_file::NamedTensor;
-use comm::{Communicator, Gathered};
+use comm::Communicator;
 
 /// Checks that every rank has the same lines, usually `key = value`.
 ///
@@ -24,16 +24,8 @@ fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> 
         return Ok(());
     }
     // All ranks know now that the texts differ. Exchange the texts to find the differences.
-    let Gathered { data, counts } = comm.all_gather_v(own.as_bytes())?;
-    let mut rest = data.as_slice();
-    let texts: Vec<String> = counts
-        .iter()
-        .map(|&count| {
-            let (text, later) = rest.split_at(count);
-            rest = later;
-            String::from_utf8_lossy(text).into_owned()
-        })
-        .collect();
+    let gathered = comm.all_gather_v(own.as_bytes())?;
+    let texts: Vec<String> = gathered.parts().map(|text| String::from_utf8_lossy(text).into_owned()).collect();
     let differences: Vec<String> = others.iter().map(|&rank| difference(&texts[0], rank, &texts[rank])).collect();
     let list = others.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     Err(Failure::usage(format!("rank {list}: another {what} than rank 0: {}", differences.join("; ")), hint))

@@ -19,8 +19,18 @@ pub(super) struct Devices {
     pools: Vec<ThreadPool>,
 }
 
+/// Divides this process's threads among CPU devices, at least one each. A GPU has one thread: forward and backward pass then run on the
+/// same thread, for which the kernels keep the results of convolutions that a batch norm or the backward pass uses.
+fn threads_per_device(devices: &[Device]) -> usize {
+    #[cfg(feature = "cuda")]
+    if comm::cuda::is_cuda(&devices[0]) {
+        return 1;
+    }
+    (rayon::current_num_threads() / devices.len()).max(1)
+}
+
 impl Devices {
-    /// Divides this process's threads among `devices`, at least one each.
+    /// Makes the pool of each device, with [`threads_per_device`] threads.
     ///
     /// # Errors
     /// `devices` is empty, or the system refuses threads.
@@ -28,7 +38,7 @@ impl Devices {
         if devices.is_empty() {
             return Err(Failure::usage("data parallelism without a device", "say how many: --cpus N"));
         }
-        let threads = (rayon::current_num_threads() / devices.len()).max(1);
+        let threads = threads_per_device(&devices);
         let pool = |index: usize| {
             ThreadPoolBuilder::new()
                 .num_threads(threads)

@@ -94,7 +94,7 @@ impl Strategy for Dp {
     }
 
     fn device_bytes(&self) -> Vec<u64> {
-        let held = |(index, known): (usize, &u64)| device::held_bytes(self.devices.get(index)).unwrap_or(*known);
+        let held = |(index, known): (usize, &u64)| device::reserved_bytes(self.devices.get(index)).unwrap_or(*known);
         self.held.iter().enumerate().map(held).collect()
     }
 

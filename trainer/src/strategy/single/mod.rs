@@ -44,8 +44,8 @@ impl Strategy for Single {
         step::queue_step(self, batches, lr, stop)
     }
 
-    fn most_queued(&self) -> usize {
-        self.learner.graph.most_queued()
+    fn max_queued(&self) -> usize {
+        self.learner.graph.max_queued()
     }
 
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {

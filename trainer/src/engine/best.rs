@@ -1,0 +1,53 @@
+//! The best evaluation of a run, by `checkpoint.best`, and early stopping.
+
+use super::{Engine, Files, eval_record};
+use crate::failure::Failure;
+use crate::snapshot::{EvalRecord, Evaluated};
+use crate::strategy::EvalCounts;
+
+impl Engine<'_> {
+    /// Notes an evaluation as the last one of the run, and returns whether it is the best one.
+    pub(super) fn record_evaluation(&mut self, epoch: usize, eval: EvalRecord) -> bool {
+        let is_best = self.is_best(&eval);
+        let evaluated = Evaluated { epoch, eval };
+        self.progress.last = Some(evaluated);
+        if is_best {
+            self.progress.best = Some(evaluated);
+        }
+        is_best
+    }
+
+    /// Saves a checkpoint of evaluated weights.
+    pub(super) fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
+        let keep_best = is_best && self.plan.checkpoint.keep_best;
+        if let Some(Files { store, .. }) = self.files.as_ref().filter(|_| is_best && !keep_best) {
+            store.forget_best()?;
+        }
+        self.save(name, keep_best)
+    }
+
+    /// Returns whether an evaluation is better than the best one so far.
+    pub(super) fn is_best(&self, eval: &EvalRecord) -> bool {
+        self.progress.best.is_none_or(|best| eval.is_better(&best.eval, self.plan.best_by()))
+    }
+
+    /// Returns the best epoch, if it was `train.patience` epochs ago.
+    pub(super) fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
+        let best = self.best_before(self.progress.epoch)?;
+        (!self.is_best(&eval_record(counts))).then_some(best)
+    }
+
+    /// Returns the epoch after which the run has ended early and the best epoch, by the present `train.patience`: if a resumed run has
+    /// trained no step since its last evaluation.
+    pub(super) fn was_exhausted(&self) -> Option<[usize; 2]> {
+        let last = self.progress.last?.epoch;
+        let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
+        self.best_before(last).filter(|_| at_its_end).map(|best| [last, best])
+    }
+
+    /// Returns the best epoch, if it was `train.patience` epochs before `epoch`.
+    pub(super) fn best_before(&self, epoch: usize) -> Option<usize> {
+        let (best, patience) = (self.progress.best?.epoch, self.plan.train.patience);
+        (patience > 0 && epoch >= best + patience).then_some(best)
+    }
+}
