@@ -30,7 +30,7 @@ use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
 use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
-use muon::Muon;
+use muon::{MuonOptions, MuonStep};
 
 /// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
 type Slot = Option<Tensor<1>>;
@@ -44,7 +44,7 @@ pub struct Optimizer {
     /// Steps taken, for AdamW's bias correction.
     steps: u64,
     /// The factor of each weight's learning rate from `layer_decay`. Empty without `layer_decay`.
-    decayed: HashMap<String, f64>,
+    layer_decay_factors: HashMap<String, f64>,
     /// The name of the last layer's weight, which Muon does not update. Empty without [`Self::for_layers_of`].
     last_weight: String,
 }
@@ -56,7 +56,7 @@ impl Optimizer {
             config: config.clone(),
             slots: Vec::new(),
             steps: 0,
-            decayed: HashMap::new(),
+            layer_decay_factors: HashMap::new(),
             last_weight: String::new(),
         }
     }
@@ -64,7 +64,7 @@ impl Optimizer {
     /// Finds the layers to which `layer_decay` and Muon's exceptions apply, in the network that the steps will update.
     pub fn for_layers_of(mut self, network: &Network) -> Self {
         if let Some(decay) = self.config.layer_decay {
-            self.decayed = layer_decay::factors(network, decay);
+            self.layer_decay_factors = layer_decay::factors(network, decay);
         }
         self.last_weight = muon::last_weight(network);
         self
@@ -117,54 +117,60 @@ impl Optimizer {
         self.steps += 1;
         self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
         let mut values = Vec::with_capacity(parameters.len());
-        let matrices = self.matrices(parameters.iter().map(|((info, _), _)| info));
-        let mut hidden = Vec::new();
-        // One list per learning rate. PyTorch: parameter groups.
-        let mut lists: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
+        let updated_by_muon = self.updated_by_muon(parameters.iter().map(|((info, _), _)| info));
+        let mut muon_updates = Vec::new();
+        // The parameters of each learning rate, as PyTorch's parameter groups.
+        let mut parameter_groups: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
             let Some(gradient) = gradient else {
                 values.push(Some(value));
                 continue;
             };
-            let of_norm_bias = if self.is_norm_bias(&info) { self.config.norm_bias_lr_factor } else { 1.0 };
-            let decayed = self.decayed.get(&info.name).copied().unwrap_or(1.0);
-            let of_adamw = if matrices[index] { 1.0 } else { self.adamw_factor() };
-            let factor = of_norm_bias * decayed * of_adamw * self.lr_factor(&info.name);
+            let factor = self.total_lr_factor(&info, updated_by_muon[index]);
             let slots = std::mem::take(&mut self.slots[index]);
-            let weight_decay = self.weight_decay(&info) / of_norm_bias;
+            let weight_decay = self.weight_decay(&info) / self.norm_bias_factor(&info);
             let update = ParameterUpdate { value, gradient, weight_decay, slots };
-            if matrices[index] {
+            // The update fills it.
+            values.push(None);
+            if updated_by_muon[index] {
                 let OptimizerConfig { momentum, nesterov, .. } = self.config;
-                hidden.push((index, Muon { lr: lr * factor, momentum, nesterov }, info, update));
-                values.push(None);
+                let options = MuonOptions { lr: lr * factor, momentum, nesterov };
+                muon_updates.push(MuonStep { index, options, info, update });
                 continue;
             }
-            values.push(None);
-            match lists.iter_mut().find(|(of_list, ..)| *of_list == factor) {
-                Some((_, places, updates)) => {
-                    places.push(index);
+            match parameter_groups.iter_mut().find(|(of_group, ..)| *of_group == factor) {
+                Some((_, indices, updates)) => {
+                    indices.push(index);
                     updates.push(update);
                 }
-                None => lists.push((factor, vec![index], vec![update])),
+                None => parameter_groups.push((factor, vec![index], vec![update])),
             }
         }
-        for (index, updated) in muon::step_all(hidden, scale.as_ref()) {
+        for (index, updated) in muon::step_all(muon_updates, scale.as_ref()) {
             (values[index], self.slots[index]) = (Some(updated.value), updated.slots);
         }
-        for (factor, places, updates) in lists {
+        for (factor, indices, updates) in parameter_groups {
             let rule = self.rule(self.steps, lr * factor);
             let numbers = rates.as_mut().map(|rates| rates.numbers(factor, &rule));
             let updated = ops::update(&rule, numbers.as_ref(), scale.as_ref(), updates);
-            for (index, UpdatedParameter { value, slots }) in places.into_iter().zip(updated) {
+            for (index, UpdatedParameter { value, slots }) in indices.into_iter().zip(updated) {
                 (values[index], self.slots[index]) = (Some(value), slots);
             }
         }
         values.into_iter().map(|value| value.expect("an update returns one result per parameter")).collect()
     }
 
-    /// Returns whether the factor `norm_bias_lr_factor` applies to the parameter.
-    fn is_norm_bias(&self, info: &ParameterInfo) -> bool {
-        info.of_norm && info.name.ends_with("bias")
+    /// Returns the product of all factors of the parameter's learning rate.
+    fn total_lr_factor(&self, info: &ParameterInfo, by_muon: bool) -> f64 {
+        let layer_decay_factor = self.layer_decay_factors.get(&info.name).copied().unwrap_or(1.0);
+        let adamw_factor = if by_muon { 1.0 } else { self.adamw_factor() };
+        self.norm_bias_factor(info) * layer_decay_factor * adamw_factor * self.lr_factor(&info.name)
+    }
+
+    /// Returns the factor `norm_bias_lr_factor` for the biases of batch norms, and 1 for other parameters.
+    fn norm_bias_factor(&self, info: &ParameterInfo) -> f64 {
+        let applies = info.of_norm && info.name.ends_with("bias");
+        if applies { self.config.norm_bias_lr_factor } else { 1.0 }
     }
 
     /// Returns the factor of `lr` for the parameters that AdamW updates beside Muon.
@@ -189,9 +195,9 @@ impl Optimizer {
     }
 
     /// Returns for each parameter whether Muon updates it.
-    fn matrices<'a>(&self, parameters: impl Iterator<Item = &'a ParameterInfo>) -> Vec<bool> {
+    fn updated_by_muon<'a>(&self, parameters: impl Iterator<Item = &'a ParameterInfo>) -> Vec<bool> {
         let is_muon = self.config.kind == OptimizerKind::Muon;
-        parameters.map(|info| is_muon && muon::is_matrix(info, &self.last_weight)).collect()
+        parameters.map(|info| is_muon && muon::is_updated_by_muon(info, &self.last_weight)).collect()
     }
 
     fn weight_decay(&self, info: &ParameterInfo) -> f64 {
@@ -251,11 +257,11 @@ impl Optimizer {
 
     /// Returns the names of each parameter's slots.
     fn slot_names(&self, parameters: &[ParameterInfo]) -> Vec<[&'static str; 2]> {
-        let names = |is_matrix| match (self.config.kind, is_matrix) {
+        let names = |by_muon| match (self.config.kind, by_muon) {
             (OptimizerKind::Sgd, _) | (OptimizerKind::Muon, true) => ["momentum", "unused"],
             (OptimizerKind::AdamW, _) | (OptimizerKind::Muon, false) => ["exp_avg", "exp_avg_sq"],
         };
-        self.matrices(parameters.iter()).into_iter().map(names).collect()
+        self.updated_by_muon(parameters.iter()).into_iter().map(names).collect()
     }
 }
 

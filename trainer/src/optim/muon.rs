@@ -14,32 +14,38 @@ use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterato
 
 /// The root mean square of AdamW's updates, as measured by Moonshot AI.
 const ADAMW_RMS: f64 = 0.2;
-/// The most input channels of a group whose convolution AdamW updates: the convolution of the images, and depthwise
+/// AdamW updates a convolution whose groups have at most this many input channels: the convolution of the images, and depthwise
 /// convolutions, whose channels do not interact.
 const FEW_CHANNELS: usize = 3;
 
-/// The numbers of Muon's step.
+/// The hyperparameters of Muon's step.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Muon {
+pub(super) struct MuonOptions {
     pub(super) lr: f64,
     pub(super) momentum: f64,
     pub(super) nesterov: bool,
 }
 
-/// A weight's index, numbers, name and shape, and input.
-type Step = (usize, Muon, ParameterInfo, ParameterUpdate);
+/// The step of one weight.
+pub(super) struct MuonStep {
+    /// The index of the weight among all parameters.
+    pub(super) index: usize,
+    pub(super) options: MuonOptions,
+    pub(super) info: ParameterInfo,
+    pub(super) update: ParameterUpdate,
+}
 
 /// Takes the steps of several weights and returns the results with the weights' indices. Small products leave threads idle, so on a
 /// CPU several weights are updated at the same time.
-pub(super) fn step_all(steps: Vec<Step>, scale: Option<&Tensor<1>>) -> Vec<(usize, UpdatedParameter)> {
-    let run = |(index, muon, info, update): Step| (index, muon.step(&info, update, scale));
-    if steps.iter().any(|(.., update)| update.value.device() != Device::flex()) {
+pub(super) fn step_all(steps: Vec<MuonStep>, scale: Option<&Tensor<1>>) -> Vec<(usize, UpdatedParameter)> {
+    let run = |MuonStep { index, options, info, update }| (index, options.step(&info, update, scale));
+    if steps.iter().any(|step| step.update.value.device() != Device::flex()) {
         return steps.into_iter().map(run).collect();
     }
     steps.into_par_iter().with_max_len(1).map(run).collect()
 }
 
-impl Muon {
+impl MuonOptions {
     /// Takes the step of the weight `info`. Convolutions count as matrices `[out, in * height * width]`.
     fn step(self, info: &ParameterInfo, update: ParameterUpdate, scale: Option<&Tensor<1>>) -> UpdatedParameter {
         let ParameterUpdate { value, gradient, weight_decay, slots: [buffer, unused] } = update;
@@ -70,7 +76,7 @@ impl Muon {
 
 /// Returns whether Muon updates the parameter: weights of linear layers and convolutions, but not the first convolution, depthwise
 /// convolutions and the weight of the last layer, whose name is `last`.
-pub(super) fn is_matrix(info: &ParameterInfo, last: &str) -> bool {
+pub(super) fn is_updated_by_muon(info: &ParameterInfo, last: &str) -> bool {
     let is_wide = info.shape.len() == 2 || (info.shape.len() > 2 && info.shape[1] > FEW_CHANNELS);
     is_wide && info.name != last
 }

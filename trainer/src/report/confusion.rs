@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
-use crate::report::screen::COLUMNS;
+use crate::report::start_table::COLUMNS;
 use crate::text::{self, left, right, truncated, width};
 
 /// Maximum number of classes for the complete matrix.

@@ -23,7 +23,7 @@ pub struct Environment {
     /// The command line, program first. Values that may be secret are redacted.
     pub command: Vec<String>,
     /// Working directory of the start.
-    pub folder: Option<PathBuf>,
+    pub working_dir: Option<PathBuf>,
     /// Version of this program.
     pub trainer: String,
     /// Version of the tensor library.
@@ -51,7 +51,7 @@ pub struct Environment {
 impl Environment {
     /// Detects the environment. The caller supplies `device`. A value that the machine does not report is `None`.
     pub fn detect(device: &str) -> Self {
-        let folder = std::env::current_dir().ok();
+        let working_dir = std::env::current_dir().ok();
         let name = uname();
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Self {
@@ -64,8 +64,8 @@ impl Environment {
                 std::env::args_os().map(lossy).collect(),
                 std::env::vars_os().map(|(n, v)| (lossy(n), lossy(v))),
             ),
-            git_commit: folder.as_deref().and_then(git_commit),
-            folder,
+            git_commit: working_dir.as_deref().and_then(git_commit),
+            working_dir,
             trainer: env!("CARGO_PKG_VERSION").to_owned(),
             burn: BURN.to_owned(),
             device: device.to_owned(),

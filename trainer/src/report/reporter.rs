@@ -10,7 +10,7 @@ use crate::report::metrics::{MetricsWriter, read_metrics};
 use crate::report::missing::missing_lines;
 use crate::report::pace::Pace;
 use crate::report::progress::{Progress, ProgressOptions, Screen};
-use crate::report::screen::start_table;
+use crate::report::start_table::start_table;
 use crate::report::summary::summary_screen;
 use crate::report::summary_csv::{Columns, SummaryRow, SummaryWriter, read_summary};
 use crate::report::tensorboard::TensorBoardWriter;

@@ -18,7 +18,7 @@ use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::checkpoint::Loaded;
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
-use crate::report::screen::start_table;
+use crate::report::start_table::start_table;
 use crate::report::{RunFolder, Section};
 use crate::snapshot::DatasetRecord;
 use crate::strategy::single::Single;

@@ -3,7 +3,7 @@
 use super::report::{Found, Report, shown};
 use crate::device::{self, Library};
 use crate::report::Section;
-use crate::report::screen::start_table;
+use crate::report::start_table::start_table;
 use crate::text;
 
 /// Returns all sections of the screen.

@@ -23,7 +23,7 @@ fn run(root: &Path, name: &str, model: &str, config: &str, best: Option<f64>) {
     write("summary.csv", format!("{header}\n1,1,1,1,1,1,1,1,1\n2,1,1,1,1,1,1,1,1\n3,1,1,1,1,1,1,1,1\n"));
     let env = serde_json::json!({
         "started": "2026-01-31T09:30:05Z", "command": ["/home/me/bin/trainer", "--config", "configs/a.toml", "--set", "data.dir=/home/me/d/"],
-        "folder": "/home/me", "host": "mine", "git_commit": "8d5a1f6f0c6e4b6d9a3f2e1d0c9b8a7968574635",
+        "working_dir": "/home/me", "host": "mine", "git_commit": "8d5a1f6f0c6e4b6d9a3f2e1d0c9b8a7968574635",
         "resumed": [{"started": "2026-02-01T09:30:05Z", "host": "mine", "command": ["/home/me/trainer"]}],
     });
     write("env.json", env.to_string());
