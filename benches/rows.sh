@@ -25,8 +25,6 @@ case $command in train | status | pause | continue | stop) ;; *) usage ;; esac
 queue() { cat "$out/queue/order"; }
 # The run folder of a configuration; empty before its first start.
 run_of() { ls -d "$out/runs/$1"/*/ 2>/dev/null | tail -1; }
-# A number of a run's summary.json, without its decimals.
-number() { sed -n "s/^  \"$1\": \([0-9]*\).*/\1/p" "$2" 2>/dev/null; }
 # The process that trains now; fails if there is none. A number that another process has by now is not taken for it.
 training() { local pid; pid=$(cat "$out/pid" 2>/dev/null) && grep -qzF "$(realpath "$out")" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"; }
 state_of() {

@@ -1,6 +1,6 @@
 //! The content of a checkpoint: the tensors ([`Snapshot`]) and the counters ([`RunProgress`]).
 
-use data::sampler::FIRST_EPOCH;
+use data::{Dataset, sampler::FIRST_EPOCH};
 use models::state::StateTensor;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -41,6 +41,15 @@ pub struct DatasetRecord {
 }
 
 impl DatasetRecord {
+    /// Returns the record of a split's data set.
+    pub fn of(split: &Dataset) -> Self {
+        Self {
+            shape: [split.shape.channels, split.shape.height, split.shape.width],
+            classes: split.classes.clone(),
+            multi_label: split.label_sets.is_some(),
+        }
+    }
+
     /// Compares the classes with which a checkpoint was trained with those of `data`: a label is an index into them. Returns what
     /// differs and how, or `None`.
     pub fn other_classes(&self, data: &Self) -> Option<(ClassDifference, String)> {

@@ -28,19 +28,15 @@ pub(super) fn load(
     let dir = locate(info, dir)?;
     let classes = class_names(info, layout, &dir)?;
     let train: Vec<PathBuf> = layout.train.iter().map(|file| dir.join(file)).collect();
-    let read = |files: &[PathBuf], records, limit, option| {
-        let count = keep(limit, files.len() * records, option)?;
-        read_split(info, layout, &padding, files, records, count, &dir, &classes)
-    };
-    let counts = [
-        keep(request.limit_train, train.len() * layout.train_records, "limit_train")?,
-        keep(request.limit_test, layout.test_records, "limit_test")?,
-    ];
-    padding.check_memory(&dir, counts.iter().sum())?;
+    let read =
+        |files: &[PathBuf], records, count| read_split(info, layout, &padding, files, records, count, &dir, &classes);
+    let train_count = keep(request.limit_train, train.len() * layout.train_records, "limit_train")?;
+    let test_count = keep(request.limit_test, layout.test_records, "limit_test")?;
+    padding.check_memory(&dir, train_count + test_count)?;
     Ok(Splits {
-        train: read(&train, layout.train_records, request.limit_train, "limit_train")?,
+        train: read(&train, layout.train_records, train_count)?,
         val: None,
-        test: read(&[dir.join(layout.test)], layout.test_records, request.limit_test, "limit_test")?,
+        test: read(&[dir.join(layout.test)], layout.test_records, test_count)?,
         source: dir.display().to_string(),
         record: None,
     })

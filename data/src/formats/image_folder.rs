@@ -8,7 +8,7 @@ mod walk;
 
 use std::path::{Path, PathBuf};
 
-use super::images::{SplitFiles, load_splits, thin};
+use super::images::{SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::{DataError, Splits};
 pub(super) use walk::{NOT_READ, READ, images_below};
@@ -26,12 +26,9 @@ pub(super) fn load(
     for split in dirs.val.iter().chain(&dirs.test) {
         check_same_classes(&dirs.train, &names, split)?;
     }
-    let list = |dir: PathBuf, limit, option| thin(samples(&dir, &names)?, names.len(), limit, option);
-    let files = SplitFiles {
-        train: list(dirs.train, request.limit_train, "limit_train")?,
-        val: dirs.val.map(|dir| list(dir, request.limit_test, "limit_test")).transpose()?.unwrap_or_default(),
-        test: dirs.test.map(|dir| list(dir, request.limit_test, "limit_test")).transpose()?.unwrap_or_default(),
-    };
+    let optional = |dir: Option<PathBuf>| dir.map_or_else(|| Ok(Vec::new()), |dir| samples(&dir, &names));
+    let files =
+        SplitFiles { train: samples(&dirs.train, &names)?, val: optional(dirs.val)?, test: optional(dirs.test)? };
     load_splits(info, dir, files, &names, request)
 }
 

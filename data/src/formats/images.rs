@@ -27,7 +27,7 @@ pub(super) struct SplitFiles {
     pub(super) test: Vec<Sample>,
 }
 
-/// Makes the splits of images in files. `source` is the folder or the file that lists the images.
+/// Makes the splits of images in files, thinned to the limits of the request. `source` is the folder or the file that lists the images.
 pub(super) fn load_splits(
     info: &DatasetInfo,
     source: &Path,
@@ -35,6 +35,11 @@ pub(super) fn load_splits(
     classes: &[String],
     request: &LoadRequest,
 ) -> Result<Splits, DataError> {
+    let files = SplitFiles {
+        train: thin(files.train, classes.len(), request.limit_train, "limit_train")?,
+        val: thin(files.val, classes.len(), request.limit_test, "limit_test")?,
+        test: thin(files.test, classes.len(), request.limit_test, "limit_test")?,
+    };
     let resize = resize(request.image_size, request.resize)?;
     let (height, width) = match request.image_size {
         Some(size) => {
@@ -113,12 +118,7 @@ fn resize(image_size: Option<usize>, shorter_side: Option<usize>) -> Result<Resi
 
 /// Keeps `limit` images: the first of every class, then the second of every class, and so on. Their order stays. The first
 /// images of the whole list would all be of one class.
-pub(super) fn thin(
-    all: Vec<Sample>,
-    classes: usize,
-    limit: Option<usize>,
-    option: &str,
-) -> Result<Vec<Sample>, DataError> {
+fn thin(all: Vec<Sample>, classes: usize, limit: Option<usize>, option: &str) -> Result<Vec<Sample>, DataError> {
     let count = keep(limit, all.len(), option)?;
     if count == all.len() {
         return Ok(all);

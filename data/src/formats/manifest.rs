@@ -24,7 +24,7 @@ use csv::{ByteRecord, ReaderBuilder, Trim};
 use labels::{Labels, labels};
 
 use super::file::read_error;
-use super::images::{Sample, SplitFiles, load_splits, thin};
+use super::images::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits, read_regular};
@@ -96,12 +96,6 @@ pub(super) fn load(
         };
         split.push(Sample { file: ImageFile::Path(row.path), label, label_set });
     }
-    let count = classes.len();
-    let files = SplitFiles {
-        train: thin(files.train, count, request.limit_train, "limit_train")?,
-        val: thin(files.val, count, request.limit_test, "limit_test")?,
-        test: thin(files.test, count, request.limit_test, "limit_test")?,
-    };
     load_splits(info, file, files, &classes, request)
 }
 

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::file::read_error;
 use super::image_folder::{NOT_READ, READ};
-use super::images::{Sample, SplitFiles, load_splits, thin};
+use super::images::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits};
@@ -57,12 +57,7 @@ pub(super) fn load(
         return Err(DataError::new(dir, "the archives train*.tar hold no image", LABEL));
     }
     let classes = classes(dir, [&train, &val, &test])?;
-    let files = SplitFiles {
-        train: thin(train, classes.len(), request.limit_train, "limit_train")?,
-        val: thin(val, classes.len(), request.limit_test, "limit_test")?,
-        test: thin(test, classes.len(), request.limit_test, "limit_test")?,
-    };
-    load_splits(info, dir, files, &classes, request)
+    load_splits(info, dir, SplitFiles { train, val, test }, &classes, request)
 }
 
 /// Returns the archives of the splits train, val and test, each sorted by name.

@@ -132,9 +132,7 @@ impl Subject {
     /// Checks that the images have the classes of the run.
     fn check_classes(&self, test: &Dataset) -> Result<(), Failure> {
         let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
-        let shape = [test.shape.channels, test.shape.height, test.shape.width];
-        let data = DatasetRecord { shape, classes: test.classes.clone(), multi_label: self.is_multi_label() };
-        let Some((difference, cause)) = trained.other_classes(&data) else { return Ok(()) };
+        let Some((difference, cause)) = trained.other_classes(&DatasetRecord::of(test)) else { return Ok(()) };
         let hint = match difference {
             ClassDifference::MultiLabel if trained.multi_label => {
                 "say what separates the classes of an image: --label-delim ';'".into()

@@ -5,6 +5,7 @@ pub mod checkpoint;
 mod epoch;
 mod lengths;
 mod replaced;
+mod time_limit;
 mod tuned;
 
 use std::time::Instant;
@@ -318,44 +319,6 @@ impl<'a> Engine<'a> {
             self.save_evaluated(&name, is_best)?;
         }
         Ok(())
-    }
-
-    /// Returns whether `train.max_time_s` is over after `seconds` more on any rank. The ranks' clocks differ.
-    fn any_rank_is_out_of_time(&self, seconds: f64) -> Result<bool, Failure> {
-        let limit = self.plan.train.max_time_s;
-        if limit == 0 {
-            return Ok(false);
-        }
-        let own = self.progress.elapsed_s + seconds >= limit as f64;
-        Ok(self.strategy.all_gather(&[u8::from(own)])?.iter().any(|rank| rank == &[1]))
-    }
-
-    /// Returns the signal that this rank has received, or [`TIME_IS_UP`] if `train.max_time_s` is over.
-    fn asked_to_stop(&self) -> Option<i32> {
-        let limit = self.plan.train.max_time_s;
-        let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
-        self.stop.signal().or(up.then_some(TIME_IS_UP))
-    }
-
-    /// Evaluates the current weights, and saves a checkpoint from which the run can continue.
-    fn out_of_time(&mut self) -> Result<RunOutcome, Failure> {
-        let start = Instant::now();
-        let counts = match self.evaluate()? {
-            Evaluation::Done(counts) => counts,
-            Evaluation::Stopped(signal) => return self.interrupted(signal),
-        };
-        let step = self.progress.step;
-        if self.progress.batch > 0 {
-            self.finish_epoch(Some(&counts), true, start.elapsed().as_secs_f64())?;
-            if self.progress.epoch > self.lengths.epochs || step >= self.lengths.last_step {
-                return Ok(RunOutcome::Finished(counts));
-            }
-        } else {
-            // The weights are those of the last epoch's end, whose line is written.
-            let is_best = self.record_evaluation(self.progress.epoch.saturating_sub(1), eval_record(&counts));
-            self.save_evaluated(&format!("step-{step}"), is_best)?;
-        }
-        Ok(RunOutcome::OutOfTime { counts, step })
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<RunOutcome, Failure> {

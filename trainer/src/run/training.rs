@@ -64,12 +64,8 @@ impl Training<'_> {
     /// A loss is not finite, a file cannot be written, or a rank has left the job.
     pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
-        let (source, shape, record) = (splits.source.clone(), splits.train.shape, splits.record.clone());
-        let dataset = DatasetRecord {
-            shape: [shape.channels, shape.height, shape.width],
-            classes: splits.train.classes.clone(),
-            multi_label: splits.train.label_sets.is_some(),
-        };
+        let (source, record) = (splits.source.clone(), splits.record.clone());
+        let dataset = DatasetRecord::of(&splits.train);
         let (mut strategy, parameters, fine_tuning) = self.strategy(&splits)?;
         let host_pixels = pixels_on_the_host(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
