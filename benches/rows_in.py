@@ -183,8 +183,8 @@ def probe(options, rows):
         if time.monotonic() > latest:
             die(f"{slow[0]} took no {FIRST_STEPS} steps in {options.seconds / 2:g} s", "more SECONDS: it compiles kernels first")
         time.sleep(0.2)
-    # From here on no run compiles. One that has ended is measured by all its steps.
-    first = [0 if row.process.poll() is not None else len(row.steps()) for row in rows]
+    # From here on no run compiles.
+    first = [len(row.steps()) for row in rows]
     end = time.monotonic() + options.probe
     while all(row.process.poll() in (None, 0) for row in rows):
         now = time.monotonic()
@@ -193,6 +193,8 @@ def probe(options, rows):
         if now > latest or (now > end and all(len(row.steps()) >= start + MEASURED_STEPS for row, start in running)):
             break
         time.sleep(0.2)
+    # A run that has ended is measured by all its steps: it may have taken none since.
+    first = [0 if row.process.poll() is not None else start for row, start in zip(rows, first)]
     for row in rows:
         row.process.terminate()
     if any([row.failed(128 + signal.SIGTERM, -signal.SIGTERM) for row in rows]):
