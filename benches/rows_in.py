@@ -5,7 +5,8 @@ usage: rows_in.py SECONDS OUT CONFIG.toml[:KEY=VALUE,…] …
 
 If SECONDS are too few for the epochs of the files, all runs are shortened by the same factor, so that the last one ends in time,
 with its whole schedule. For this, all configurations first train together for PROBE seconds, from the moment when each has compiled
-its kernels and taken some steps. Then each is trained from the start. KEY=VALUE are settings of one configuration, e.g.
+its kernels and taken some steps, and then each alone for a quarter of that, while the others are stopped (SIGSTOP). Then each is
+trained from the start. KEY=VALUE are settings of one configuration, e.g.
 configs/cifar_vgg16.toml:train.batch_size=128,train.epochs=40; lists belong into the file, as they contain commas.
 Small networks do not fill a large GPU: if nvidia-cuda-mps-control is found, the runs share the GPU through NVIDIA's MPS, otherwise
 they take turns.
@@ -34,8 +35,6 @@ FIRST_STEPS = 20
 MEASURED_STEPS = 5
 # What a run needs besides its epochs: starting, the last evaluation and saving.
 START_SECONDS = 10
-# Two to four runs through MPS did 1.29 to 1.37 times as much as one alone on an H200.
-MPS_GAIN = 1.3
 
 
 def die(cause, hint):
@@ -66,8 +65,9 @@ class Row:
 
     def stop(self):
         """Ends a run that goes on, with a checkpoint."""
-        if self.process and self.process.poll() is None:
+        if self.process and self.running():
             self.process.terminate()
+            self.signal(signal.SIGCONT)
             self.process.wait()
 
     def run(self):
@@ -89,17 +89,30 @@ class Row:
             return []
         return [json.loads(line) for line in text.splitlines()]
 
-    def measure(self, first):
-        """Reads the configured epochs, and the seconds of one, with its share of evaluations, after the `first` steps."""
-        rates = [step["images_per_s"] for step in self.steps()[first:] if step["images_per_s"]]
-        if not rates:
-            die(f"{self.name} took no step in the probe", "a longer PROBE")
+    def signal(self, number):
+        """Sends a signal to the processes of a run that goes on."""
+        if self.running():
+            os.killpg(self.process.pid, number)
+
+    def running(self):
+        return self.process.poll() is None
+
+    def rate(self, first, last):
+        """Returns the median of the images per second of these steps, or None."""
+        rates = [step["images_per_s"] for step in self.steps()[first:last] if step["images_per_s"]]
+        return statistics.median(rates) if rates else None
+
+    def measure(self, beside, alone):
+        """Reads the configured epochs, and the seconds of one beside the others and alone, with its share of evaluations, from the
+        images per second."""
         data = json.loads((self.run() / "summary.json").read_text())["data"]
         train, test = (int(count.replace(",", "")) for count in re.search(r"([\d,]+) \+ ([\d,]+) images", data).groups())
         config = (self.run() / "config.toml").read_text()
         self.epochs, every = (int(re.search(rf"^{key} = (\d+)", config, re.MULTILINE)[1]) for key in ("epochs", "eval_every"))
         # An image of an evaluation takes a third of an image of a training step: there is no backward pass.
-        self.seconds = (train + test / 3 / every) / statistics.median(rates)
+        images = train + test / 3 / every
+        # What runs do together is not always more: a run alone is at least as fast as beside others.
+        self.beside, self.alone = images / beside, images / max(alone, beside)
 
 
 def number(name, text, lowest, highest, example):
@@ -142,42 +155,74 @@ def share_gpu(out):
     return subprocess.run([control, "-d"]).returncode == 0
 
 
-def last_end(runs, factor, gain):
+def last_end(runs, factor):
     """Returns the second in which the last run ends if all are shortened to `factor`.
 
-    `runs` are pairs of epochs and of seconds that an epoch takes while all runs go on. `gain` is how much more several runs do
-    together than one alone. When a run ends, the others are taken to share its part of the GPU equally, until one is left.
+    `runs` have epochs, and the seconds of an epoch alone and beside the others. Together, the runs do `sum(alone / beside)` times as
+    much as one after the other. Each run gets its own part of that, since networks with small kernels get less than others. When a run
+    ends, the others share its part in proportion to theirs, and what they gain together goes down to nothing for the last one.
     """
-    works = sorted(max(1, int(epochs * factor)) * seconds for epochs, seconds in runs)
-    end = done = 0.0
-    for index, work in enumerate(works):
-        left = len(works) - index
-        faster = len(works) / left / (gain if left == 1 and len(works) > 1 else 1)
-        end += (work - done) / faster
-        done = work
+    left = {index: max(1, int(epochs * factor)) * alone for index, (epochs, alone, _) in enumerate(runs)}
+    shares = [alone / beside for _, alone, beside in runs]
+    gain, end = max(1, sum(shares)), 0.0
+    while left:
+        together = 1 + (gain - 1) * (len(left) - 1) / max(1, len(runs) - 1)
+        shared = sum(shares[index] for index in left)
+        speeds = {index: min(1, shares[index] / shared * together) for index in left}
+        first = min(left, key=lambda index: left[index] / speeds[index])
+        step = left[first] / speeds[first]
+        end += step
+        left = {index: work - step * speeds[index] for index, work in left.items() if index != first}
     return end
 
 
-def fit(runs, rest, gain):
+def fit(runs, rest):
     """Returns the epochs of each run with which all end within `rest` seconds, or None if not even one epoch of each fits."""
-    if last_end(runs, 1, gain) <= rest:
-        return [epochs for epochs, _ in runs]
-    if last_end(runs, 0, gain) > rest:
+    if last_end(runs, 1) <= rest:
+        return [epochs for epochs, _, _ in runs]
+    if last_end(runs, 0) > rest:
         return None
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        low, high = (middle, high) if last_end(runs, middle, gain) <= rest else (low, middle)
-    return [max(1, int(epochs * low)) for epochs, _ in runs]
+        low, high = (middle, high) if last_end(runs, middle) <= rest else (low, middle)
+    return [max(1, int(epochs * low)) for epochs, _, _ in runs]
+
+
+def wait_for_steps(rows, steps, seconds, latest):
+    """Waits for some seconds, and until each run that goes on has taken its number of `steps`. Returns early if a run fails."""
+    end = time.monotonic() + seconds
+    while all(row.process.poll() in (None, 0) for row in rows):
+        running = [(row, wanted) for row, wanted in zip(rows, steps) if row.running()]
+        now = time.monotonic()
+        if not running or now > latest or (now > end and all(len(row.steps()) >= wanted for row, wanted in running)):
+            break
+        time.sleep(0.1)
+
+
+def alone(rows, row, seconds, latest):
+    """Returns the images per second of a run while the others are stopped, or None if it takes no step then."""
+    others = [other for other in rows if other is not row]
+    for other in others:
+        other.signal(signal.SIGSTOP)
+    try:
+        # What the run writes first began beside the others. It may be several steps at once.
+        wait_for_steps([row], [len(row.steps()) + 1], 0, latest)
+        first = len(row.steps())
+        wait_for_steps([row], [first + MEASURED_STEPS], seconds, latest)
+        return row.rate(first, None)
+    finally:
+        for other in others:
+            other.signal(signal.SIGCONT)
 
 
 def probe(options, rows):
-    """Trains all configurations together until the speed of each is known. Returns whether one failed."""
+    """Trains all configurations together, and then each alone, until the speed of each is known. Returns whether one failed."""
     for row in rows:
         row.start("probe", ["checkpoint.every=0"])
     latest = time.monotonic() + options.seconds / 2
     while all(row.process.poll() in (None, 0) for row in rows):
-        slow = [row.name for row in rows if row.process.poll() is None and len(row.steps()) < FIRST_STEPS]
+        slow = [row.name for row in rows if row.running() and len(row.steps()) < FIRST_STEPS]
         if not slow:
             break
         if time.monotonic() > latest:
@@ -185,38 +230,45 @@ def probe(options, rows):
         time.sleep(0.2)
     # From here on no run compiles.
     first = [len(row.steps()) for row in rows]
-    end = time.monotonic() + options.probe
-    while all(row.process.poll() in (None, 0) for row in rows):
-        now = time.monotonic()
-        # A slow run may take no step in this time.
-        running = [(row, start) for row, start in zip(rows, first) if row.process.poll() is None]
-        if now > latest or (now > end and all(len(row.steps()) >= start + MEASURED_STEPS for row, start in running)):
-            break
-        time.sleep(0.2)
-    # A run that has ended is measured by all its steps: it may have taken none since.
-    first = [0 if row.process.poll() is not None else start for row, start in zip(rows, first)]
+    # A slow run may take no step in this time: each must have taken some.
+    wait_for_steps(rows, [start + MEASURED_STEPS for start in first], options.probe, latest)
+    last = [len(row.steps()) for row in rows]
+    rates = [alone(rows, row, options.probe / 4, latest) if len(rows) > 1 else None for row in rows]
     for row in rows:
-        row.process.terminate()
+        row.stop()
     if any([row.failed(128 + signal.SIGTERM, -signal.SIGTERM) for row in rows]):
         return True
-    for row, start in zip(rows, first):
-        row.measure(start)
+    for row, start, end, rate in zip(rows, first, last, rates):
+        # A run that has ended may have taken no step since: it is measured by all of them.
+        beside = row.rate(start, end) or row.rate(0, None)
+        if not beside:
+            die(f"{row.name} took no step in the probe", "a longer PROBE")
+        row.measure(beside, rate or beside)
     return False
 
 
-def train(options, rows, begun, gain):
+def as_they_end(runs):
+    """Yields each run, with its epochs, when it has ended."""
+    while runs:
+        for run in [run for run in runs if not run[0].running()]:
+            runs.remove(run)
+            yield run
+        time.sleep(0.1)
+
+
+def train(options, rows, begun):
     """Probes and trains. Returns the number of runs that failed."""
     if probe(options, rows):
         return len(rows)
     rest = (options.seconds - (time.monotonic() - begun)) * (1 - options.reserve) - START_SECONDS
-    epochs = fit([(row.epochs, row.seconds) for row in rows], rest, gain)
+    epochs = fit([(row.epochs, row.alone, row.beside) for row in rows], rest)
     if not epochs:
         die(f"one epoch of each configuration does not fit in {rest:.0f} s", "more SECONDS, or fewer configurations")
     for row, count in zip(rows, epochs):
-        print(f"{row.name}: {count} of {row.epochs} epochs, {row.seconds:.2f} s each beside the others", flush=True)
+        print(f"{row.name}: {count} of {row.epochs} epochs, {row.beside:.2f} s each beside the others, {row.alone:.2f} s alone", flush=True)
         row.start("runs", [f"train.epochs={count}"])
     failed = 0
-    for row, count in zip(rows, epochs):
+    for row, count in as_they_end(list(zip(rows, epochs))):
         if row.failed():
             failed += 1
             continue
@@ -252,7 +304,7 @@ def main():
     signal.signal(signal.SIGINT, stop)
     shares = share_gpu(options.out)
     try:
-        failed = train(options, rows, begun, MPS_GAIN if shares else 1)
+        failed = train(options, rows, begun)
     finally:
         for row in rows:
             row.stop()
