@@ -219,9 +219,13 @@ pub struct JobArgs {
 /// Flags of `trainer eval`.
 #[derive(Debug, Args)]
 pub struct EvalArgs {
-    /// The folder of the run whose best checkpoint is evaluated (its newest one if it has no best)
+    /// The folder of the run whose checkpoint is evaluated
     #[arg(long, value_name = "RUN", conflicts_with_all = ["model", "weights"], required_unless_present = "model")]
     pub run: Option<PathBuf>,
+    /// The checkpoint: best, last, or a name such as epoch-3 (default: best, or last if the run has no best). Averaged weights are
+    /// used if there are any
+    #[arg(long, value_name = "best|last|NAME", requires = "run")]
+    pub checkpoint: Option<String>,
     /// The name of a model; `trainer models` lists them
     #[arg(long, value_name = "NAME", requires = "weights")]
     pub model: Option<String>,

@@ -76,6 +76,9 @@ fn the_best_epoch_is_selected_on_val_and_test_is_evaluated_with_it() {
         }
         let distance = (evaluated["loss"].as_f64().unwrap() - test["loss"].as_f64().unwrap()).abs();
         assert!(distance < 1e-5, "{mode}: {evaluated} against {test}");
+        let last = ["eval", "--run", run.to_str().unwrap(), "--json", "--checkpoint", "last"];
+        let evaluated: Value = serde_json::from_str(&bench.run(&last).expect(0).stdout).unwrap();
+        assert_eq!(evaluated["correct"], 6, "{mode}: the classes of `train` and `test` agree: {evaluated}");
 
         // A finished run that is resumed evaluates again.
         let again = bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);

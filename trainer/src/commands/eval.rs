@@ -11,25 +11,25 @@ use data::{
     loader::{Loader, LoaderConfig, OnError},
 };
 use launch::signals;
-use models::Spec;
+use models::{BuildError, Spec};
 use serde::Serialize;
 
+use super::saved_network;
 use super::views::{Views, ten_crop_failure};
 use crate::cli::EvalArgs;
 use crate::config::Overrides;
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
-use crate::engine::{ReplacedImages, checkpoint, eval_record};
+use crate::engine::{ReplacedImages, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::{Confusion, confusion_table};
 use crate::report::{AveragePrecision, RunFolder};
-use crate::run::memory::{self, MemoryUse};
 use crate::run::{by_class, plan};
 use crate::signals::Stop;
 use crate::snapshot::{ClassDifference, DatasetRecord, EvalRecord};
 use crate::strategy::Replica;
 use crate::text::thousands;
-use crate::weights::{self, WeightFile, WeightTarget};
+use crate::weights::{LoadedWeights, Purpose, WeightFile, WeightTarget};
 
 /// The weights to evaluate, and the images to evaluate them on.
 struct Subject {
@@ -187,15 +187,10 @@ fn load_network(subject: &Subject, test: &Dataset, arguments: &EvalArgs) -> Resu
     let image_size = [test.shape.height, test.shape.width];
     let spec = Spec { num_classes: test.classes.len(), in_channels: test.shape.channels, image_size };
     let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
-    let refusal = memory::refusal(&subject.model, &spec, MemoryUse::Evaluation);
-    if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
-        return Err(Failure::usage(cause, memory::HINT));
-    }
-    let network = models::build(&subject.model, &spec, 0, &selected.device())
-        .map_err(|error| Failure::usage(format!("{}: {error}", error.key()), error.hint()))?;
-    let target =
-        WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: weights::Purpose::Evaluation };
-    let weights::LoadedWeights { network, origin, .. } = weights::load(network, &target, &subject.weights)?;
+    let target = WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: Purpose::Evaluation };
+    let mistake = |error: BuildError| Failure::usage(format!("{}: {error}", error.key()), error.hint());
+    let LoadedWeights { network, origin, .. } =
+        saved_network::build(&target, &subject.weights, Some(&selected), mistake)?;
     let replica = Replica::new(network, selected.device(), spec.num_classes, 0.0, 0);
     Ok((replica.with_tta(views(arguments).on_device()).with_multi_label(subject.is_multi_label()), origin))
 }
@@ -236,15 +231,12 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
     Failure { code: 128 + signal as u8, message, hint: None }
 }
 
-/// Opens a run's best checkpoint, or its newest one if it has no best. Takes the averaged weights if the checkpoint has them.
+/// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if the checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let plan = plan::load(&folder.config(), &overrides)?;
-    let loaded = match folder.best_checkpoint().exists() {
-        true => checkpoint::load(&folder.best_checkpoint())?,
-        false => checkpoint::load_newest(&folder.checkpoints())?.0,
-    };
+    let loaded = saved_network::load(&folder, arguments.checkpoint.as_deref())?;
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
     let on_error = if own_data { plan::on_error(&plan) } else { OnError::Fail };
     let snapshot = loaded.snapshot;

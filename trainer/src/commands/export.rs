@@ -1,21 +1,18 @@
 //! `trainer export`: writes a run's weights to a file that PyTorch loads, or its network to an ONNX model.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use burn::tensor::Device;
 use models::graph::FoldedNorm;
-use models::{Graph, Spec, StateTensor};
+use models::{BuildError, Graph, Spec, StateTensor};
 
-use super::predict::dataset;
+use super::saved_network;
 use crate::cli::ExportArgs;
 use crate::config::{Overrides, RunPlan};
 use crate::console;
-use crate::engine::checkpoint;
 use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::RunFolder;
-use crate::run::memory::{self, MemoryUse};
 use crate::run::plan;
 use crate::snapshot::DatasetRecord;
 use crate::text::thousands;
@@ -50,7 +47,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
     let format = check_target(to, arguments.format.as_deref(), arguments.force)?;
     let folder = RunFolder::open(&arguments.run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let plan = plan::load(&folder.config(), &Overrides::default())?;
-    let mut loaded = chosen(&folder, arguments.checkpoint.as_deref())?;
+    let mut loaded = saved_network::load(&folder, arguments.checkpoint.as_deref())?;
     let snapshot = std::mem::take(&mut loaded.snapshot);
     let (state, which) = match snapshot.ema {
         Some(ema) if !arguments.no_ema => (ema, "averaged weights"),
@@ -182,17 +179,15 @@ fn onnx(
 impl ExportedNetwork {
     /// Builds the run's network with the weights of `state` and traces its evaluation.
     fn of(plan: &RunPlan, loaded: &Loaded, state: Vec<StateTensor>, fold: bool) -> Result<Self, Failure> {
-        let dataset = dataset(plan, loaded)?;
+        let dataset = saved_network::dataset(plan, loaded)?;
         let [channels, height, width] = dataset.shape;
         let spec = Spec { num_classes: dataset.classes.len(), in_channels: channels, image_size: [height, width] };
-        if let Some(cause) = memory::refusal(&plan.model.name, &spec, MemoryUse::Evaluation) {
-            return Err(Failure::usage(cause, memory::HINT));
-        }
-        let network = models::build(&plan.model.name, &spec, 0, &Device::flex())
-            .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
         let (model, data) = (&plan.model.name, &plan.data.name);
         let target = WeightTarget { model, spec, data, purpose: Purpose::Evaluation };
-        let network = weights::load(network, &target, &WeightFile::of_state(&loaded.path, state))?.network;
+        let file = WeightFile::of_state(&loaded.path, state);
+        let mistake =
+            |error: BuildError| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into();
+        let network = saved_network::build(&target, &file, None, mistake)?.network;
         let graph = Graph::of(&network, &spec).map_err(|error| {
             let message = format!("{model} cannot be exported as a graph: {error}");
             Failure::usage(message, "export the weights alone, with --to FILE.safetensors and without --fold")
@@ -250,42 +245,4 @@ pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
         ));
     }
     Ok(())
-}
-
-/// Loads the named checkpoint. Without a name, loads the best one, or the newest complete one if there is no best.
-pub(super) fn chosen(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
-    let path = match name {
-        None if !folder.best_checkpoint().exists() => {
-            if !folder.checkpoints().is_dir() || !checkpoint::any(&folder.checkpoints())? {
-                let message = format!("{}: the run has no checkpoint yet", folder.path().display());
-                return Err(Failure::usage(
-                    message,
-                    "let it train until its first checkpoint, and name this folder then",
-                ));
-            }
-            return Ok(checkpoint::load_newest(&folder.checkpoints())?.0);
-        }
-        None => folder.best_checkpoint(),
-        Some(name) => folder.checkpoints().join(name),
-    };
-    if !path.is_dir() {
-        let message = format!("{}: no such checkpoint", path.display());
-        return Err(Failure::usage(message, format!("the run has {}", list(&checkpoints(folder)))));
-    }
-    Ok(checkpoint::load(&path)?)
-}
-
-/// Returns the names of a run's checkpoints, including `best` and `last`.
-fn checkpoints(folder: &RunFolder) -> Vec<String> {
-    let entries = std::fs::read_dir(folder.checkpoints()).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries
-        .map(|entry| PathBuf::from(entry.file_name()).display().to_string())
-        .filter(|name| !name.starts_with('.'))
-        .collect();
-    names.sort();
-    names
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() { "no checkpoint".to_owned() } else { names.join(", ") }
 }

@@ -11,6 +11,7 @@ mod hosts;
 mod launch;
 mod models;
 mod predict;
+mod saved_network;
 mod scaling;
 mod sweep;
 mod table;

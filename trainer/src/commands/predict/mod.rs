@@ -12,23 +12,22 @@ use data::formats::image_files;
 use data::{ImageShape, read_regular};
 use indicatif::{ProgressBar, ProgressStyle};
 use launch::signals;
-use models::{Network, Spec};
+use models::{BuildError, Network, Spec};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use self::output::Output;
+use super::saved_network;
 use super::views::{Views, no_ten_crops};
 use crate::cli::PredictArgs;
-use crate::config::{Overrides, RunPlan};
+use crate::config::Overrides;
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank, Selected};
-use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
 use crate::files::FileError;
 use crate::loss::{self, binary};
 use crate::report::RunFolder;
 use crate::report::progress::Screen;
-use crate::run::memory::{self, MemoryUse};
 use crate::run::plan;
 use crate::signals::Stop;
 use crate::snapshot::DatasetRecord;
@@ -150,8 +149,9 @@ impl Classifier {
     fn open(arguments: &PredictArgs) -> Result<Self, Failure> {
         let folder = RunFolder::open(&arguments.run).map_err(|error| Failure::usage(&error, &error.hint))?;
         let plan = plan::load(&folder.config(), &Overrides::default())?;
-        let loaded = super::export::chosen(&folder, arguments.checkpoint.as_deref())?;
-        let DatasetRecord { shape: [channels, height, width], classes, multi_label } = dataset(&plan, &loaded)?;
+        let loaded = saved_network::load(&folder, arguments.checkpoint.as_deref())?;
+        let DatasetRecord { shape: [channels, height, width], classes, multi_label } =
+            saved_network::dataset(&plan, &loaded)?;
         if multi_label && arguments.tta.is_some() {
             let hint = "leave --tta out: the probability of each class is that of the image as it is";
             return Err(Failure::usage("--tta needs one class per image, and the run's images have several", hint));
@@ -163,16 +163,12 @@ impl Classifier {
         if tta == Views::TenCrop && !plan.data.resize.is_some_and(|side| channels == 3 && side >= height.max(width)) {
             return Err(no_ten_crops("the run's images are not cut out of larger ones"));
         }
-        let refusal = memory::refusal(&plan.model.name, &spec, MemoryUse::Evaluation);
-        if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
-            return Err(Failure::usage(cause, memory::HINT));
-        }
-        let network = models::build(&plan.model.name, &spec, 0, &selected.device())
-            .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
         let file = WeightFile::of_state(&loaded.path, loaded.snapshot.ema.unwrap_or(loaded.snapshot.model));
         let (model, data) = (&plan.model.name, &plan.data.name);
         let target = WeightTarget { model, spec, data, purpose: weights::Purpose::Evaluation };
-        let network = weights::load(network, &target, &file)?.network;
+        let mistake =
+            |error: BuildError| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into();
+        let network = saved_network::build(&target, &file, Some(&selected), mistake)?.network;
         let (mean, std) = plan::normalisation(&plan)?;
         Ok(Self {
             network: network.valid(),
@@ -288,28 +284,5 @@ impl Classifier {
             Class { class: &self.classes[index], index, probability }
         };
         Ok(order.into_iter().take(top_k).map(class).collect())
-    }
-}
-
-/// Returns the image shape and the classes of the run from the checkpoint. An older checkpoint does not contain them. Then the
-/// configuration determines the shape, and the class names are numbers.
-pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, Failure> {
-    if let Some(record) = &loaded.dataset {
-        return Ok(record.clone());
-    }
-    let (mean, _) = plan::normalisation(plan)?;
-    match (plan.model.num_classes, plan.data.image_size) {
-        (Some(classes), Some(size)) => Ok(DatasetRecord {
-            shape: [mean.len(), size, size],
-            classes: (0..classes).map(|class| class.to_string()).collect(),
-            multi_label: false,
-        }),
-        _ => Err(Failure::usage(
-            format!(
-                "{}: an older version wrote the checkpoint, without the shape of the images",
-                loaded.path.display()
-            ),
-            "continue the run by an epoch with --resume and --epochs, so that it writes a checkpoint that has the shape",
-        )),
     }
 }
