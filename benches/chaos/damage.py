@@ -9,10 +9,6 @@ import zlib
 
 from program import MODES, Failed
 
-# Seconds for a run that reads a damaged file: it ends at once or trains for an epoch.
-PATIENCE = 60
-
-
 def truncate(path, random):
     os.truncate(path, random.randrange(path.stat().st_size or 1))
 
@@ -67,7 +63,7 @@ def damaged_run(round):
     round.note(f"{damage.__name__} {name}")
     damage(run / name, round.random)
     program = round.resume(run, "single")
-    code = program.end(0, 1, 2, patience=PATIENCE)
+    code = program.end(0, 1, 2)
     said = os.path.basename(name) in program.text().partition("\n")[2]
     if code != 0:
         if not said:
@@ -99,7 +95,7 @@ def damaged_data(round):
     round.note(f"{damage.__name__} {path.relative_to(data)}")
     damage(path, round.random)
     program = round.start("single", "--epochs", "1", "--set", f"data.name={name}", "--set", f"data.dir={data}")
-    code = program.end(0, 2, patience=PATIENCE)
+    code = program.end(0, 2)
     # Another bit may be another pixel or class. One image fewer is another image folder.
     harmless = [flip] if name == "mnist" else [flip, delete, folder]
     if code == 0 and damage not in harmless:

@@ -94,10 +94,10 @@ done
 cmp "$out"/diverged-{true,false}.error
 echo "diverged, with and without graphs: $(head -n 1 "$out/diverged-true.error")"
 # A rank that is killed while graphs run.
-"$trainer" --config "$out/lenet.toml" --gpus 2 --run-dir "$out/killed" --set train.epochs=1000 --set parallel.timeout_s=20 \
+"$trainer" --config "$out/lenet.toml" --gpus 2 --run-dir "$out/killed" --set train.epochs=1000 --set parallel.timeout_s=120 \
     >"$out/killed.txt" 2>&1 &
 launcher=$!
-until [ "$(cat "$out"/killed/*/metrics.jsonl 2>/dev/null | wc -l)" -gt 20 ]; do
+until [ "$(cat "$out"/killed/*/metrics.jsonl 2>/dev/null | wc -l)" -gt 8 ]; do
     kill -0 $launcher || { cat "$out/killed.txt"; exit 1; }
     sleep 0.2
 done

@@ -46,7 +46,7 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
     shift 2
     [ "$gpus" != 0 ] || on=()
     echo "== $name"
-    if time CUDA_ON_CPU_GPUS=$gpus timeout 3600 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
+    if time CUDA_ON_CPU_GPUS=$gpus timeout 5700 "${on[@]}" env ${preload:+"$preload"} "$@" >"$out/$name.log" 2>&1; then
         tail -n 8 "$out/$name.log"
     else
         fail "$name" "status $?, $out/$name.log ends with:"
@@ -57,7 +57,7 @@ step doctor 2 "$programs/trainer" doctor
 # first_light.sh with small runs, whose shapes are those of the other steps: other groups would tune more shapes for minutes. It runs
 # beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`, whose deferred batch norms run beside it.
 small=(OPS="--cases single --random 4 --alternate" NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
-    EPOCH_CONFIG=configs/quickstart.toml LIMIT=5400 STEP_LIMIT=1800
+    EPOCH_CONFIG=configs/quickstart.toml LIMIT=5400 STEP_LIMIT=3000
     TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
 first_light() {
@@ -78,40 +78,40 @@ case $features in *mpi*)
 esac
 # Without TF32's rounding, whole networks are as near to the CPU as f32 is.
 CUDA_ON_CPU_TF32=exact step exact 1 "$programs/gpu_check" --networks lenet --near 1e-5 --ranks 1
-# Two ranks: in first_light.sh, and long arrays in the step `strict`.
+# Two ranks: in first_light.sh, where they share a GPU, and long arrays in the step `strict`.
 step matrix 3 "$programs/gpu_check" --ranks 3 --sizes 1023,70001 --rounds 1
-step matrix-shared 1 "$programs/gpu_check" --ranks 2 --sizes 1,4100 --rounds 1
 # Sums over NCCL follow each other without a wait of the host.
 rm -f "$out"/*.calls
 CUDA_ON_CPU_LOG=$out/nccl.calls step nccl 3 "$programs/trainer" bench allreduce --gpus 3 --backend nccl --sizes 4,70000 --ms 100
 queued=$(awk '/ncclAllReduce\(/ { if (++sums[$1] > most) most = sums[$1] }
     /cu(Stream|Ctx|Event)(Synchronize|Query)\(/ { sums[$1] = 0 } END { print most + 0 }' "$out/nccl.calls")
 [ "$queued" -gt 1 ] || fail nccl "the host waits after each of NCCL's sums"
-CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 \
-    --ms 10
+# It waits for half a minute.
+stuck() {
+    CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 --ms 10
+    [ ${#failed[@]} = 0 ]
+}
+stuck >"$out/stuck.txt" 2>&1 &
+stuck=$!
 # Every call that may wait for the GPU does: the ranks must not wait for each other in a circle.
 CUDA_ON_CPU_WAITS=all step strict 2 "$programs/gpu_check" --ranks 2 --sizes 1,70001 --rounds 1
-# In one process: two would compile and tune the same kernels at the same time.
-step tuning 1 "$programs/trainer" --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 \
-    --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
+# In one process first: two would compile and tune the same kernels at the same time.
 step resume 1 benches/gpu_check/resume.sh "$programs/trainer" "$out/resume"
 # Blocks in another order in each launch: the last block of a reduction is another one, and the bits are the same.
-CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 IMAGES=164 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
+CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 IMAGES=116 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
 CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 IMAGES=116 step ddp-graph 3 benches/gpu_check/ddp_graph.sh \
     "$programs/trainer" "$out/ddp-graph" "$out/ddp-graph.calls"
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2 --steps 4
-CUDA_ON_CPU_WAITS=all step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" \
-    --epochs 1 --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set parallel.bucket_mb=0.05
-CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 10 --rounds 1 --out "$out/compare" \
+# Blocks in another order on each rank too: the ranks clip by the same norm.
+CUDA_ON_CPU_WAITS=all CUDA_ON_CPU_SHUFFLE=7 step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
+    --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 \
+    --set parallel.bucket_mb=0.05 --set train.grad_clip=0.01 --set parallel.check_sync_every=1
+CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 4 --rounds 1 --out "$out/compare" \
     --modes dp,ddp
 # `auto` where GPUs cannot access each other's memory. Without the stand-in's own name, kernels are kept by model and versions.
 CUBECL_ENVIRONMENT='' CUDA_ON_CPU_PEERS=lies step to-nccl 2 "$programs/trainer" bench allreduce --gpus 2 --sizes 4 --ms 10
 CUDA_ON_CPU_IPC=refused CUDA_ON_CPU_NCCL=no step to-host 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=128 --set data.limit_test=64
-# Blocks in another order on each rank: the ranks clip by the same norm.
-CUDA_ON_CPU_SHUFFLE=7 step shuffled 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 --run-dir "$out/runs" --epochs 1 \
-    --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 --set train.grad_clip=0.01 \
-    --set parallel.check_sync_every=1
 # A kernel's error, after which the GPU does not answer any more.
 CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
@@ -121,9 +121,10 @@ CUDA_ON_CPU_RUN=no CUDA_ON_CPU_LOG=$out/ahead.calls step ahead 1 env XDG_CACHE_H
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
     until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
+wait $stuck || fail stuck "its output is below"
 wait $deferred || fail deferred "its output is below"
 wait $first_light || fail first-light "its output is below"
-cat "$out/deferred.txt" "$out/first-light.txt"
+cat "$out/stuck.txt" "$out/deferred.txt" "$out/first-light.txt"
 expect() { # NAME TEXT
     grep -q "$2" "$out/$1.log" || fail "$1" "$out/$1.log has no \"$2\""
 }

@@ -50,6 +50,16 @@ pub(crate) enum ImageFile {
 }
 
 impl ImageFile {
+    /// Returns the name of the image below the folder `root`. For a member of an archive, adds its position.
+    pub(crate) fn name(&self, root: &Path) -> String {
+        match self {
+            Self::Path(path) => path.strip_prefix(root).unwrap_or(path).display().to_string(),
+            Self::Member { archive, offset, len } => {
+                format!("{}:{offset}+{len}", archive.strip_prefix(root).unwrap_or(archive).display())
+            }
+        }
+    }
+
     /// Reads the encoded image.
     fn read(&self) -> Result<Vec<u8>, DataError> {
         let (path, offset) = match self {
@@ -308,12 +318,7 @@ impl EncodedImages {
 
     /// Returns the name of each image, without the folder of the data set. For a member of an archive, adds its position.
     pub fn names(&self) -> impl Iterator<Item = String> {
-        self.files.iter().map(|file| match file {
-            ImageFile::Path(path) => path.strip_prefix(&self.root).unwrap_or(path).display().to_string(),
-            ImageFile::Member { archive, offset, len } => {
-                format!("{}:{offset}+{len}", archive.strip_prefix(&self.root).unwrap_or(archive).display())
-            }
-        })
+        self.files.iter().map(|file| file.name(&self.root))
     }
 
     /// Returns the images `ids`, in their order.

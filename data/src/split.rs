@@ -33,6 +33,8 @@ pub struct SplitRecord {
     pub validation: Vec<u32>,
     /// Images of no split, in ascending order.
     pub unused: Vec<u32>,
+    /// [`Splits::names`]: positions mean the same images only while these are the same.
+    pub names: Option<u32>,
 }
 
 /// Splits the training set. A data set without test images is tested on the part that is held out.
@@ -62,7 +64,7 @@ pub fn split(mut splits: Splits, options: &SplitOptions) -> Result<Splits, DataE
         }
     }
     train.keep(&kept);
-    splits.record = Some(record);
+    splits.record = Some(SplitRecord { names: splits.names, ..record });
     Ok(splits)
 }
 
@@ -104,7 +106,7 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         let option = if options.validation.is_some() { "validation" } else { "fraction" };
         check_classes_left(option, train, &training)?;
     }
-    Ok((training, SplitRecord { images: train.len(), validation, unused }))
+    Ok((training, SplitRecord { images: train.len(), validation, unused, names: None }))
 }
 
 /// Returns the number of images of each stratum, of which the same fraction is taken. Strata are classes; a multi-label data
@@ -204,7 +206,14 @@ mod tests {
     }
 
     fn splits(sizes: &[usize], test: &[usize]) -> Splits {
-        Splits { train: dataset(sizes), val: None, test: dataset(test), source: "here".into(), record: None }
+        Splits {
+            train: dataset(sizes),
+            val: None,
+            test: dataset(test),
+            source: "here".into(),
+            names: None,
+            record: None,
+        }
     }
 
     fn options(validation: impl Into<Option<f64>>, fraction: impl Into<Option<f64>>, seed: u64) -> SplitOptions {

@@ -102,13 +102,15 @@ impl Failure {
     }
 
     fn of_full_memory(text: &str) -> Option<Self> {
-        let (_, rest) = text.split_once("out of device memory allocating ")?;
+        // The second is cubecl's for an array that is larger than a quarter of the GPU's memory.
+        let texts = ["out of device memory allocating ", "can't allocate buffer of size: "];
+        let (_, rest) = texts.into_iter().find_map(|said| text.split_once(said))?;
         let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
         let bytes = bytes.parse().map_or_else(|_| "more".to_owned(), |bytes| format!("{} more", text::bytes(bytes)));
         Some(Self::run(
             format!("the GPU's memory is used up: {bytes} was wanted"),
             "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \"bf16\" on a \
-             GPU; `nvidia-smi` shows who else has memory there; checkpoints saved before are intact",
+             GPU; train.drop_last = true or train.graph = false, if it is the last step of an epoch; `nvidia-smi` shows who else has memory there; checkpoints saved before are intact",
         ))
     }
 }

@@ -50,6 +50,13 @@ impl DatasetRecord {
         }
     }
 
+    /// Compares the images with which a checkpoint was trained with those of `data`. Returns how their shapes differ, or `None`.
+    pub fn other_shape(&self, data: &Self) -> Option<String> {
+        let shown = |[channels, height, width]: [usize; 3]| format!("{channels}x{height}x{width}");
+        (self.shape != data.shape)
+            .then(|| format!("was trained on images of {}, and these are {}", shown(self.shape), shown(data.shape)))
+    }
+
     /// Compares the classes with which a checkpoint was trained with those of `data`: a label is an index into them. Returns what
     /// differs and how, or `None`.
     pub fn other_classes(&self, data: &Self) -> Option<(ClassDifference, String)> {

@@ -231,6 +231,7 @@ fn kubernetes_mpi_job() {
     let mut mpirun = Command::new("ip");
     prepare(mpirun.args(["netns", "exec", &hosts.net.names[0]]).args(&command), &bench);
     mpirun.env("TRAINER_SECRET", "words of this test");
+    bench.own_mpi_session(&mut mpirun);
     // What the operator sets, and this test's keys
     mpirun
         .env("OMPI_MCA_orte_default_hostfile", bench.path("hostfile"))

@@ -14,6 +14,7 @@ fn trains_under(launcher: &[&str], announced: &str) {
     let trainer = env!("CARGO_BIN_EXE_trainer");
     let limit = ["--set", "train.max_steps=12"];
     let mut command = Command::new(program);
+    bench.own_mpi_session(&mut command);
     command.current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR").env("NO_COLOR", "1").args(&launcher[1..]);
     let output = command.args([trainer, "--config", "config.toml", "--run-dir", "theirs"]).args(limit).output();
     let ended: common::Ended = output.expect("the launcher starts").into();

@@ -8,8 +8,9 @@ use std::process::{Command, Stdio};
 use common::{Bench, CONFIG, Ended, losses};
 
 /// Open MPI's launcher; more ranks than cores and the superuser are what tests have.
-fn mpirun(world: usize) -> Command {
+fn mpirun(world: usize, bench: &Bench) -> Command {
     let mut command = Command::new("mpirun");
+    bench.own_mpi_session(&mut command);
     command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");
     // The time in which a rank that has lost another one can say so, which is a second without the option. Open MPI always
     // waits for so long.
@@ -19,7 +20,7 @@ fn mpirun(world: usize) -> Command {
 
 /// Trains under mpirun, over `backend`, with `more` arguments.
 fn trains(bench: &Bench, world: usize, backend: &str, more: &[&str]) -> Ended {
-    let mut command = mpirun(world);
+    let mut command = mpirun(world, bench);
     command.current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR").arg(env!("CARGO_BIN_EXE_trainer"));
     command.args(["--config", "config.toml", "--backend", backend]).args(more);
     command.output().expect("mpirun starts").into()
@@ -50,7 +51,8 @@ fn a_job_that_mpirun_has_not_started_is_refused() {
 
 #[test]
 fn the_bench_measures_exact_sums() {
-    let mut command = mpirun(2);
+    let bench = Bench::new(CONFIG);
+    let mut command = mpirun(2, &bench);
     command.arg(env!("CARGO_BIN_EXE_trainer"));
     command.args(["bench", "allreduce", "--backend", "mpi", "--sizes", "4,65536,1000000", "--ms", "20", "--json"]);
     let ended: Ended = command.output().expect("mpirun starts").into();
@@ -64,7 +66,7 @@ fn the_bench_measures_exact_sums() {
 #[test]
 fn a_killed_rank_ends_the_job_and_is_named() {
     let bench = Bench::new(&CONFIG.replace("epochs = 3", "epochs = 10000"));
-    let mut command = mpirun(2);
+    let mut command = mpirun(2, &bench);
     command.current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR").arg(env!("CARGO_BIN_EXE_trainer"));
     command.args(["--config", "config.toml", "--backend", "mpi", "--run-dir", "runs"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun starts");

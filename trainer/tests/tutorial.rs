@@ -39,6 +39,8 @@ fn under_mpirun() {
     for transport in TRANSPORTS {
         let Some(program) = example("collectives") else { return };
         let mut command = Command::new("mpirun");
+        let bench = Bench::new("");
+        bench.own_mpi_session(&mut command);
         command.args(["--allow-run-as-root", "--oversubscribe", "-np", "2"]).arg(program).arg(transport);
         let ended = Ended::from(command.output().expect("mpirun starts")).expect(0);
         assert!(ended.stdout.contains("Rank 1 all_gather [0.0, 1.0]\n"), "{transport}: {}", ended.stdout);

@@ -9,21 +9,25 @@ use crate::encoded::{ImageFile, Resize, ten_crop_side};
 use crate::{DataError, ImageShape, TEN_CROP};
 
 /// Returns the images that `paths` name: files as they are, and folders with all images in them and below, sorted by path.
-/// An image that is named twice is returned once.
-///
-/// # Errors
-/// A path that does not exist, a folder without an image, an image of a format that cannot be read.
-pub fn list(paths: &[PathBuf]) -> Result<Vec<PathBuf>, DataError> {
-    let (mut files, mut seen) = (Vec::new(), HashSet::new());
+/// An image that is named twice is returned once. Returns the errors too: a path that does not exist, a folder without an image, a
+/// folder with an image of a format that cannot be read.
+pub fn list(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<DataError>) {
+    let (mut files, mut errors, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     for path in paths {
-        if !path.exists() {
+        let found = if path.is_dir() {
+            image_folder::images_below(path)
+        } else if path.exists() {
+            Ok(vec![path.clone()])
+        } else {
             let hint = "name images (.png, .jpg, .jpeg) or folders that contain images";
-            return Err(DataError::new(path, "there is no such file or folder", hint));
+            Err(DataError::new(path, "there is no such file or folder", hint))
+        };
+        match found {
+            Ok(found) => files.extend(found.into_iter().filter(|file| seen.insert(file.clone()))),
+            Err(error) => errors.push(error),
         }
-        let found = if path.is_dir() { image_folder::images_below(path)? } else { vec![path.clone()] };
-        files.extend(found.into_iter().filter(|file| seen.insert(file.clone())));
     }
-    Ok(files)
+    (files, errors)
 }
 
 /// Decodes one image for a network that was trained on data set `name` with images of `shape`. Returns `[C, H, W]`.
@@ -128,15 +132,17 @@ mod tests {
         }
         let first = folder.path().join("b/2.png");
         let names: Vec<String> = list(&[first, folder.path().to_owned()])
-            .unwrap()
+            .0
             .iter()
             .map(|path| path.strip_prefix(folder.path()).unwrap().display().to_string())
             .collect();
         assert_eq!(names, ["b/2.png", "a.jpg", "b/1.PNG"]);
-        let error = list(&[folder.path().join("c.png")]).unwrap_err();
+        let (found, errors) = list(&[folder.path().join("c.png"), folder.path().join("a.jpg")]);
+        assert_eq!(found, [folder.path().join("a.jpg")]);
+        let error = &errors[0];
         assert_eq!(error.cause, "there is no such file or folder");
         let empty = tempfile::tempdir().unwrap();
-        let error = list(&[empty.path().to_owned()]).unwrap_err();
+        let error = &list(&[empty.path().to_owned()]).1[0];
         assert_eq!((error.cause.as_str(), error.hint.is_empty()), ("the folder holds no image", false));
     }
 }

@@ -1,5 +1,5 @@
-//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/val` and `DIR/test` with the same layout. `val` may be
-//! missing. If only `test` is missing, `val` is the test split. Both may be missing where the training set is split.
+//! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/val` (or `valid`, `validation`) and `DIR/test` with the same
+//! layout. `val` may be missing. If only `test` is missing, `val` is the test split. Both may be missing where the training set is split.
 //!
 //! Order and labels are those of torchvision's `ImageFolder`: classes are sorted by name, the files of a class by folder and
 //! then by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
@@ -9,10 +9,11 @@ mod walk;
 use std::path::{Path, PathBuf};
 
 use super::images::{SplitFiles, load_splits};
+use super::repeated::{Part, Repeat, first_repeated};
 use super::{DatasetInfo, LoadRequest};
 use crate::{DataError, Splits};
+use walk::{ClassImage, classes, images};
 pub(super) use walk::{NOT_READ, READ, images_below};
-use walk::{classes, samples};
 
 /// Reads an image folder. `needs_test`: a folder without test images is an error.
 pub(super) fn load(
@@ -26,10 +27,32 @@ pub(super) fn load(
     for split in dirs.val.iter().chain(&dirs.test) {
         check_same_classes(&dirs.train, &names, split)?;
     }
-    let optional = |dir: Option<PathBuf>| dir.map_or_else(|| Ok(Vec::new()), |dir| samples(&dir, &names));
-    let files =
-        SplitFiles { train: samples(&dirs.train, &names)?, val: optional(dirs.val)?, test: optional(dirs.test)? };
-    load_splits(info, dir, files, &names, request)
+    let optional = |dir: Option<PathBuf>| dir.map_or_else(|| Ok(Vec::new()), |dir| images(&dir, &names));
+    let (train, val, test) = (images(&dirs.train, &names)?, optional(dirs.val)?, optional(dirs.test)?);
+    check_repeated(
+        [(Part::Train, &train), (Part::Val, &val), (Part::Test, &test)],
+        request.split.validation.is_some(),
+    )?;
+    let [train, val, test] = [train, val, test].map(|images| images.into_iter().map(ClassImage::sample).collect());
+    load_splits(info, dir, SplitFiles { train, val, test }, &names, request)
+}
+
+/// Checks that no image has two classes or two splits. `splits` as in [`first_repeated`].
+fn check_repeated(parts: [(Part, &Vec<ClassImage>); 3], splits: bool) -> Result<(), DataError> {
+    let images = parts.into_iter().flat_map(|(part, images)| images.iter().map(move |image| (part, image)));
+    // A link to nothing has no inode. It is an error when it is read.
+    let images = images.filter_map(|(part, image)| Some((image.inode?, image.label, part, image)));
+    let Some((first, image, repeat)) = first_repeated(images, splits) else { return Ok(()) };
+    let one = "remove one of the two: an image has one class and one split";
+    let (why, hint) = match repeat {
+        Repeat::Label => ("an image has two classes", one),
+        Repeat::Split => ("an image of one split is in another one", one),
+        Repeat::Validation => (
+            "data.validation may take it and train on it too",
+            "remove one of the two (data.sampler_weights draws some classes more often), or move the validation images to val/",
+        ),
+    };
+    Err(DataError::new(&image.path, format!("is the same file as {}: {why}", first.path.display()), hint))
 }
 
 /// The folders of the splits.
@@ -50,7 +73,13 @@ fn split_dirs(dir: &Path, needs_test: bool) -> Result<SplitDirs, DataError> {
     if !train.is_dir() {
         return Err(DataError::new(train, "there is no such folder", layout));
     }
-    let [val, test] = ["val", "test"].map(|name| Some(dir.join(name)).filter(|path| path.is_dir()));
+    let found = |name: &str| Some(dir.join(name)).filter(|path| path.is_dir());
+    let mut val = ["val", "valid", "validation"].into_iter().filter_map(found);
+    let (val, other, test) = (val.next(), val.next(), found("test"));
+    if let (Some(val), Some(other)) = (&val, other) {
+        let cause = format!("is a validation split, and so is {}", val.display());
+        return Err(DataError::new(other, cause, "keep one of the two folders"));
+    }
     match (val, test) {
         (None, None) if needs_test => {
             let hint = format!("{layout}; or set data.validation = 0.1 to hold images of train out");

@@ -40,6 +40,10 @@ pub(super) fn load_splits(
         val: thin(files.val, classes.len(), request.limit_test, "limit_test")?,
         test: thin(files.test, classes.len(), request.limit_test, "limit_test")?,
     };
+    if request.label_delim.is_some() {
+        check_classes_left(&files.train, classes)?;
+    }
+    let names = names_checksum(&files.train, source);
     let resize = resize(request.image_size, request.resize)?;
     let (height, width) = match request.image_size {
         Some(size) => {
@@ -89,7 +93,29 @@ pub(super) fn load_splits(
         val: if files.val.is_empty() { None } else { Some(split(files.val)?) },
         test: split(files.test)?,
         source: source.display().to_string(),
+        names: Some(names),
         record: None,
+    })
+}
+
+/// Checks that a limit leaves every class of a multi-label data set a training image. The readers check it without a limit.
+fn check_classes_left(train: &[Sample], classes: &[String]) -> Result<(), DataError> {
+    let mut left = vec![false; classes.len()];
+    let sets = train.iter().filter_map(|sample| sample.label_set.as_deref());
+    sets.flatten().for_each(|&class| left[usize::from(class)] = true);
+    let Some(class) = left.iter().position(|left| !left) else { return Ok(()) };
+    let cause = format!("the first {} training images have none of the class `{}`", train.len(), classes[class]);
+    Err(DataError::new("", cause, "use a larger limit, or data.fraction, which chooses images at random")
+        .at("limit_train"))
+}
+
+/// Returns the CRC-32C of the names and labels of images. `source` is the folder or the file that lists them.
+fn names_checksum(samples: &[Sample], source: &Path) -> u32 {
+    let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
+    samples.iter().fold(0, |sum, sample| {
+        // A name has no NUL, and the length of a set separates it from the next name.
+        let sum = crc32c::crc32c_append(sum, format!("{}\0{}\0", sample.file.name(root), sample.label).as_bytes());
+        sample.label_set.iter().fold(sum, |sum, set| crc32c::crc32c_append(sum, format!("{set:?}").as_bytes()))
     })
 }
 

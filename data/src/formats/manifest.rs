@@ -15,8 +15,6 @@
 
 mod labels;
 
-use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder, Trim};
@@ -25,6 +23,7 @@ use labels::{Labels, labels};
 
 use super::file::read_error;
 use super::images::{Sample, SplitFiles, load_splits};
+use super::repeated::{Inode, Part, Repeat, first_repeated};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits, read_regular};
@@ -46,14 +45,6 @@ struct Row {
     path: PathBuf,
     label: String,
     part: Part,
-}
-
-/// The split of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Train,
-    Val,
-    Test,
 }
 
 /// Positions of the columns.
@@ -81,7 +72,7 @@ pub(super) fn load(
         let cause = "no line has the split test or val: there is nothing to evaluate";
         return Err(DataError::new(file, cause, "add a column split, or set data.validation = 0.1 to hold images out"));
     }
-    check_repeated(file, &rows, &inodes(file, &rows)?)?;
+    check_repeated(file, &rows, &inodes(file, &rows)?, request.split.validation.is_some())?;
     let has_test = evaluated(Part::Test);
     let mut files = SplitFiles::default();
     for (row, set) in rows.into_iter().zip(sets.iter()) {
@@ -118,7 +109,7 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
     // Spreadsheets begin a file with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let bytes = &*with_unix_line_ends(bytes);
-    let mut reader = ReaderBuilder::new().has_headers(false).flexible(true).trim(Trim::All).from_reader(bytes);
+    let mut reader = ReaderBuilder::new().has_headers(false).flexible(true).trim(Trim::Headers).from_reader(bytes);
     let mut record = ByteRecord::new();
     let folder = file.parent().unwrap_or(Path::new(""));
     let mut columns = None;
@@ -131,9 +122,10 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
         });
         let mistake = |cause: String, hint: &str| Err(DataError::new(file, cause, hint).at(format!("line {line}")));
         let fields: Result<Vec<&str>, _> = record.iter().map(std::str::from_utf8).collect();
-        let Ok(fields) = fields else {
+        let Ok(raw) = fields else {
             return mistake("is not UTF-8".into(), "save the file as UTF-8");
         };
+        let fields: Vec<&str> = raw.iter().map(|field| field.trim()).collect();
         let Some(Columns { path, label, split }) = columns else {
             columns = Some(header(file, line, &fields)?);
             continue;
@@ -143,7 +135,7 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
             let cause = format!("{} fields, the first line names {expected}", fields.len());
             return mistake(cause, "put a path that contains a comma in quotes: \"a,b.png\",cat");
         }
-        let [path, label] = [fields[path], fields[label]];
+        let (raw, path, label) = (raw[path], fields[path], fields[label]);
         if path.is_empty() {
             return mistake("the path is empty".into(), "each line has a path and a label");
         }
@@ -158,6 +150,8 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
             Some("test") => Part::Test,
             Some(other) => return mistake(format!("unknown split {other:?}"), "splits: train, val, test"),
         };
+        // A file's name may begin or end with a space.
+        let path = if raw != path && folder.join(raw).exists() { raw } else { path };
         rows.push(Row { line, path: folder.join(path), label: label.to_owned(), part });
     }
     if columns.is_none() {
@@ -186,35 +180,31 @@ fn header(file: &Path, line: u64, fields: &[&str]) -> Result<Columns, DataError>
     }
 }
 
-/// Checks that no image has two labels or two splits: a test image must not be trained on. `inodes` are those of the rows: two paths
-/// and a link may lead to the same file.
-fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode]) -> Result<(), DataError> {
-    let mut seen: HashMap<Inode, &Row> = HashMap::with_capacity(rows.len());
-    for (row, inode) in rows.iter().zip(inodes) {
-        let Some(first) = seen.insert(*inode, row) else { continue };
-        let other = match (first.label == row.label, first.part == row.part) {
-            (true, true) => continue,
-            (false, _) => "label",
-            (true, false) => "split",
-        };
-        let same =
-            if first.path == row.path { String::new() } else { format!(", as the same file {}", first.path.display()) };
-        let cause = format!("{} has another {other} in line {}{same}", row.path.display(), first.line);
-        let hint = "keep one of the two lines: an image has one label and one split";
-        return Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)));
-    }
-    Ok(())
+/// Checks that no image has two labels or two splits. `inodes` are those of the rows. `splits` as in [`first_repeated`].
+fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode], splits: bool) -> Result<(), DataError> {
+    let images = rows.iter().zip(inodes).map(|(row, inode)| (*inode, row.label.as_str(), row.part, row));
+    let Some((first, row, repeat)) = first_repeated(images, splits) else { return Ok(()) };
+    let one = "keep one of the two lines: an image has one label and one split";
+    let (has, hint) = match repeat {
+        Repeat::Label => ("has another label", one),
+        Repeat::Split => ("has another split", one),
+        Repeat::Validation => (
+            "is repeated, and data.validation may take it and train on it too. It is listed",
+            "list each image once (data.sampler_weights draws some classes more often), or name the split of each image in the manifest",
+        ),
+    };
+    let same =
+        if first.path == row.path { String::new() } else { format!(", as the same file {}", first.path.display()) };
+    let cause = format!("{} {has} in line {}{same}", row.path.display(), first.line);
+    Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)))
 }
-
-/// The device and the inode of a file.
-type Inode = (u64, u64);
 
 /// Returns the inodes of all images, so that missing files are reported before the first image is decoded.
 fn inodes(file: &Path, rows: &[Row]) -> Result<Vec<Inode>, DataError> {
     let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path).ok()).collect();
     let mut missing = rows.iter().zip(&metadata).filter(|(_, found)| found.is_none()).map(|(row, _)| row);
     let Some(first) = missing.next() else {
-        return Ok(metadata.into_iter().flatten().map(|found| (found.dev(), found.ino())).collect());
+        return Ok(metadata.iter().flatten().map(Inode::of).collect());
     };
     let more = match missing.count() {
         0 => String::new(),

@@ -15,6 +15,7 @@ mod locate;
 mod manifest;
 mod padding;
 mod registry;
+mod repeated;
 #[cfg(test)]
 pub(crate) mod tests;
 mod webdataset;
@@ -60,6 +61,8 @@ pub struct LoadRequest {
     pub share: bool,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
+    /// Splits the training set only if the data set has no test images: an evaluation needs no other part of it.
+    pub evaluates: bool,
     /// The character between the classes of an image in a manifest, such as `;` (fastai's `label_delim`): images may have several
     /// classes or none. `None`: each image has one class.
     pub label_delim: Option<char>,
@@ -97,7 +100,8 @@ pub fn is_label_delimiter(symbol: char) -> bool {
 /// range, images of different sizes, an `image_size` below the images' own size, a limit of zero, more pixels than fit into
 /// memory, or those of [`split`].
 pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
-    split(read(request, request.split.validation.is_none())?, &request.split)
+    let splits = read(request, request.split.validation.is_none())?;
+    if request.evaluates && !splits.test.is_empty() { Ok(splits) } else { split(splits, &request.split) }
 }
 
 /// Does the work of [`load`] without splitting the training set. `needs_test`: image files without test images are an error.

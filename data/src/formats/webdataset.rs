@@ -56,6 +56,9 @@ pub(super) fn load(
     if train.is_empty() {
         return Err(DataError::new(dir, "the archives train*.tar hold no image", LABEL));
     }
+    if needs_test && test.is_empty() {
+        return Err(DataError::new(dir, "the archives test*.tar or val*.tar hold no image", LABEL));
+    }
     let classes = classes(dir, [&train, &val, &test])?;
     load_splits(info, dir, SplitFiles { train, val, test }, &classes, request)
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use comm::{CommConfig, CommError, Communicator, ErrorKind, ReduceOp, Secret, TransportKind, join};
 use half::{bf16, f16};
-use support::matrix::{SIZES, collectives};
+use support::matrix::collectives;
 use support::{Job, LIMIT, Number};
 
 /// Variable with the address of the rendezvous.
@@ -32,9 +32,19 @@ fn ranks(body: &str, world: usize) -> Output {
     let job = Job::new(world);
     let mut command = mpirun(world);
     command.arg(std::env::current_exe().expect("this program")).args(["--ignored", "--exact", body, "--nocapture"]);
-    let said = tempfile::tempdir().expect("a temporary folder");
+    let [said, session] = [(), ()].map(|()| tempfile::tempdir().expect("a temporary folder"));
     command.env(STORE, job.server.local_addr().to_string()).env(SECRET, job.secret.to_hex()).env(SAID, said.path());
+    // Two mpirun that start at the same time remove each other's session folders from a common one (open-mpi/ompi#8510).
+    command.env("OMPI_MCA_orte_tmpdir_base", session.path());
     command.output().expect("mpirun starts")
+}
+
+/// Returns what the ranks printed on stdout, or the error of mpirun.
+#[track_caller]
+fn said(output: Output) -> String {
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!said.is_empty(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+    said
 }
 
 /// Returns this process's communicator, as a rank that mpirun has started.
@@ -75,16 +85,20 @@ fn wait_until(done: impl Fn() -> bool) {
 #[ignore = "a rank of `matrix`"]
 fn matrix_rank() {
     fn sizes<T: Number>(comm: &Communicator) {
-        SIZES.iter().for_each(|n| collectives::<T>(comm, *n));
+        // The other sizes of the tests of all transports are limits of shared memory.
+        [0, 1, 7, 1000, 100_003].into_iter().for_each(|n| collectives::<T>(comm, n));
     }
     let comm = rank();
     sizes::<f32>(&comm);
-    sizes::<f64>(&comm);
-    sizes::<f16>(&comm);
     sizes::<bf16>(&comm);
-    sizes::<i32>(&comm);
-    sizes::<i64>(&comm);
-    sizes::<u8>(&comm);
+    // How a type is sent does not depend on the number of ranks.
+    if comm.world() == 3 {
+        sizes::<f64>(&comm);
+        sizes::<f16>(&comm);
+        sizes::<i32>(&comm);
+        sizes::<i64>(&comm);
+        sizes::<u8>(&comm);
+    }
     // A group of every second rank, a duplicate of the world, and both at once.
     let all: Vec<usize> = (0..comm.world()).collect();
     let group: Vec<usize> = all.iter().copied().filter(|rank| rank % 2 == 0).collect();
@@ -122,7 +136,7 @@ fn mismatch_rank() {
 
 #[test]
 fn a_mismatch_is_the_same_error_on_every_rank() {
-    let said = String::from_utf8_lossy(&ranks("mismatch_rank", 3).stdout).into_owned();
+    let said = said(ranks("mismatch_rank", 3));
     for rank in 0..3 {
         let want = format!(
             "rank {rank}: rank 1 calls all_reduce of 13 f32 (sum) where rank 0 calls all_reduce of 12 f32 (sum)"
@@ -147,7 +161,7 @@ fn absent_rank() {
 
 #[test]
 fn a_rank_that_does_not_come_is_waited_for_until_the_timeout() {
-    let said = String::from_utf8_lossy(&ranks("absent_rank", 2).stdout).into_owned();
+    let said = said(ranks("absent_rank", 2));
     for rank in 0..2 {
         let want = format!("rank {rank}: barrier, collective #1 of the world: MPI did not return within 20");
         assert!(said.contains(&want), "{said}");

@@ -24,7 +24,7 @@ use crate::engine::{ReplacedImages, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::{Confusion, confusion_table};
 use crate::report::{AveragePrecision, RunFolder};
-use crate::run::{by_class, plan};
+use crate::run::{by_class, plan, split_file};
 use crate::signals::Stop;
 use crate::snapshot::{ClassDifference, DatasetRecord, EvalRecord};
 use crate::strategy::Replica;
@@ -41,6 +41,8 @@ struct Subject {
     on_error: OnError,
     /// The checkpoint of a run, and the data that it was trained on; older checkpoints do not know them.
     trained: Option<(PathBuf, DatasetRecord)>,
+    /// The run, if its own data set is evaluated.
+    run: Option<RunFolder>,
 }
 
 /// The output of `--json`.
@@ -89,7 +91,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--tta needs one class per image", hint));
     }
     let (test, loader) = test_images(&subject, arguments)?;
-    subject.check_classes(&test)?;
+    subject.check_trained(&test)?;
     let (replica, origin) = load_network(&subject, &test, arguments)?;
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
@@ -129,10 +131,15 @@ impl Subject {
         self.data.label_delim.is_some()
     }
 
-    /// Checks that the images have the classes of the run.
-    fn check_classes(&self, test: &Dataset) -> Result<(), Failure> {
+    /// Checks that the images have the size and the classes of the run.
+    fn check_trained(&self, test: &Dataset) -> Result<(), Failure> {
         let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
-        let Some((difference, cause)) = trained.other_classes(&DatasetRecord::of(test)) else { return Ok(()) };
+        let data = DatasetRecord::of(test);
+        if let (None, Some(cause)) = (self.data.image_size, trained.other_shape(&data)) {
+            let hint = "resize the files to the size of the run's images; --image-size resizes them to a square";
+            return Err(Failure::usage(format!("{}: {cause}", checkpoint.display()), hint));
+        }
+        let Some((difference, cause)) = trained.other_classes(&data) else { return Ok(()) };
         let hint = match difference {
             ClassDifference::MultiLabel if trained.multi_label => {
                 "say what separates the classes of an image: --label-delim ';'".into()
@@ -157,7 +164,17 @@ fn views(arguments: &EvalArgs) -> Views {
 
 /// Opens the test images, and the loader that prepares them.
 fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>, Loader), Failure> {
-    let splits = formats::load(&subject.data)?;
+    let splits = formats::load(&subject.data).map_err(|error| match error.place.as_str() {
+        "validation" => {
+            let cause =
+                format!("{}: no test images, and the run's data.validation: {}", subject.data.name, error.cause);
+            Failure::usage(cause, "give the data set test images")
+        }
+        _ => error.into(),
+    })?;
+    if let (Some(run), Some(record)) = (&subject.run, &splits.record) {
+        split_file::check_validation(run, record)?;
+    }
     if let (Some(side), None) = (arguments.resize, &splits.test.encoded) {
         let cause = format!("--resize {side}: it is for images in files, and {} is in memory", subject.data.name);
         return Err(Failure::usage(cause, "leave --resize out"));
@@ -173,8 +190,8 @@ fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>,
         ten_crop,
         shuffle: false,
         exact: true,
-        mean: subject.mean.clone().unwrap_or(facts.mean),
-        std: subject.std.clone().unwrap_or(facts.std),
+        mean: subject.mean.clone().filter(|mean| mean.len() == channels).unwrap_or(facts.mean),
+        std: subject.std.clone().filter(|std| std.len() == channels).unwrap_or(facts.std),
         on_error: subject.on_error,
         workers: rayon::current_num_threads(),
         ..LoaderConfig::default()
@@ -240,12 +257,17 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
     let on_error = if own_data { plan::on_error(&plan) } else { OnError::Fail };
     let snapshot = loaded.snapshot;
+    // Another size keeps the part of the image that is cut out.
+    let resize = plan.data.resize.map(|side| match (arguments.image_size, plan.data.image_size) {
+        (Some(size), Some(own)) => (side * size).div_ceil(own),
+        _ => side,
+    });
     Ok(Subject {
         model: plan.model.name.clone(),
         weights: WeightFile::of_state(&loaded.path, snapshot.ema.unwrap_or(snapshot.model)),
         data: LoadRequest {
             image_size: arguments.image_size.or(plan.data.image_size),
-            resize: arguments.resize.or(plan.data.resize.filter(|_| arguments.image_size.is_none() && own_data)),
+            resize: arguments.resize.or(resize),
             // If the manifest has no test images, evaluate on the images that the run did not train on.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
@@ -255,10 +277,12 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
                 arguments.data_dir.as_deref().or(plan.data.dir.as_deref().filter(|_| own_data)),
             )
         },
-        mean: arguments.mean.clone().or(plan.data.mean.filter(|_| own_data)),
-        std: arguments.std.clone().or(plan.data.std.filter(|_| own_data)),
+        // Images of other sets too: the network was trained with these.
+        mean: arguments.mean.clone().or(plan.data.mean),
+        std: arguments.std.clone().or(plan.data.std),
         on_error,
         trained: loaded.dataset.map(|dataset| (loaded.path, dataset)),
+        run: own_data.then_some(folder),
     })
 }
 
@@ -282,6 +306,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
         std: arguments.std.clone(),
         on_error: OnError::Fail,
         trained: None,
+        run: None,
     })
 }
 
@@ -314,5 +339,11 @@ fn check_channels(
 fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
     let dir = dir.map_or_else(plan::cache_folder, Path::to_owned);
     // Decode in the epoch, not at the start: an evaluation needs each test image once and no training image.
-    LoadRequest { name: name.to_owned(), dir: Some(dir), decode: DecodeTime::Epoch, ..LoadRequest::default() }
+    LoadRequest {
+        name: name.to_owned(),
+        dir: Some(dir),
+        decode: DecodeTime::Epoch,
+        evaluates: true,
+        ..LoadRequest::default()
+    }
 }

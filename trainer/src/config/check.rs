@@ -291,6 +291,10 @@ pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFact
             format!("remove `num_classes` (default: the data set's), or choose a data set with {classes} classes"),
         );
     }
+    if facts.classes < 2 {
+        let cause = format!("data set \"{name}\" has {} class, and a classifier needs two or more", facts.classes);
+        mistakes.add("data.name", cause, "add images of another class, such as those without it");
+    }
     check_channels(plan, facts, &mut mistakes);
     check_size(plan, facts, &mut mistakes);
     check_class_weights(plan, facts, &mut mistakes);

@@ -176,7 +176,13 @@ impl<'a> Engine<'a> {
         if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
             let epoch = self.load_final_weights()?;
             self.loaders.eval = loader;
-            match self.evaluate()? {
+            let evaluated = self.evaluate().map_err(|mut failure| {
+                let again =
+                    "the training is complete: --resume evaluates the test images again, and writes the summary";
+                failure.hint = Some(failure.hint.map_or_else(|| again.to_owned(), |hint| format!("{hint}; {again}")));
+                failure
+            })?;
+            match evaluated {
                 Evaluation::Done(counts) => {
                     test = Some(Evaluated { epoch, eval: eval_record(&counts) });
                     test_counts = Some(counts);
@@ -229,7 +235,7 @@ impl<'a> Engine<'a> {
                 EpochEnd::Complete => {}
             }
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
-            let due = done || (self.plan.train.eval_every > 0 && epoch.is_multiple_of(self.plan.train.eval_every));
+            let due = done || epoch.is_multiple_of(self.plan.train.eval_every);
             let start = Instant::now();
             let counts = match due {
                 true => match self.evaluate()? {

@@ -15,7 +15,7 @@ pub(crate) mod ranks;
 mod resume_command;
 mod setup;
 mod shared_images;
-mod split_file;
+pub(crate) mod split_file;
 mod training;
 mod tuned;
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use comm::Communicator;
+use data::ImageShape;
 use data::{
     DataError, SplitOptions, Splits,
     augment::Augment,
@@ -220,6 +221,7 @@ pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits
         split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
         label_delim: plan.data.label_delim,
         share: comm.is_some() || matches!(reader, Reader::Launcher),
+        evaluates: false,
     })
     .map_err(|error| blame_key(plan, error))?;
     if let Some(comm) = comm {
@@ -266,14 +268,14 @@ pub(crate) fn held_out(plan: &RunPlan) -> SplitOptions {
     SplitOptions { validation: plan.data.validation, fraction: None, seed: plan.train.seed }
 }
 
-/// Adds the location in the plan to an error of the split. The error's `place` is then a key of `[data]`.
-fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
-    match error.place.as_str() {
-        key @ ("validation" | "fraction") => {
-            plan.mistake(&[&format!("data.{key}")], format!("`data.{key}`: {}", error.cause), error.hint).into()
-        }
-        _ => error.into(),
-    }
+/// Adds the location in the plan to an error of the data set or of its loader whose `place` is a key of the plan.
+pub(super) fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
+    let key = match error.place.as_str() {
+        key @ ("validation" | "fraction" | "limit_train") => format!("data.{key}"),
+        key @ ("image_sizes" | "mixup" | "cutmix" | "class_weights") => format!("train.{key}"),
+        _ => return error.into(),
+    };
+    plan.mistake(&[&key], format!("`{key}`: {}", error.cause), error.hint).into()
 }
 
 /// Converts a number of images to a limit; 0 means no limit.
@@ -365,9 +367,14 @@ pub(super) fn small_images(plan: &RunPlan) -> Vec<SmallImages> {
 ///
 /// # Errors
 /// The plan was not checked against its data set.
-pub(super) fn eval_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
+pub(super) fn eval_loader(
+    plan: &RunPlan,
+    strategy: &dyn Strategy,
+    shape: ImageShape,
+    pixels: bool,
+) -> Result<LoaderConfig, Failure> {
     // At most 256 images, and at most as many pixels as 256 images of 64x64 have.
-    let pixels_of_one = plan.data.image_size.map_or(1, |side| side * side);
+    let pixels_of_one = (shape.height * shape.width).max(1);
     let images = (256 * 64 * 64 / pixels_of_one).clamp(1, 256);
     Ok(LoaderConfig {
         global_batch: global_batch(plan, strategy).max(images),

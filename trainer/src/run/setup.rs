@@ -12,7 +12,7 @@ use models::{Network, Spec};
 
 use super::memory::{self, MemoryUse};
 use super::{class_weights, fine_tune};
-use crate::config::{Devices, Mode, OptimizerKind, Precision, RunPlan, Setting};
+use crate::config::{Devices, Mode, OnError, OptimizerKind, Precision, RunPlan, Setting};
 use crate::console;
 use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::engine::checkpoint::Loaded;
@@ -99,10 +99,14 @@ pub(super) fn loaders(
             format!("{images} training images make no full batch of {batch}, and the incomplete one is left out");
         return Err(plan.mistake(&["train.drop_last"], cause, "use a smaller batch_size, or drop_last = false").into());
     }
-    let train_loader = Loader::new(Arc::clone(&train), train_config)?;
-    let eval_loader = Loader::new(Arc::clone(&eval), super::plan::eval_loader(plan, strategy, pixels)?)?;
+    let new = |set: &Arc<Dataset>, config| {
+        Loader::new(Arc::clone(set), config).map_err(|error| super::plan::blame_key(plan, error))
+    };
+    let shape = train.shape;
+    let train_loader = new(&train, train_config)?;
+    let eval_loader = new(&eval, super::plan::eval_loader(plan, strategy, shape, pixels)?)?;
     let test_loader = match test {
-        Some(test) => Some(Loader::new(Arc::new(test), super::plan::eval_loader(plan, strategy, true)?)?),
+        Some(test) => Some(new(&Arc::new(test), super::plan::eval_loader(plan, strategy, shape, true)?)?),
         None => None,
     };
     if !pixels {
@@ -186,10 +190,20 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
     let shape = train.shape;
     let (mean, std) = super::plan::normalisation(plan)?;
     let pipeline = Pipeline::new(&[], &mean, &std, shape)?;
-    let mut images = vec![0.0; count * shape.len()];
-    for (index, out) in images.chunks_exact_mut(shape.len()).enumerate() {
-        pipeline.apply(&train.pixels(index)?, &AugmentParams::default(), out);
+    let mut images = Vec::with_capacity(count * shape.len());
+    for index in 0..train.len() {
+        let pixels = match train.pixels(index) {
+            Err(error) if plan.data.on_error == Some(OnError::Skip) && error.is_bad_image => continue,
+            pixels => pixels?,
+        };
+        let at = images.len();
+        images.resize(at + shape.len(), 0.0);
+        pipeline.apply(&pixels, &AugmentParams::default(), &mut images[at..]);
+        if images.len() == count * shape.len() {
+            break;
+        }
     }
+    let count = images.len() / shape.len();
     Ok(network.initialised_from(&images, [count, shape.channels, shape.height, shape.width]))
 }
 
@@ -280,6 +294,10 @@ pub(super) fn restore(
         let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
                     model.weights = \"RUN/checkpoints/last\"";
         if let Some((_, cause)) = trained.other_classes(data) {
+            return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
+        }
+        // With data.image_size, the plan has the size.
+        if let (None, Some(cause)) = (plan.data.image_size, trained.other_shape(data)) {
             return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
         }
     }

@@ -19,12 +19,15 @@ struct SplitFile {
     validation: Vec<u32>,
     /// Images of no split.
     unused: Vec<u32>,
+    /// CRC-32C of the names and labels of the training images, if they are in files. Older versions did not write it.
+    #[serde(default)]
+    names: Option<u32>,
 }
 
 impl SplitFile {
     fn new(seed: u64, record: &SplitRecord) -> Self {
-        let SplitRecord { images, validation, unused } = record.clone();
-        Self { seed, images, validation, unused }
+        let SplitRecord { images, validation, unused, names } = record.clone();
+        Self { seed, images, validation, unused, names }
     }
 }
 
@@ -38,7 +41,40 @@ pub(super) fn write(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     write_atomic(&folder.split(), text.as_bytes())
 }
 
-/// Checks that a run that has already trained still has the same split.
+/// Checks that the images that are held out now are those that a run held out.
+///
+/// # Errors
+/// The file is damaged, or the split has changed.
+pub(crate) fn check_validation(folder: &RunFolder, record: &SplitRecord) -> Result<(), Failure> {
+    let same = |saved: &SplitFile| {
+        saved.images == record.images
+            && saved.validation == record.validation
+            && saved.names.is_none_or(|names| Some(names) == record.names)
+    };
+    match read(folder)? {
+        // Older versions wrote no file.
+        Some(saved) if !same(&saved) => Err(Failure::usage(
+            format!("{}: the images that are held out now are others than during the run", folder.split().display()),
+            "images that were trained on cannot measure it: give the run the images that it had, or give the data set test images",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reads the file. Returns `None` if there is none.
+fn read(folder: &RunFolder) -> Result<Option<SplitFile>, FileError> {
+    let path = folder.split();
+    let bytes = read_or_empty(&path)?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let damaged = |error: serde_json::Error| {
+        FileError::input(&path, error.to_string(), "the file is damaged: restore it, or start a new run")
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(damaged)
+}
+
+/// Checks that a run that has already trained still has the same split, of the same images.
 ///
 /// # Errors
 /// The file is damaged, or the split has changed.
@@ -47,16 +83,28 @@ pub(super) fn check(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     if !checkpoint::any(&folder.checkpoints())? {
         return Ok(());
     }
-    let path = folder.split();
-    let bytes = read_or_empty(&path)?;
-    let saved: Option<SplitFile> = match bytes.is_empty() {
-        true => None,
-        false => Some(serde_json::from_slice(&bytes).map_err(|error| {
-            FileError::input(&path, error.to_string(), "the file is damaged: restore it, or start a new run")
-        })?),
-    };
-    if saved == record.map(|record| SplitFile::new(seed, record)) {
+    let (path, saved) = (folder.split(), read(folder)?);
+    let mut now = record.map(|record| SplitFile::new(seed, record));
+    if saved == now {
         return Ok(());
+    }
+    let before = saved.as_ref().and_then(|saved| saved.names);
+    if let Some(now) = &mut now {
+        let renamed = before.is_some() && now.names != before;
+        now.names = before;
+        if saved.as_ref() == Some(now) {
+            if !renamed {
+                return Ok(());
+            }
+            return Err(Failure::usage(
+                format!(
+                    "{}: the training images have other names or labels than when the run was started",
+                    path.display()
+                ),
+                "the split of a run is by position, so images that were trained on would be in the validation split: give the run \
+                 the images that it had",
+            ));
+        }
     }
     Err(Failure::usage(
         format!("{}: the run was started with another split of its training images", path.display()),

@@ -22,6 +22,7 @@
 //! steps: each decision that depends on a rank's memory is taken by all ranks together ([`GraphRanks`]).
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::time::Instant;
 
 use burn::tensor::Device;
@@ -96,9 +97,9 @@ pub(super) enum Phase {
     Off,
     /// Waits for two consecutive steps of one signature. Holds the signature of the last step.
     Waits(Option<StepSignature>),
-    /// One step of this signature has run on these inputs. The next step of this signatureis the rehearsal of the recording.
+    /// One step of this signature has run on these inputs. The next step of this signature is the rehearsal of the recording.
     Prepared(StepSignature, Box<Inputs>),
-    /// Two steps of this signature have run on these inputs. The next step of this signaturewill be recorded.
+    /// Two steps of this signature have run on these inputs. The next step of this signature will be recorded.
     Rehearsed(StepSignature, Box<Inputs>),
     /// Steps of this signature are launched as a graph.
     Recorded(StepSignature, Box<Recorded>),
@@ -171,6 +172,14 @@ impl StepGraph {
     /// Returns why steps are not recorded, once.
     pub fn take_note(&mut self) -> Option<String> {
         self.note.take()
+    }
+
+    /// Begins again with the preparation of a recording, if there is one, before an evaluation on `device`. A recording may use only
+    /// memory that its step has allocated before, and an evaluation, whose batch may be larger, makes cubecl give such memory back.
+    pub fn before_evaluation(&mut self, device: &Device) {
+        if let Phase::Prepared(..) | Phase::Rehearsed(..) = self.phase {
+            self.forget(device);
+        }
     }
 
     /// Drops the graph, since the training state moves to other memory on `device`.
@@ -301,7 +310,7 @@ impl Learner {
         let results = reading.wait();
         // If a rank is missing, the results are wrong, and the GPU's error may be a consequence.
         ranks.check()?;
-        let results = results.map_err(|error| Failure::run(format!("the GPU: {error}"), HINT))?;
+        let results = results.map_err(|error| gpu_failure("the GPU", error))?;
         // The steps have run one after the other, so each step's time is the mean.
         let mut group: Vec<_> = graph.queued.iter_mut().filter(|queued| !queued.counted).take(count).collect();
         let (end, first) = (Instant::now(), group[0].start);
@@ -349,7 +358,7 @@ impl StepGraph {
         feed.write(words);
         for _ in 0..count {
             let launched = recorded.graph.launch();
-            launched.map_err(|error| Failure::run(format!("the step's graph cannot be launched: {error}"), HINT))?;
+            launched.map_err(|error| gpu_failure("the step's graph cannot be launched", error))?;
         }
         self.readings.push_back((feed.read(count), count));
         Ok(())
@@ -357,3 +366,9 @@ impl StepGraph {
 }
 
 pub(super) const HINT: &str = "set train.graph = false, and please report this";
+
+/// Returns the failure for an error of the GPU in a step of a graph. A full memory or an error of a kernel is not the graph's fault.
+pub(super) fn gpu_failure(what: &str, error: impl Display) -> Failure {
+    let text = error.to_string();
+    Failure::of_panic(&text).unwrap_or_else(|| Failure::run(format!("{what}: {text}"), HINT))
+}

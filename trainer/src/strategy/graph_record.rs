@@ -5,7 +5,7 @@ use data::loader::Batch;
 use models::{Context, StateKind, state};
 use ops::graph::{self, Graph};
 
-use super::graph::{HINT, Phase, StepSignature};
+use super::graph::{HINT, Phase, StepSignature, gpu_failure};
 use super::graph_inputs::{Inputs, Outputs};
 use super::{Learner, Replica, StepOutcome, device_batch::DeviceBatch};
 use crate::{
@@ -174,7 +174,7 @@ impl Learner {
         weight: f64,
     ) -> Result<(), Failure> {
         let device = self.replica.inner_device();
-        graph::prepare(&device).map_err(|error| Failure::run(format!("no step can be recorded: {error}"), HINT))?;
+        graph::prepare(&device).map_err(|error| gpu_failure("no step can be recorded", error))?;
         let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
         let mut inputs = Inputs::new(on_device, &device);
         let before = self.addresses()?;
@@ -252,8 +252,7 @@ impl Learner {
         if let Some(failure) = failed {
             return Err(failure);
         }
-        let (graph, ()) =
-            recorded.map_err(|error| Failure::run(format!("the step cannot be recorded: {error}"), HINT))?;
+        let (graph, ()) = recorded.map_err(|error| gpu_failure("the step cannot be recorded", error))?;
         let addresses = self.addresses()?;
         if addresses != before {
             return Err(Failure::run("the recorded step does not update the training state in place", HINT));

@@ -87,6 +87,12 @@ impl Bench {
         self.folder.path().join(name)
     }
 
+    /// Gives mpirun a folder for its sessions. Two that start at the same time remove each other's from a common one
+    /// (open-mpi/ompi#8510).
+    pub fn own_mpi_session(&self, command: &mut Command) {
+        command.env("OMPI_MCA_orte_tmpdir_base", self.folder.path());
+    }
+
     /// Returns the binary's command, without the user's settings in its environment and with default signal actions. Shells
     /// start background jobs, and so these tests, with some signals ignored, and children inherit ignored signals.
     pub fn command(&self) -> Command {
@@ -195,21 +201,21 @@ pub fn signal_process(process: u32, signal: i32) {
     rustix::process::kill_process(pid, signal).expect("the process is there");
 }
 
-/// Returns the ids of a process's children.
+/// Returns the ids of a process's children, in the order in which they were started.
 pub fn children(parent: u32) -> Vec<u32> {
-    let is_child = |process: &u32| {
+    let started = |process: u32| -> Option<(u64, u32)> {
         // The format is "pid (name) state ppid …". The name may hold parentheses, so search for the last one.
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        let after = stat.rsplit(')').next().unwrap_or_default();
-        after.split_whitespace().nth(1).and_then(|ppid| ppid.parse().ok()) == Some(parent)
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit(')').next()?.split_whitespace().collect();
+        let number = |field: usize| fields.get(field)?.parse::<u64>().ok();
+        // Ids begin again at 2 after the highest one. The time is in hundredths of a second.
+        (number(1)? == u64::from(parent)).then_some((number(19)?, process))
     };
-    let mut all: Vec<u32> = std::fs::read_dir("/proc")
-        .expect("/proc")
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter(is_child)
-        .collect();
+    let ids =
+        std::fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut all: Vec<(u64, u32)> = ids.filter_map(started).collect();
     all.sort_unstable();
-    all
+    all.into_iter().map(|(_, process)| process).collect()
 }
 
 /// Returns `(step, loss)` of every line of `metrics.jsonl`. The loss is its bit pattern, so that comparisons are exact.

@@ -1,13 +1,13 @@
 //! Finds the classes and the images of a split.
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::DataError;
 use crate::encoded::ImageFile;
 use crate::formats::images::Sample;
 use crate::formats::read_error;
+use crate::formats::repeated::Inode;
 
 /// File name extensions of the images that are read, in upper or lower case.
 pub(in crate::formats) const READ: [&str; 5] = ["png", "jpg", "jpeg", "jpe", "jfif"];
@@ -48,9 +48,29 @@ pub(super) fn classes(split: &Path) -> Result<Vec<String>, DataError> {
     Ok(names)
 }
 
+/// An image of a class.
+pub(super) struct ClassImage {
+    pub(super) path: PathBuf,
+    pub(super) label: u16,
+    /// `None` if there is no such file, as at the end of a broken link.
+    pub(super) inode: Option<Inode>,
+}
+
+impl ClassImage {
+    pub(super) fn sample(self) -> Sample {
+        Sample { file: ImageFile::Path(self.path), label: self.label, label_set: None }
+    }
+}
+
+/// An image below a folder.
+struct Found {
+    path: PathBuf,
+    inode: Option<Inode>,
+}
+
 /// Returns the images of all classes of a split, in torchvision's order.
-pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, DataError> {
-    let mut samples = Vec::new();
+pub(super) fn images(split: &Path, names: &[String]) -> Result<Vec<ClassImage>, DataError> {
+    let mut images = Vec::new();
     for (label, name) in (0..=u16::MAX).zip(names) {
         let class = split.join(name);
         let mut found = Vec::new();
@@ -60,10 +80,9 @@ pub(super) fn samples(split: &Path, names: &[String]) -> Result<Vec<Sample>, Dat
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
         sort(&mut found);
-        let sample = |path| Sample { file: ImageFile::Path(path), label, label_set: None };
-        samples.extend(found.into_iter().map(sample));
+        images.extend(found.into_iter().map(|Found { path, inode }| ClassImage { path, label, inode }));
     }
-    Ok(samples)
+    Ok(images)
 }
 
 /// Returns all images in a folder and below it, in the order of a class.
@@ -74,30 +93,30 @@ pub(in crate::formats) fn images_below(folder: &Path) -> Result<Vec<PathBuf>, Da
         return Err(DataError::new(folder, "the folder holds no image", "images are .png, .jpg or .jpeg files"));
     }
     sort(&mut found);
-    Ok(found)
+    Ok(found.into_iter().map(|image| image.path).collect())
 }
 
 /// Sorts by folder and then by name. Folders compare as whole strings, not part by part, as in Python's `sorted(os.walk())`:
 /// "a-b" comes before "a/b".
-fn sort(paths: &mut [PathBuf]) {
-    paths.sort_unstable_by_key(|path| {
+fn sort(images: &mut [Found]) {
+    images.sort_unstable_by_key(|Found { path, .. }| {
         let folder = path.parent().map(|p| p.as_os_str().to_owned());
         (folder, path.file_name().map(ToOwned::to_owned))
     });
 }
 
-/// Device and inode of each folder that was read, with its path.
-type Seen = HashMap<(u64, u64), PathBuf>;
+/// Each folder that was read, with its path.
+type Seen = HashMap<Inode, PathBuf>;
 
 /// Appends the images in `dir` and in the folders below it to `found`. No folder is read twice: links that lead up or to the
 /// same folder would make a small tree endless.
-fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<PathBuf>) -> Result<(), DataError> {
+fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<Found>) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
         let cause = format!("more than {MAX_DEPTH} folders inside each other");
         return Err(DataError::new(dir, cause, "move the images to folders further up"));
     }
     let metadata = std::fs::metadata(dir).map_err(|e| read_error(dir, &e))?;
-    if let Some(first) = seen.insert((metadata.dev(), metadata.ino()), dir.to_owned()) {
+    if let Some(first) = seen.insert(Inode::of(&metadata), dir.to_owned()) {
         let cause = format!("is the same folder as {}", first.display());
         return Err(DataError::new(dir, cause, "remove the symbolic link: a class may have each folder once"));
     }
@@ -105,13 +124,14 @@ fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<PathBuf>) 
         if is_hidden(&path) {
             continue;
         }
-        if path.is_dir() {
+        let metadata = std::fs::metadata(&path).ok();
+        if metadata.as_ref().is_some_and(std::fs::Metadata::is_dir) {
             collect(&path, depth + 1, seen, found)?;
             continue;
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
         if READ.contains(&extension.as_str()) {
-            found.push(path);
+            found.push(Found { path, inode: metadata.as_ref().map(Inode::of) });
         } else if NOT_READ.contains(&extension.as_str()) {
             let cause = format!("images of the format {extension} cannot be read");
             return Err(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"));

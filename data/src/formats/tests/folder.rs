@@ -289,10 +289,51 @@ fn a_tree_of_links_is_an_error_at_once() {
     std::os::unix::fs::symlink("../../links/0", folder.path("train/cat/tree")).unwrap();
     let error = folder.error();
     assert!(error.starts_with("train/cat/tree/") && error.contains(": is the same folder as "), "{error}");
-    // A second class may link to the same folder.
     std::fs::remove_file(folder.path("train/cat/tree")).unwrap();
-    std::os::unix::fs::symlink("../cat", folder.path("test/dog/link")).unwrap();
+    folder.flat("more/1.png", 1);
+    std::os::unix::fs::symlink("../../more", folder.path("test/dog/link")).unwrap();
     assert_eq!(folder.load().unwrap().test.labels, [0, 1, 1]);
+}
+
+#[test]
+fn an_image_has_one_class_and_one_split() {
+    let folder = Folder::new();
+    let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, folder.path(name)).unwrap();
+    let error = |expected: &str| {
+        let error = folder.error();
+        assert!(error.contains("is the same file as ") && error.ends_with(expected), "{error}");
+    };
+    link("../cat/1.png", "train/dog/2.png");
+    error("train/cat/1.png: an image has two classes");
+    std::fs::remove_file(folder.path("train/dog/2.png")).unwrap();
+    link("../../train/cat/1.png", "test/cat/2.png");
+    error("train/cat/1.png: an image of one split is in another one");
+    std::fs::remove_file(folder.path("test/cat/2.png")).unwrap();
+    // Copies of a training image change how often it is drawn, but a validation split must not have one of them.
+    link("1.png", "train/cat/2.png");
+    assert_eq!(folder.load().unwrap().train.labels, [0, 0, 1]);
+    let mut request = request("image-folder", folder.0.path());
+    request.split = SplitOptions { validation: Some(0.5), ..SplitOptions::default() };
+    let cause = load(&request).unwrap_err().cause;
+    assert!(cause.ends_with("train/cat/1.png: data.validation may take it and train on it too"), "{cause}");
+}
+
+#[test]
+fn valid_is_another_name_of_val() {
+    for name in ["valid", "validation"] {
+        let folder = Folder::new();
+        for class in ["cat", "dog"] {
+            folder.flat(&format!("{name}/{class}/1.png"), 9);
+        }
+        let splits = folder.load().unwrap();
+        assert_eq!((splits.val.unwrap().labels, splits.test.len()), (vec![0, 1], 2));
+        folder.flat("val/cat/1.png", 9);
+        assert!(
+            folder.error().starts_with(&format!("{name}: is a validation split, and so is ")),
+            "{}",
+            folder.error()
+        );
+    }
 }
 
 #[test]

@@ -177,6 +177,12 @@ fn an_image_in_two_splits_is_found_under_another_name() {
     std::os::unix::fs::symlink("0.png", manifest.path("photos/link.png")).unwrap();
     let cause = manifest.load().unwrap_err().cause;
     assert!(cause.contains("photos/link.png has another label in line 2, as the same file "), "{cause}");
+    // Repeated lines are allowed unless a part of them is held out.
+    let manifest = Manifest::new("path,label\nphotos/0.png,a\nphotos/1.png,b\nphotos/0.png,a\nphotos/2.png,b\n");
+    let mut request = request("manifest", manifest.path("labels.csv"));
+    request.split = SplitOptions { validation: Some(0.5), fraction: None, seed: 1 };
+    let error = load(&request).unwrap_err();
+    assert!(error.to_string().contains("line 4: ") && error.cause.ends_with("It is listed in line 2"), "{error}");
 }
 
 #[test]

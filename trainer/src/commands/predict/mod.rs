@@ -86,13 +86,23 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
     }
     let paths = [arguments.paths.clone(), listed(arguments.list.as_deref())?].concat();
-    let paths = image_files::list(&paths)?;
+    let (paths, errors) = image_files::list(&paths);
+    let mut left_out = 0;
+    let mut leave_out = |error: DataError| -> Result<(), Failure> {
+        if !arguments.skip_errors {
+            return Err(error.into());
+        }
+        console::eprint(format_args!("warning: left out: {error}"));
+        left_out += 1;
+        Ok(())
+    };
+    let missing = errors.len();
+    errors.into_iter().try_for_each(&mut leave_out)?;
     let classifier = Classifier::open(arguments)?;
     let top_k = classifier.top_k(arguments)?;
     let stop = Stop::on_signals()?;
     let mut out = Output::new(arguments, &classifier, top_k);
     let bar = progress_bar(paths.len(), arguments);
-    let mut left_out = 0;
     for (done, batch) in paths.chunks(arguments.batch_size as usize).enumerate() {
         if let Some(signal) = stop.signal() {
             let done = thousands((done * arguments.batch_size as usize) as u64);
@@ -100,21 +110,15 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
             return Err(Failure { code: 128 + signal as u8, message, hint: None });
         }
         let (images, errors) = classifier.decode(batch);
-        for error in errors {
-            if !arguments.skip_errors {
-                return Err(error.into());
-            }
-            console::eprint(format_args!("warning: left out: {error}"));
-            left_out += 1;
-        }
+        errors.into_iter().try_for_each(&mut leave_out)?;
         out.write(&classifier.predict(&images, top_k)?)?;
         bar.inc(batch.len() as u64);
     }
     bar.finish_and_clear();
     out.finish()?;
     if left_out > 0 {
-        let all = thousands(paths.len() as u64);
-        console::eprint(format_args!("note: {left_out} of {all} images could not be read and were left out"));
+        let named = thousands((paths.len() + missing) as u64);
+        console::eprint(format_args!("note: {left_out} of {named} images could not be read and were left out"));
     }
     Ok(())
 }
@@ -124,7 +128,9 @@ fn listed(list: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
     let Some(list) = list else { return Ok(Vec::new()) };
     let bad = |cause: String| FileError::input(list, cause, "write one path per line, in UTF-8");
     let bytes = read_regular(list, LARGEST_LIST).map_err(|error| bad(error.to_string()))?;
-    let text = String::from_utf8(bytes).map_err(|error| bad(error.to_string()))?;
+    // Windows programs begin a file with a byte order mark.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let text = str::from_utf8(bytes).map_err(|error| bad(error.to_string()))?;
     Ok(text.lines().filter(|line| !line.trim().is_empty()).map(PathBuf::from).collect())
 }
 

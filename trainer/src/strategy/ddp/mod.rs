@@ -90,6 +90,8 @@ pub struct Ddp {
     options: ReducerOptions,
     /// Set if gradients are reduced on their device.
     on_device: Option<OnDevice>,
+    /// Each thread has its own stream of a GPU, so the calling thread queues all work there.
+    on_gpu: bool,
     /// The threads of `parallel.threads`, on the CPU.
     threads: Option<ThreadPool>,
     /// Set during autotuning.
@@ -137,7 +139,6 @@ impl Ddp {
             compression: parallel.compression,
         };
         let reducer = Reducer::new(parameters, &comm, &status, options, on_device.clone(), None)?;
-        // On a GPU each thread has its own stream, so the calling thread queues all work.
         let on_gpu = matches!(parallel.devices, Some(Devices::Gpus(_)));
         let threads = if on_gpu { None } else { pool(settings.threads)? };
         let tuner = tuner(plan, on_gpu, on_device.is_some(), &comm)?;
@@ -156,6 +157,7 @@ impl Ddp {
             reducer,
             options,
             on_device,
+            on_gpu,
             threads,
             tuner,
             tuned: None,
@@ -221,7 +223,9 @@ impl Ddp {
         let parameters = &self.learner.replica.parameters;
         let on_device = self.on_device.clone();
         self.reducer = Reducer::new(parameters, &self.comm, &self.status, self.options, on_device, Some(order))?;
-        self.threads = pool(settings.threads)?;
+        if !self.on_gpu {
+            self.threads = pool(settings.threads)?;
+        }
         Ok(())
     }
 
@@ -351,6 +355,8 @@ impl Strategy for Ddp {
         self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
+        // All ranks are in the same phase.
+        learner.graph.before_evaluation(&learner.replica.inner_device());
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
             learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;
         }

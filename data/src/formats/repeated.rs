@@ -1,0 +1,56 @@
+//! Finds images that a data set lists more than once.
+
+use std::collections::HashMap;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+
+/// The device and the inode of a file: two paths and a link may lead to the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Inode(u64, u64);
+
+impl Inode {
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self(metadata.dev(), metadata.ino())
+    }
+}
+
+/// The split that an image is listed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Train,
+    Val,
+    Test,
+}
+
+/// Why a data set may not list an image twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// An image has one label.
+    Label,
+    /// A test image must not be trained on.
+    Split,
+    /// A validation split by `data.validation` would have images that are trained on.
+    Validation,
+}
+
+/// Returns the first image that is listed a second time in a way that is wrong: its two places, and what is wrong. `images` have the
+/// label and the split of each place. `splits`: a part of the training images becomes the validation split.
+pub(super) fn first_repeated<L: PartialEq, T: Copy>(
+    images: impl IntoIterator<Item = (Inode, L, Part, T)>,
+    splits: bool,
+) -> Option<(T, T, Repeat)> {
+    let mut seen: HashMap<Inode, (L, Part, T)> = HashMap::new();
+    for (inode, label, part, place) in images {
+        let repeat = match seen.get(&inode) {
+            None => None,
+            Some((other, ..)) if *other != label => Some(Repeat::Label),
+            Some((_, other, _)) if *other != part => Some(Repeat::Split),
+            Some(_) => (splits && part == Part::Train).then_some(Repeat::Validation),
+        };
+        let before = seen.insert(inode, (label, part, place));
+        if let (Some(repeat), Some((.., first))) = (repeat, before) {
+            return Some((first, place, repeat));
+        }
+    }
+    None
+}
