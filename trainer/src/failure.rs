@@ -21,6 +21,8 @@ pub struct Failure {
     pub message: String,
     /// The action that fixes the problem.
     pub hint: Option<String>,
+    /// Whether the same run would fail in the same way again although its input is right: the training has diverged.
+    pub is_permanent: bool,
 }
 
 /// Errors of kernels after which a process cannot use the GPU any more (`CUresult` of `cuda.h`).
@@ -50,12 +52,22 @@ pub fn name_stopped_kernel(find: fn() -> Option<String>) {
 impl Failure {
     /// Returns the failure of a run.
     pub fn run(message: impl Display, hint: impl Display) -> Self {
-        Self { code: FAILED, message: message.to_string(), hint: Some(hint.to_string()) }
+        Self { code: FAILED, message: message.to_string(), hint: Some(hint.to_string()), is_permanent: false }
     }
 
     /// Returns the failure for wrong input.
     pub fn usage(message: impl Display, hint: impl Display) -> Self {
-        Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()) }
+        Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()), is_permanent: false }
+    }
+
+    /// Returns the end of a command by a signal.
+    pub fn stopped(signal: i32, message: impl Display) -> Self {
+        Self { code: 128 + signal as u8, message: message.to_string(), hint: None, is_permanent: false }
+    }
+
+    /// Returns the error for the callbacks of the crate `launch`.
+    pub fn into_launch_error(self) -> LaunchError {
+        LaunchError { code: self.code, message: self.message, hint: self.hint.unwrap_or_default() }
     }
 
     /// Converts a panic's text to a failure if the GPU is out of memory or has stopped, as burn panics with these errors wherever it
@@ -145,7 +157,12 @@ pub trait Hint: std::error::Error {
 
 impl<E: Hint> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self { code: error.exit_code(), message: error.message(), hint: error.hint().map(str::to_owned) }
+        Self {
+            code: error.exit_code(),
+            message: error.message(),
+            hint: error.hint().map(str::to_owned),
+            is_permanent: false,
+        }
     }
 }
 
@@ -203,7 +220,7 @@ impl From<ConfigErrors> for Failure {
     fn from(errors: ConfigErrors) -> Self {
         let text = errors.to_string();
         let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();
-        Self { code: USAGE, message, hint: None }
+        Self { code: USAGE, message, hint: None, is_permanent: false }
     }
 }
 

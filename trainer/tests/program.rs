@@ -30,6 +30,7 @@ mod messages;
 mod multi_label;
 mod nodes;
 mod onnx;
+mod pairs;
 mod precision;
 mod predict;
 mod queued_steps;

@@ -46,6 +46,9 @@ pub(super) struct FailureReport {
     pub(super) doing: String,
     /// Whether the cause is the end of another rank, or a wait for another rank. Then this failure is not the root cause.
     pub(super) consequence: bool,
+    /// Whether the same job would fail in the same way again, so that a restart is of no use.
+    #[serde(default)]
+    pub(super) permanent: bool,
     /// The rank that caused the failure, if known.
     #[serde(default)]
     pub(super) culprit: Option<usize>,
@@ -87,6 +90,7 @@ impl FailureReport {
             thread: None,
             doing: String::new(),
             consequence: false,
+            permanent: false,
             culprit: None,
             at_ms,
         })

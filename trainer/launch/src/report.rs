@@ -34,8 +34,10 @@ pub(super) struct WorkerFailure {
     pub(super) at_ms: u64,
     /// The rank that this worker blames.
     pub(super) culprit: Option<usize>,
-    /// Whether the exit code is 2: the input is wrong, and a restart would fail again.
+    /// Whether the exit code is 2: the input is wrong.
     pub(super) usage: bool,
+    /// Whether a restart would fail in the same way again.
+    pub(super) permanent: bool,
     pub(super) hint: Option<String>,
     pub(super) process: Option<ProcessDetails>,
 }
@@ -64,6 +66,7 @@ impl WorkerFailure {
             culprit: None,
             // In any other program, exit code 2 may have another meaning.
             usage: exit.status.code() == Some(2) && !worker.is_any_program(),
+            permanent: exit.status.code() == Some(2) && !worker.is_any_program(),
             hint: exit.status.signal().and_then(signals::hint).map(str::to_owned),
             process: Some(details(worker, exit.last_status.clone())),
         };
@@ -84,7 +87,8 @@ impl WorkerFailure {
         let hint = Some(report.hint.clone()).filter(|hint| !hint.is_empty());
         let at_ms = at_ms.min(report.at_ms);
         let consequence = report.consequence && report.kind == FailureKind::Error;
-        Self { what, consequence, at_ms, culprit: report.culprit, hint: hint.or(base.hint.clone()), ..base }
+        let (permanent, culprit) = (base.permanent || report.permanent, report.culprit);
+        Self { what, consequence, at_ms, permanent, culprit, hint: hint.or(base.hint.clone()), ..base }
     }
 
     /// Makes the failure of a worker that runs and sends no heartbeats.
@@ -112,6 +116,7 @@ impl WorkerFailure {
             at_ms: unix_ms(SystemTime::now()).saturating_sub(silent.as_millis() as u64),
             culprit: None,
             usage: false,
+            permanent: false,
             hint,
             process: Some(details(worker, worker.page.status())),
         }
@@ -142,6 +147,7 @@ impl WorkerFailure {
             at_ms,
             culprit: None,
             usage: false,
+            permanent: false,
             hint: failure.hint().map(str::to_owned),
             process: None,
         }
@@ -268,6 +274,7 @@ mod tests {
             at_ms,
             culprit: None,
             usage: false,
+            permanent: false,
             hint: Some("look".into()),
             process: Some(process),
         }

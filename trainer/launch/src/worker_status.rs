@@ -67,6 +67,12 @@ impl WorkerStatus {
         self.write(FailureReport { consequence, ..self.report(message, hint) });
     }
 
+    /// Does what [`WorkerStatus::record_error`] does, for a failure that no other rank has caused. With `permanent`, the same job would
+    /// fail in the same way again, and the launcher does not start it again.
+    pub fn record_failure(&self, message: &str, hint: &str, permanent: bool) {
+        self.write(FailureReport { permanent, ..self.report(message, hint) });
+    }
+
     /// Does what [`WorkerStatus::record_error`] does, for an error of a collective. An error about the end of another rank
     /// counts as a consequence.
     pub fn record_comm_error(&self, error: &CommError) {
@@ -106,6 +112,7 @@ impl WorkerStatus {
             thread: std::thread::current().name().map(str::to_owned),
             doing: self.0.page.status().text,
             consequence: false,
+            permanent: false,
             culprit: None,
             at_ms: unix_ms(SystemTime::now()),
         }

@@ -213,7 +213,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
                 None => return Ok(status),
                 Some(signal) => {
                     let message = format!("stopped by {}, with the run in progress", signals::name(signal));
-                    return Err(Failure { code: 128 + signal as u8, message, hint: None });
+                    return Err(Failure::stopped(signal, message));
                 }
             },
             None => thread::sleep(TICK),

@@ -245,7 +245,7 @@ fn print_accuracy(title: &str, record: &EvalRecord, views: Views, confusion: Opt
 fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
     let (name, counted, images) = (signals::name(signal), thousands(counted), thousands(images as u64));
     let message = format!("stopped by {name} after {counted} of {images} images; an evaluation saves nothing");
-    Failure { code: 128 + signal as u8, message, hint: None }
+    Failure::stopped(signal, message)
 }
 
 /// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if the checkpoint has them.

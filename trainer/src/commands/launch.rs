@@ -74,11 +74,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     }
     let mut made = None;
     let code = config.run(|_| {
-        let logs = folder(arguments, id).map_err(|Failure { code, message, hint }| launch::LaunchError {
-            code,
-            message,
-            hint: hint.unwrap_or_default(),
-        })?;
+        let logs = folder(arguments, id).map_err(Failure::into_launch_error)?;
         made = Some(logs.clone());
         Ok(JobFolder { logs, variables: Vec::new() })
     })?;

@@ -15,7 +15,8 @@ use data::loader::Loader;
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
 use self::{checkpoint::Store, epoch::EpochEnd};
-use crate::config::{BatchScope, LrScale, RunPlan};
+use crate::config::{BatchScope, CheckpointConfig, LrScale, RunPlan};
+use crate::console;
 use crate::device::KernelCompileReporter;
 use crate::failure::Failure;
 use crate::optim::Schedule;
@@ -238,7 +239,7 @@ impl<'a> Engine<'a> {
             let due = done || epoch.is_multiple_of(self.plan.train.eval_every);
             let start = Instant::now();
             let counts = match due {
-                true => match self.evaluate()? {
+                true => match self.evaluate_or_save()? {
                     Evaluation::Done(counts) => Some(counts),
                     // The checkpoint is saved at the epoch's end, so a resumed run evaluates again.
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
@@ -249,7 +250,7 @@ impl<'a> Engine<'a> {
             let exhausted = counts.as_ref().filter(|_| !done).and_then(|counts| self.exhausted(counts));
             done |= exhausted.is_some();
             let eval_seconds = start.elapsed().as_secs_f64();
-            let time_is_up = !done && self.any_rank_is_out_of_time(eval_seconds)?;
+            let time_is_up = !done && self.is_out_of_time(eval_seconds)?;
             self.finish_epoch(counts.as_ref(), done || time_is_up, eval_seconds)?;
             match (counts, exhausted) {
                 (Some(counts), Some(best)) => return Ok(RunOutcome::Exhausted { counts, epoch, best }),
@@ -261,6 +262,18 @@ impl<'a> Engine<'a> {
                 _ => {}
             }
         }
+    }
+
+    /// Evaluates after training steps. If that fails, saves a checkpoint first: the steps are not lost, and a resumed run evaluates again.
+    fn evaluate_or_save(&mut self) -> Result<Evaluation, Failure> {
+        let evaluated = self.evaluate();
+        if evaluated.as_ref().is_err_and(|failure| !failure.is_permanent) {
+            let name = format!("step-{}", self.progress.step);
+            if let Err(failure) = self.save(&name, false) {
+                console::eprint(format_args!("warning: no checkpoint was saved: {failure}"));
+            }
+        }
+        evaluated
     }
 
     /// Evaluates all images of [`Loaders::eval`].
@@ -319,8 +332,9 @@ impl<'a> Engine<'a> {
             self.progress.epoch = epoch + 1;
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
         }
-        let every = self.plan.checkpoint.every;
-        let due = every > 0 && epoch.is_multiple_of(every);
+        let CheckpointConfig { every, every_steps, .. } = self.plan.checkpoint;
+        let due = (every > 0 && epoch.is_multiple_of(every))
+            || (every_steps > 0 && self.progress.step.is_multiple_of(every_steps as u64));
         if done || due || (is_best && self.plan.checkpoint.keep_best) {
             self.save_evaluated(&name, is_best)?;
         }
@@ -346,7 +360,9 @@ impl<'a> Engine<'a> {
                 )));
             }
             store.save(name, snapshot, &self.progress, is_best)?;
-            tracing::debug!(name, is_best, seconds = start.elapsed().as_secs_f64(), "saved a checkpoint");
+            let seconds = start.elapsed().as_secs_f64();
+            self.progress.elapsed_s += seconds;
+            tracing::debug!(name, is_best, seconds, "saved a checkpoint");
         }
         Ok(())
     }
@@ -357,12 +373,12 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Returns the factor of `optimizer.lr_scale`. By Horovod's rule the learning rate grows with the global batch size. The global
-/// batch grows with the number of workers only if `batch_size` is per worker.
-fn lr_factor(plan: &RunPlan, world: usize) -> f64 {
+/// Returns the factor of `optimizer.lr_scale`: the linear scaling rule (Goyal et al. 2017), and its square root. The learning rate
+/// grows with the global batch size, which grows with the number of `devices` only if `batch_size` is per worker.
+fn lr_factor(plan: &RunPlan, devices: usize) -> f64 {
     let growth = match plan.train.batch_scope {
         BatchScope::Global => 1.0,
-        BatchScope::PerWorker => world as f64,
+        BatchScope::PerWorker => devices as f64,
     };
     match plan.optimizer.lr_scale {
         LrScale::None => 1.0,

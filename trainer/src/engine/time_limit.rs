@@ -10,15 +10,20 @@ use crate::strategy::Evaluation;
 impl Engine<'_> {
     /// Returns the signal that this rank has received, or [`TIME_IS_UP`] if `train.max_time_s` is over.
     pub(super) fn asked_to_stop(&self) -> Option<i32> {
+        self.stop.signal().or(self.time_is_up(0.0).then_some(TIME_IS_UP))
+    }
+
+    /// Returns whether `train.max_time_s` is over on rank 0 after `seconds` more, and `false` on the other ranks. The checkpoint has the
+    /// time of rank 0, which also writes it: in the other ranks' time it is a part of the next step, which waits for rank 0.
+    fn time_is_up(&self, seconds: f64) -> bool {
         let limit = self.plan.train.max_time_s;
-        let up = limit > 0 && self.progress.elapsed_s >= limit as f64;
-        self.stop.signal().or(up.then_some(TIME_IS_UP))
+        limit > 0 && self.strategy.rank() == 0 && self.progress.elapsed_s + seconds >= limit as f64
     }
 
     /// Evaluates the current weights, and saves a checkpoint from which the run can continue.
     pub(super) fn out_of_time(&mut self) -> Result<RunOutcome, Failure> {
         let start = Instant::now();
-        let counts = match self.evaluate()? {
+        let counts = match self.evaluate_or_save()? {
             Evaluation::Done(counts) => counts,
             Evaluation::Stopped(signal) => return self.interrupted(signal),
         };
@@ -36,13 +41,11 @@ impl Engine<'_> {
         Ok(RunOutcome::OutOfTime { counts, step })
     }
 
-    /// Returns whether `train.max_time_s` is over after `seconds` more on any rank. The ranks' clocks differ.
-    pub(super) fn any_rank_is_out_of_time(&self, seconds: f64) -> Result<bool, Failure> {
-        let limit = self.plan.train.max_time_s;
-        if limit == 0 {
+    /// Returns on all ranks whether `train.max_time_s` is over after `seconds` more.
+    pub(super) fn is_out_of_time(&self, seconds: f64) -> Result<bool, Failure> {
+        if self.plan.train.max_time_s == 0 {
             return Ok(false);
         }
-        let own = self.progress.elapsed_s + seconds >= limit as f64;
-        Ok(self.strategy.all_gather(&[u8::from(own)])?.iter().any(|rank| rank == &[1]))
+        Ok(self.strategy.all_gather(&[u8::from(self.time_is_up(seconds))])?[0] == [1])
     }
 }

@@ -224,9 +224,13 @@ impl Reporter {
             summary.train_loss.get_or_insert(last.train_loss);
             summary.train_top1.get_or_insert(last.train_top1);
         }
-        // All epochs have the same number of images, so all images over all seconds is the harmonic mean of the speeds.
-        let seconds_an_image: f64 = self.epochs.iter().map(|row| row.images_per_s.recip()).sum();
-        summary.images_per_s.get_or_insert(self.epochs.len() as f64 / seconds_an_image);
+        // All images over all seconds, in units of a step's images: the last epoch may have had fewer steps.
+        let per_epoch = self.options.steps_per_epoch.max(1) as u64;
+        let steps_of =
+            |epoch: usize| summary.steps.saturating_sub((epoch as u64 - 1) * per_epoch).min(per_epoch) as f64;
+        let steps: f64 = self.epochs.iter().map(|row| steps_of(row.epoch)).sum();
+        let seconds: f64 = self.epochs.iter().map(|row| steps_of(row.epoch) / row.images_per_s).sum();
+        summary.images_per_s.get_or_insert(steps / seconds);
         let result = serde_json::to_vec_pretty(&summary)
             .map_err(|error| FileError::new(self.folder.summary_json(), error.to_string(), "please report this"))?;
         write_atomic(&self.folder.summary_json(), &result)?;

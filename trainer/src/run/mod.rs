@@ -227,6 +227,13 @@ fn run_worker(
         diagnostics::write_to_stderr();
     }
     let PlannedRun { mut plan, mut resumed } = source.read(true)?;
+    let restarts = variables.get("TORCHELASTIC_RESTART_COUNT").filter(|count| *count != "0" && own.is_none());
+    if let (Some(count), None, 0) = (restarts, &resumed, worker.rank) {
+        console::eprint(format_args!(
+            "warning: restart {count} begins with the first epoch, in a new run folder; --resume instead of --config continues the \
+             newest run"
+        ));
+    }
     // The launcher, which may be another program, has decided the number of workers. Record it in the plan, so that a resumed
     // run has the same number.
     plan.parallel.devices = Some(match devices.is_gpu() {

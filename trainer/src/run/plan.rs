@@ -6,9 +6,8 @@ use std::{
 };
 
 use comm::Communicator;
-use data::ImageShape;
 use data::{
-    DataError, SplitOptions, Splits,
+    DataError, ImageShape, SplitOptions, Splits,
     augment::Augment,
     formats::{self, DecodeTime, LoadRequest},
     loader::{self, LoaderConfig, SmallImages},
@@ -17,8 +16,8 @@ use data::{
 use super::{class_weights, shared_images};
 use crate::cli::TrainArgs;
 use crate::config::{
-    self, BatchScope, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry, RunPlan, SetBy, TrainConfig,
-    small_image_epoch,
+    self, BatchScope, ConfigError, ConfigSource, DatasetFacts, Decode, Devices, Mode, OnError, Overrides, Registry,
+    RunPlan, SetBy, TrainConfig, small_image_epoch,
 };
 use crate::console;
 use crate::failure::Failure;
@@ -74,35 +73,40 @@ impl Access<'_> {
     }
 }
 
-/// The file with the plan: the file of `--config`, or the `config.toml` of the run to continue.
+/// The text of the plan: the file of `--config`, or the `config.toml` of the run to continue. It is read once, since it may be a pipe.
 pub(super) struct PlanSource<'a> {
     arguments: &'a TrainArgs,
-    path: PathBuf,
+    text: Result<ConfigSource, ConfigError>,
     resumed: Option<RunFolder>,
 }
 
 impl<'a> PlanSource<'a> {
-    /// Finds the file.
+    /// Finds and reads the file. A file that cannot be read is an error of [`Self::read`].
     ///
     /// # Errors
     /// No flag names a file, or the run to continue cannot be opened, or another program writes it.
     pub(super) fn find(arguments: &'a TrainArgs, access: Access<'_>) -> Result<Self, Failure> {
         let Some(run) = &arguments.resume else {
-            let path = arguments.config.clone().ok_or_else(|| {
-                Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
-            })?;
-            return Ok(Self { arguments, path, resumed: None });
+            let path = match access {
+                // The launcher has written the plan there. The user may have changed the file of --config since, and a worker that is
+                // started again must not train something else.
+                Access::Given(folder) => RunFolder::open(folder)?.config(),
+                _ => arguments.config.clone().ok_or_else(|| {
+                    Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
+                })?,
+            };
+            return Ok(Self { arguments, text: ConfigSource::read(&path), resumed: None });
         };
         let opened = access.open(run.as_deref(), &arguments.run_dir);
         let folder = opened.map_err(|error| Failure::usage(&error, &error.hint))?;
-        Ok(Self { arguments, path: folder.config(), resumed: Some(folder) })
+        Ok(Self { arguments, text: ConfigSource::read(&folder.config()), resumed: Some(folder) })
     }
 
     /// Returns the devices of the run on this machine, from the flags or else from the file. A resumed run keeps its devices. A
     /// mistake in the file is reported later, by [`PlanSource::read`].
     pub(super) fn devices(&self) -> Option<Devices> {
         let flags = devices_of_flags(self.arguments);
-        let Ok(plan) = read(&self.path, &overrides(self.arguments)) else { return flags };
+        let Ok(plan) = self.resolve(&overrides(self.arguments)) else { return flags };
         let one = plan.parallel.mode == Mode::Single && plan.set_by("parallel", "mode") == SetBy::Flag;
         match plan.parallel.devices {
             // `--resume RUN --mode single` for a run that had several devices.
@@ -118,16 +122,21 @@ impl<'a> PlanSource<'a> {
     /// Every mistake in the file and the flags, with its location.
     pub(super) fn read(self, several: bool) -> Result<PlannedRun, Failure> {
         let mut overrides = overrides(self.arguments);
-        let dp = |overrides: &Overrides| read(&self.path, overrides).is_ok_and(|p| p.parallel.mode == Mode::Dp);
+        let dp = |overrides: &Overrides| self.resolve(overrides).is_ok_and(|p| p.parallel.mode == Mode::Dp);
         if several && overrides.mode.is_none() && !dp(&overrides) {
             overrides.mode = Some(Mode::Ddp.to_string());
         }
-        let mut plan = load(&self.path, &overrides)?;
+        let mut plan = with_notes(self.resolve(&overrides)?);
         plan.parallel.devices = self.devices();
         if let (Some(folder), Some(path)) = (&self.resumed, &self.arguments.config) {
             same_plan(path, &overrides, folder, &plan)?;
         }
         Ok(PlannedRun { plan, resumed: self.resumed })
+    }
+
+    fn resolve(&self, overrides: &Overrides) -> Result<RunPlan, Failure> {
+        let source = self.text.as_ref().map_err(|error| config::ConfigErrors::from(error.clone()))?;
+        resolve(source, overrides)
     }
 }
 
@@ -173,19 +182,28 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
 /// # Errors
 /// Every mistake in the file, with its location.
 pub(crate) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
-    let plan = read(path, overrides)?;
+    Ok(with_notes(read(path, overrides)?))
+}
+
+/// Prints the notes of a plan.
+fn with_notes(plan: RunPlan) -> RunPlan {
     for note in plan.notes() {
         console::eprint(format_args!("note: {note}"));
     }
-    Ok(plan)
+    plan
 }
 
 /// Does the work of [`load`] without printing notes.
 fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
+    resolve(&ConfigSource::read(path).map_err(config::ConfigErrors::from)?, overrides)
+}
+
+/// Checks the text of a plan.
+fn resolve(source: &ConfigSource, overrides: &Overrides) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
     let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts };
-    Ok(config::load(path, overrides, &registry)?)
+    Ok(config::resolve(source, overrides, &registry)?)
 }
 
 /// How much of the images a process needs.

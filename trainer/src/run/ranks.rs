@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    JobFolder, JoinTimeouts, LaunchConfig, LaunchError, NOTICE, ProcessGroup, RendezvousParameters, Role, WorkerStatus,
+    JobFolder, JoinTimeouts, LaunchConfig, NOTICE, ProcessGroup, RendezvousParameters, Role, WorkerStatus,
     best_transport, cores,
     environment::{Launcher, NodeAssignment, Variables, WorkerRole},
     secret,
@@ -87,8 +87,7 @@ pub(crate) fn launch(
         },
     };
     let code = job.run(|world| {
-        let failed = |Failure { code, message, hint }| LaunchError { code, message, hint: hint.unwrap_or_default() };
-        let folder = folder(world).map_err(failed)?;
+        let folder = folder(world).map_err(Failure::into_launch_error)?;
         let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
         let mut variables = vec![(RUN_FOLDER.to_owned(), path.into_os_string())];
         // Load modules eagerly: loading a module waits for the GPU. A rank that loads a module late would wait for a running
@@ -125,7 +124,10 @@ impl Rank {
     pub(crate) fn failed(&self, failure: &Failure) {
         match self.comm.error() {
             Some(error) => self.status.record_comm_error(&error),
-            None => self.status.record_error(&failure.message, failure.hint.as_deref().unwrap_or_default(), false),
+            None => {
+                let hint = failure.hint.as_deref().unwrap_or_default();
+                self.status.record_failure(&failure.message, hint, failure.is_permanent);
+            }
         }
     }
 

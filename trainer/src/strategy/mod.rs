@@ -95,11 +95,13 @@ impl StepOutcome {
 
 /// Returns the failure of a run whose numbers are no longer finite.
 pub fn diverged(cause: String) -> Failure {
-    Failure::run(
+    let failure = Failure::run(
         cause,
         "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; checkpoints are kept: if the newest \
          one has diverged too, delete it, and --resume continues from the one before",
-    )
+    );
+    // A restart would take the same steps.
+    Failure { is_permanent: true, ..failure }
 }
 
 /// The parts of a step's time, in seconds.

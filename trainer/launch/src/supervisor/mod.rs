@@ -217,7 +217,7 @@ impl Supervisor<'_> {
             self.abort(&failure.headline());
         }
         tracing::warn!(consequence = failure.consequence, "{}", failure.headline());
-        state.restartable &= !failure.usage;
+        state.restartable &= !failure.permanent;
         // Publish at once, before the workers of other nodes report consequences of this failure.
         if matches!(failure.origin, FailureOrigin::Rank(_)) && !failure.consequence {
             self.publish(&failure, state.restartable);

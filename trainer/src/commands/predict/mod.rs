@@ -107,7 +107,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         if let Some(signal) = stop.signal() {
             let done = thousands((done * arguments.batch_size as usize) as u64);
             let message = format!("stopped by {} after {done} of {} images", signals::name(signal), paths.len());
-            return Err(Failure { code: 128 + signal as u8, message, hint: None });
+            return Err(Failure::stopped(signal, message));
         }
         let (images, errors) = classifier.decode(batch);
         errors.into_iter().try_for_each(&mut leave_out)?;

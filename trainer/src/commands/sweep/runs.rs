@@ -39,9 +39,14 @@ pub(super) fn arguments(sweep: &Sweep, run: &SweepRun, config: &Path, runs: &Pat
     let own = sweep.keys.iter().zip(&run.values).map(|(key, value)| format!("{key}={value}"));
     words.extend(sweep.fixed.iter().cloned().chain(own).flat_map(|setting| ["--set".into(), setting]));
     words.extend(sweep.data_dir.iter().flat_map(|dir| ["--data-dir".into(), dir.clone()]));
-    let kind = if sweep.slots.starts_with("gpus") { "--gpus" } else { "--cpus" };
-    words.extend([kind.into(), sweep.workers_per_run.to_string()]);
+    words.extend(devices(sweep));
     words
+}
+
+/// Returns the flags for the devices of a run.
+fn devices(sweep: &Sweep) -> [String; 2] {
+    let kind = if sweep.slots.starts_with("gpus") { "--gpus" } else { "--cpus" };
+    [kind.into(), sweep.workers_per_run.to_string()]
 }
 
 impl Running {
@@ -64,8 +69,8 @@ impl Running {
             let log = folder.join("output.log");
             let mut command = child::command()?;
             match RunFolder::newest(&folder) {
-                // The flags are not needed again: `config.toml` in the run folder has all settings
-                Ok(run) => command.arg("train").arg("--resume").arg(run.path()),
+                // `config.toml` in the run folder has all settings. The slots may be of another kind now.
+                Ok(run) => command.arg("train").arg("--resume").arg(run.path()).args(devices(sweep)),
                 Err(_) => command.args(arguments(sweep, &sweep.runs[index], &out.join(CONFIG), &folder)),
             };
             let child = all.start(&slots, &mut command, |command| child::start(command, &log))?;

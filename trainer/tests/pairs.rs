@@ -1,0 +1,246 @@
+//! Paths where two features meet.
+
+use std::{fs, path::Path, process::Command};
+
+use serde_json::Value;
+
+use crate::common::{Bench, CONFIG, ENDLESS, children, entries, pictures::save_png, signal_process, wait_until};
+
+const PICTURES: &str = r#"
+[model]
+name = "shufflenetv2_x0_5"
+[data]
+name = "image-folder"
+dir = "pictures"
+decode = "epoch"
+[train]
+epochs = 2
+batch_size = 8
+"#;
+
+/// Images of two classes: `count` per class in each of the splits.
+fn pictures(bench: &Bench, splits: &[(&str, usize)], [width, height]: [u32; 2]) {
+    for (split, count) in splits {
+        for (class, colour) in [("dark", 10u8), ("light", 240)] {
+            let folder = bench.path(&format!("pictures/{split}/{class}"));
+            fs::create_dir_all(&folder).unwrap();
+            for i in 0..*count {
+                save_png(folder.join(format!("{i:02}.png")), width, height, |x, y| {
+                    [colour, (x + i as u32) as u8, y as u8]
+                });
+            }
+        }
+    }
+}
+
+fn summary(run: &Path) -> Value {
+    serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap()
+}
+
+fn checkpoints(run: &Path) -> Vec<String> {
+    let names = entries(&run.join("checkpoints")).into_iter();
+    names
+        .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.'))
+        .collect()
+}
+
+/// A restart must not train something else.
+#[test]
+fn an_edit_of_the_configuration_does_not_change_a_run_that_is_restarted() {
+    let bench = Bench::new(CONFIG);
+    let flags = ["--config", "config.toml", "--cpus", "2", "--max-restarts", "1", "--set", "log.every=1"];
+    let child = bench.spawn(&[&flags[..], &ENDLESS].concat());
+    let lines = || {
+        let run = entries(&bench.path("runs")).into_iter().next();
+        run.and_then(|run| fs::read_to_string(run.join("metrics.jsonl")).ok()).map_or(0, |text| text.lines().count())
+    };
+    wait_until("a checkpoint", || {
+        entries(&bench.path("runs")).first().is_some_and(|run| checkpoints(run).iter().any(|name| name == "epoch-1"))
+    });
+    let before = lines();
+    fs::write(bench.path("config.toml"), CONFIG.replace("lr = 0.05", "lr = 1e-9")).unwrap();
+    signal_process(children(child.id())[1], 9);
+    wait_until("steps of the second attempt", || {
+        let log = bench.only_run("runs").join("logs");
+        entries(&log).iter().any(|rank| rank.to_string_lossy().contains("rank-0")) && lines() > before + 40
+    });
+    crate::common::signal(&child, 15);
+    let ended = crate::common::Ended::from(child.wait_with_output().unwrap()).expect(143);
+    assert!(ended.stderr.contains("starting all workers again"), "{}", ended.stderr);
+    let text = fs::read_to_string(bench.only_run("runs").join("config.toml")).unwrap();
+    assert!(text.contains("lr = 0.05"), "{text}");
+}
+
+#[test]
+fn a_configuration_may_be_a_pipe() {
+    let bench = Bench::new(CONFIG);
+    for flags in ["", "--cpus 2"] {
+        let line = format!(
+            "exec {} --config <(cat config.toml) --run-dir runs --epochs 1 {flags}",
+            env!("CARGO_BIN_EXE_trainer")
+        );
+        let output =
+            Command::new("bash").args(["-c", &line]).current_dir(bench.folder.path()).output().expect("bash starts");
+        crate::common::Ended::from(output).expect(0);
+    }
+}
+
+/// Rank 0 saves, while the others wait: the time must not be theirs.
+#[test]
+fn a_time_limit_counts_the_checkpoints_and_is_kept_by_a_resumed_run() {
+    for flags in [&[][..], &["--cpus", "2"]] {
+        let bench = Bench::new(&CONFIG.replace("epochs = 3", "epochs = 100000\nmax_time_s = 2"));
+        let saves = ["--set", "checkpoint.every_steps=1", "--set", "checkpoint.keep_last=1"];
+        let run = bench.train("runs", &[flags, &saves].concat());
+        let first = summary(&run);
+        assert!(first["seconds"].as_f64().unwrap() >= 2.0, "{first}");
+        bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);
+        assert_eq!(summary(&run)["steps"], first["steps"], "the time was over");
+    }
+}
+
+#[test]
+fn checkpoints_by_steps_include_the_end_of_an_epoch() {
+    let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 160"));
+    let saves =
+        ["--set", "checkpoint.every=0", "--set", "checkpoint.keep_best=false", "--set", "checkpoint.keep_last=10"];
+    let run = bench.train("runs", &[&saves[..], &["--set", "checkpoint.every_steps=5"]].concat());
+    assert_eq!(checkpoints(&run), ["epoch-1", "epoch-2", "epoch-3", "last", "step-15", "step-25", "step-5"]);
+}
+
+/// The epoch before an evaluation that fails is not lost.
+#[test]
+fn a_damaged_image_in_an_evaluation_leaves_a_checkpoint() {
+    for flags in [&[][..], &["--cpus", "2"]] {
+        let bench = Bench::new(PICTURES);
+        pictures(&bench, &[("train", 16), ("test", 6)], [32, 32]);
+        let damaged = bench.path("pictures/test/light/05.png");
+        let intact = fs::read(&damaged).unwrap();
+        fs::write(&damaged, &intact[..60]).unwrap();
+        let ended = bench.run(&[&["--config", "config.toml"], flags].concat()).expect(2);
+        assert!(ended.stderr.contains("05.png"), "{}", ended.stderr);
+        let run = bench.only_run("runs");
+        assert_eq!(checkpoints(&run), ["last", "step-4"], "{flags:?}");
+        fs::write(&damaged, intact).unwrap();
+        bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);
+        assert_eq!(summary(&run)["steps"], 8, "no step is repeated");
+    }
+}
+
+/// On the same processors the restarted run would take the same steps.
+#[test]
+fn a_run_that_diverges_is_not_restarted() {
+    let bench = Bench::new(CONFIG);
+    let flags = ["--config", "config.toml", "--cpus", "2", "--max-restarts", "2", "--set", "optimizer.lr=900"];
+    let ended = bench.run(&flags).expect(3);
+    assert!(ended.stderr.contains("training diverged") && !ended.stderr.contains("again"), "{}", ended.stderr);
+}
+
+#[test]
+fn the_speed_of_a_run_counts_the_steps_of_its_last_epoch() {
+    let bench = Bench::new(&CONFIG.replace("epochs = 3", "epochs = 0\nmax_steps = 34"));
+    let run = bench.train("runs", &[]);
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let seconds: f64 = steps.iter().map(|step| step["step_ms"].as_f64().unwrap() / 1e3).sum();
+    let images = |step: &Value| step["images_per_s"].as_f64().unwrap() * step["step_ms"].as_f64().unwrap() / 1e3;
+    let rate = steps.iter().map(images).sum::<f64>() / seconds;
+    let said = summary(&run)["images_per_s"].as_f64().unwrap();
+    assert!((said / rate - 1.0).abs() < 0.02, "{said} and {rate}");
+}
+
+/// The split of a run is by position, so another image would move trained ones into the validation split.
+#[test]
+fn held_out_images_are_those_of_the_run() {
+    let bench = Bench::new(&PICTURES.replace("decode = \"epoch\"", "validation = 0.25"));
+    pictures(&bench, &[("train", 16)], [32, 32]);
+    let run = bench.train("runs", &[]);
+    let run = run.to_str().unwrap();
+    bench.run(&["eval", "--run", run]).expect(0);
+    let moved = bench.path("pictures/train/dark/zz.png");
+    fs::rename(bench.path("pictures/train/dark/00.png"), &moved).unwrap();
+    let ended = bench.run(&["eval", "--run", run]).expect(2);
+    assert!(ended.stderr.contains("the images that are held out now are others"), "{}", ended.stderr);
+    let ended = bench.run(&["--resume", run, "--epochs", "3"]).expect(2);
+    assert!(ended.stderr.contains("have other names or labels"), "{}", ended.stderr);
+    // Where there are test images, the training images are not split.
+    fs::remove_file(moved).unwrap();
+    pictures(&bench, &[("test", 3)], [32, 32]);
+    bench.run(&["eval", "--run", run]).expect(0);
+}
+
+#[test]
+fn other_data_are_normalised_as_the_run_s() {
+    let bench = Bench::new(PICTURES);
+    pictures(&bench, &[("train", 8), ("test", 4)], [32, 32]);
+    let own = ["--set", "data.mean=[0.2,0.3,0.4]", "--set", "data.std=[0.3,0.2,0.1]"];
+    let run = bench.train("runs", &own);
+    let mut lines = String::from("path,label,split\n");
+    for (split, class, index) in [("train", "dark", 0), ("train", "light", 0)]
+        .into_iter()
+        .chain((0..8).map(|i| ("test", ["dark", "light"][i / 4], i % 4)))
+    {
+        lines += &format!("pictures/{split}/{class}/{index:02}.png,{class},{split}\n");
+    }
+    fs::write(bench.path("list.csv"), lines).unwrap();
+    let loss = |more: &[&str]| -> f64 {
+        let evaluated =
+            bench.run(&[&["eval", "--run", run.to_str().unwrap(), "--json"], more].concat()).expect(0).stdout;
+        serde_json::from_str::<Value>(&evaluated).unwrap()["loss"].as_f64().unwrap()
+    };
+    let listed = loss(&["--data", "manifest", "--data-dir", "list.csv"]);
+    assert!((listed - loss(&[])).abs() < 1e-6, "{listed}");
+}
+
+#[test]
+fn images_of_another_shape_are_refused() {
+    let bench = Bench::new(PICTURES);
+    pictures(&bench, &[("train", 8), ("test", 2)], [40, 32]);
+    let run = bench.train("runs", &[]);
+    let run = run.to_str().unwrap();
+    pictures(&bench, &[("train", 8), ("test", 2)], [80, 64]);
+    let said = "was trained on images of 3x32x40, and these are 3x64x80";
+    for arguments in [&["eval", "--run", run][..], &["--resume", run, "--epochs", "3"]] {
+        let ended = bench.run(arguments).expect(2);
+        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn one_class_is_no_classification() {
+    let bench = Bench::new(PICTURES);
+    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
+    for split in ["train", "test"] {
+        fs::remove_dir_all(bench.path(&format!("pictures/{split}/light"))).unwrap();
+    }
+    let ended = bench.run(&["--config", "config.toml"]).expect(2);
+    assert!(ended.stderr.contains("has 1 class, and a classifier needs two or more"), "{}", ended.stderr);
+}
+
+#[test]
+fn paths_that_cannot_be_read_are_left_out_of_a_prediction() {
+    let bench = Bench::new(PICTURES);
+    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
+    let run = bench.train("runs", &[]);
+    fs::write(bench.path("list"), "\u{feff}pictures/test/dark/00.png\nnowhere.png\npictures/test/light\n").unwrap();
+    let predict = ["predict", "--run", run.to_str().unwrap(), "--list", "list"];
+    let ended = bench.run(&predict).expect(2);
+    assert!(ended.stderr.contains("nowhere.png"), "{}", ended.stderr);
+    let ended = bench.run(&[&predict[..], &["--skip-errors"]].concat()).expect(0);
+    assert_eq!(ended.stdout.lines().count(), 1 + 3, "{}", ended.stdout);
+    assert!(ended.stderr.contains("1 of 4 images could not be read"), "{}", ended.stderr);
+}
+
+/// The first images of the training set give airbench94 its first layer.
+#[test]
+fn damaged_images_do_not_stop_initial_weights_from_images() {
+    let bench = Bench::new(&PICTURES.replace("shufflenetv2_x0_5", "airbench94"));
+    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
+    fs::write(bench.path("pictures/train/dark/01.png"), "no image").unwrap();
+    let skip = ["--config", "config.toml", "--epochs", "1", "--set", "data.on_error=skip"];
+    let ended = bench.run(&skip).expect(0);
+    assert!(ended.stderr.contains("01.png"), "{}", ended.stderr);
+    let ended = bench.run(&skip[..4]).expect(2);
+    assert!(ended.stderr.contains("01.png"), "{}", ended.stderr);
+}
