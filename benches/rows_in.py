@@ -87,7 +87,8 @@ class Row:
             text = (self.run() / "metrics.jsonl").read_text()
         except (OSError, TypeError):  # no file or no folder yet
             return []
-        return [json.loads(line) for line in text.splitlines()]
+        # The last line may not be complete yet.
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def signal(self, number):
         """Sends a signal to the processes of a run that goes on."""

@@ -1,4 +1,4 @@
-//! The command line: raw flags, nothing else.
+//! The command line: raw flags, and the variable that replaces one of them (`TRAINER_DATA_DIR`).
 
 mod measure;
 

@@ -30,7 +30,7 @@ pub fn main() -> ExitCode {
     let run = || {
         let cli = match Cli::try_parse_from(with_np(std::env::args_os())?) {
             Ok(cli) => cli.with_data_dir(std::env::var_os("TRAINER_DATA_DIR")),
-            // A shell's `*` may have put any file name among the arguments.
+            // `console` escapes control characters: the arguments may have file names.
             Err(mistake) if mistake.use_stderr() => {
                 console::eprint(mistake.render());
                 return Ok(mistake.exit_code() as u8);

@@ -168,5 +168,5 @@ fn runs_that_share_a_gpu_are_shortened_by_one_factor() {
     let mut command = Command::new("python3");
     command.args(["-B", "-c", script]).env("PYTHONPATH", concat!(env!("CARGO_MANIFEST_DIR"), "/../benches"));
     let fits = Ended::from(command.output().expect("python3 starts")).expect(0).stdout;
-    assert_eq!(fits, "[65, 68, 50, 29]\n[58, 60, 44, 26]\n[1, 1, 1, 1]\nNone\n");
+    assert_eq!(fits, "564\n[65, 68, 50, 29]\n[62, 65, 48, 28]\n[1, 1, 1, 1]\nNone\n");
 }

@@ -153,7 +153,7 @@ fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -
             strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
         }
         let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
-        // The next two steps allocate memory, and the fourth one is recorded as a CUDA graph (in bf16 the fifth).
+        // The next two steps allocate memory, and the fourth one is captured as a CUDA graph (in bf16 the fifth).
         steps(&mut strategy, &batches, if options.gpu { 4 } else { 0 }, selected)?;
         sides.push(Side { precision, graph, strategy, first_step_s, times: Vec::new() });
     }

@@ -1,4 +1,4 @@
-//! The launches of a training step, recorded once and launched again as one: a CUDA graph
+//! The launches of a training step, captured once and launched again as one: a CUDA graph
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs>, `torch.cuda.CUDAGraph`).
 //!
 //! A graph runs the same kernels on the same memory. So the step reads its inputs from tensors that a [`Feed`] fills in each run,
@@ -9,29 +9,29 @@ use burn::tensor::{Device, Int, Tensor};
 #[cfg(feature = "cuda")]
 use crate::gpu::{feed as gpu_feed, graph as gpu};
 
-/// A recorded sequence of launches. As long as the graph exists, other tensors do not get its memory.
+/// A captured sequence of launches. As long as the graph exists, other tensors do not get its memory.
 #[derive(Debug, Clone)]
 pub struct Graph {
     #[cfg(feature = "cuda")]
-    graph: gpu::Recorded,
+    graph: gpu::CapturedGraph,
     #[cfg(not(feature = "cuda"))]
     never: std::convert::Infallible,
 }
 
-/// Returns true if launches on the device can be recorded: on NVIDIA GPUs.
+/// Returns true if launches on the device can be captured: on NVIDIA GPUs.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
-pub fn can_record(device: &Device) -> bool {
+pub fn can_capture(device: &Device) -> bool {
     #[cfg(feature = "cuda")]
     return gpu::client(device).is_some();
     #[cfg(not(feature = "cuda"))]
     false
 }
 
-/// Prepares a recording. Work between this call and [`record`] runs as usual (a warm-up). Its memory stays reserved for the same
-/// launches when they are recorded, because a recording cannot allocate.
+/// Prepares a capture. Work between this call and [`capture`] runs as usual (a warm-up). Its memory stays reserved for the same
+/// launches when they are captured, because a capture cannot allocate.
 ///
 /// # Errors
-/// The device cannot record, or a recording is under way.
+/// The device cannot capture, or a capture is under way.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn prepare(device: &Device) -> Result<(), String> {
     #[cfg(feature = "cuda")]
@@ -40,22 +40,22 @@ pub fn prepare(device: &Device) -> Result<(), String> {
     Err(NO_KERNELS.into())
 }
 
-/// Ends a recording that [`prepare`] has begun, without a graph.
+/// Ends a capture that [`prepare`] has begun, without a graph.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn cancel(device: &Device) {
     #[cfg(feature = "cuda")]
     gpu::cancel(device);
 }
 
-/// Records the launches of `step` without running them. Returns the graph and the result of `step`, whose tensors get their
-/// values when the graph runs. A copy from the host is recorded with its present data: each launch copies the same data.
+/// Captures the launches of `step` without running them. Returns the graph and the result of `step`, whose tensors get their
+/// values when the graph runs. A copy from the host is captured with its present data: each launch copies the same data.
 ///
 /// # Errors
-/// `step` contains an operation that a graph cannot record, such as an allocation. The tensors of `step` then cannot be read.
+/// `step` contains an operation that a graph cannot capture, such as an allocation. The tensors of `step` then cannot be read.
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
-pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T), String> {
+pub fn capture<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T), String> {
     #[cfg(feature = "cuda")]
-    return gpu::record(device, step).map(|(graph, result)| (Graph { graph }, result));
+    return gpu::capture(device, step).map(|(graph, result)| (Graph { graph }, result));
     #[cfg(not(feature = "cuda"))]
     Err(NO_KERNELS.into())
 }
@@ -63,7 +63,7 @@ pub fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Graph, T)
 impl Graph {
     /// Launches the graph, behind all work that was queued before. Does not wait for its end.
     ///
-    /// The graph always uses the memory with which it was recorded, even if the program has replaced the tensors since.
+    /// The graph always uses the memory with which it was captured, even if the program has replaced the tensors since.
     ///
     /// # Errors
     /// The driver refuses the launch.

@@ -54,7 +54,7 @@ impl UpdateRule {
     }
 }
 
-/// Numbers of a step in device memory, all f32 and without autodiff. A recorded graph reads them again in each run.
+/// Numbers of a step in device memory, all f32 and without autodiff. A captured graph reads them again in each run.
 #[derive(Debug, Clone)]
 pub struct StepNumbers {
     /// [`UpdateRule::numbers`], `[3]`: the learning rate; for AdamW also `lr/(1-b1^t)` and `sqrt(1-b2^t)`.

@@ -270,7 +270,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             resize: arguments.resize.or(resize),
             // If the manifest has no test images, evaluate on the images that the run did not train on.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
-            split: if own_data { plan::held_out(&plan) } else { SplitOptions::default() },
+            split: if own_data { plan::validation_options(&plan) } else { SplitOptions::default() },
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(
                 arguments.data.as_ref().unwrap_or(&plan.data.name),

@@ -142,9 +142,10 @@ keywords! {
     LrScale {
         /// As written.
         None = "none",
-        /// Times the world size (Goyal et al. 2017).
+        /// The linear scaling rule (Goyal et al. 2017): times the growth of the global batch, which is the number of workers with
+        /// `batch_scope = "per_worker"` and 1 otherwise.
         Linear = "linear",
-        /// Times the square root of the world size.
+        /// Times the square root of that growth.
         Sqrt = "sqrt",
     }
 

@@ -17,7 +17,7 @@ use super::keyword::{
     OptimizerKind, Precision, ScheduleKind, Tta, Tunable,
 };
 
-/// Largest batch, epochs, steps between two events, …: anything above was mistyped.
+/// Upper limit of counts such as batch size and epochs. A larger value is a typing mistake.
 const MANY: i32 = 1_000_000;
 /// Largest number of steps: no run is longer.
 const STEPS: i32 = 1_000_000_000;
@@ -126,7 +126,7 @@ sections! {
         /// Batches per optimizer step.
         accumulate: usize = 1, in 1..=65_536,
             also ["accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"];
-        /// Whether a process with one GPU records its step as a CUDA graph and launches that: one process, or several whose gradients
+        /// Whether a process with one GPU captures its step as a CUDA graph and launches that: one process, or several whose gradients
         /// the all-reduce kernels sum. `false` launches kernel by kernel.
         graph: Option<bool> = None, unset "`true`", also ["cuda_graph", "cuda_graphs"];
         /// Leaves out an epoch's last batch where it is smaller than the others.
@@ -235,7 +235,7 @@ sections! {
     CheckpointConfig "checkpoint" {
         /// Epochs between checkpoints; 0: only at the end. A new best evaluation is saved too (`keep_best`).
         every: usize = 1, in 0..=MANY;
-        /// Optimizer steps between checkpoints within an epoch.
+        /// Optimizer steps between checkpoints.
         every_steps: usize = 0, in 0..=STEPS, unset "off";
         /// Newest checkpoints kept: a run can resume from one.
         keep_last: usize = 2, in 1..=MANY;

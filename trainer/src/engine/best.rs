@@ -32,14 +32,14 @@ impl Engine<'_> {
     }
 
     /// Returns the best epoch, if it was `train.patience` epochs ago.
-    pub(super) fn exhausted(&self, counts: &EvalCounts) -> Option<usize> {
+    pub(super) fn early_stop(&self, counts: &EvalCounts) -> Option<usize> {
         let best = self.best_before(self.progress.epoch)?;
         (!self.is_best(&eval_record(counts))).then_some(best)
     }
 
     /// Returns the epoch after which the run has ended early and the best epoch, by the present `train.patience`: if a resumed run has
     /// trained no step since its last evaluation.
-    pub(super) fn was_exhausted(&self) -> Option<[usize; 2]> {
+    pub(super) fn had_stopped_early(&self) -> Option<[usize; 2]> {
         let last = self.progress.last?.epoch;
         let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
         self.best_before(last).filter(|_| at_its_end).map(|best| [last, best])

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::Engine;
+use super::{Engine, FirstUse};
 use crate::device;
 use crate::failure::Failure;
 use crate::report::StepRecord;
@@ -54,7 +54,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
         let stop_seen = engine.asked_to_stop();
         let outcome = {
-            let _reports = engine.warm_up(0);
+            let _reports = engine.report_kernel_compiles(FirstUse::Step);
             engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| at_step(engine, step, failure))?
         };
         queue.push_back(taken);

@@ -32,7 +32,7 @@ pub enum RunOutcome {
     /// All epochs or steps are done. Holds the last evaluation.
     Finished(EvalCounts),
     /// Early stopping (`train.patience`) ended the run.
-    Exhausted {
+    StoppedEarly {
         /// The last evaluation.
         counts: EvalCounts,
         /// The last epoch.
@@ -87,17 +87,24 @@ pub struct Engine<'a> {
     loaders: Loaders,
     lengths: Lengths,
     schedule: Schedule,
-    base_scale: f64,
+    lr_factor: f64,
     /// Set on rank 0 only, since the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
-    /// Whether this process has taken a step, and has evaluated.
-    warm: [bool; 2],
+    /// What this process does for the first time when it does it next.
+    first_uses: Vec<FirstUse>,
     replaced: ReplacedImages,
     /// Whether autotuning is still running.
     tunes: bool,
+}
+
+/// Work that compiles and tunes kernels when a process does it for the first time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FirstUse {
+    Step,
+    Evaluation,
 }
 
 /// The files and the screen that rank 0 writes.
@@ -125,9 +132,9 @@ impl<'a> Engine<'a> {
         progress.global_batch = Some(lengths.global_batch);
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let base_scale = lr_factor(plan, strategy.devices());
+        let lr_factor = lr_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        let (warm, replaced) = ([false; 2], ReplacedImages::default());
+        let (first_uses, replaced) = (vec![FirstUse::Step, FirstUse::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();
         Self {
             plan,
@@ -135,22 +142,26 @@ impl<'a> Engine<'a> {
             loaders,
             lengths,
             schedule,
-            base_scale,
+            lr_factor,
             files,
             stop,
             progress,
             timeline,
-            warm,
+            first_uses,
             replaced,
             tunes,
         }
     }
 
-    /// Returns a guard that prints a report while the first step (`which` is 0) or the first evaluation (1) compiles and tunes
-    /// kernels. Returns `None` if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
-    fn warm_up(&mut self, which: usize) -> Option<KernelCompileReporter> {
-        let first = !std::mem::replace(&mut self.warm[which], true);
-        let what = ["first step", "first evaluation"][which];
+    /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None` if
+    /// it is not the first one, or if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
+    fn report_kernel_compiles(&mut self, used: FirstUse) -> Option<KernelCompileReporter> {
+        let first = self.first_uses.contains(&used);
+        self.first_uses.retain(|other| *other != used);
+        let what = match used {
+            FirstUse::Step => "first step",
+            FirstUse::Evaluation => "first evaluation",
+        };
         let device = self.strategy.learner().replica.inner_device();
         (first && self.files.is_some() && !self.timeline.is_on())
             .then(|| KernelCompileReporter::start(&device, what))
@@ -158,7 +169,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Records steps and waits for data on `timeline`. The strategy records the rest ([`Strategy::set_timeline`]).
-    pub fn record(mut self, timeline: &Timeline) -> Self {
+    pub fn with_timeline(mut self, timeline: &Timeline) -> Self {
         self.timeline = timeline.clone();
         self
     }
@@ -213,12 +224,12 @@ impl<'a> Engine<'a> {
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
         let ended = self.progress.step >= self.lengths.last_step && self.progress.batch == 0;
         let finished = self.progress.epoch > self.lengths.epochs || ended;
-        let exhausted = self.was_exhausted().filter(|_| !finished);
-        if finished || exhausted.is_some() {
+        let early_stop = self.had_stopped_early().filter(|_| !finished);
+        if finished || early_stop.is_some() {
             // The run was resumed from its last checkpoint. Only the result must be reported.
-            return Ok(match (self.evaluate()?, exhausted) {
+            return Ok(match (self.evaluate()?, early_stop) {
                 (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
-                (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::Exhausted { counts, epoch, best },
+                (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::StoppedEarly { counts, epoch, best },
                 (Evaluation::Stopped(signal), _) => RunOutcome::Interrupted { signal, step: self.progress.step },
             });
         }
@@ -247,13 +258,13 @@ impl<'a> Engine<'a> {
                 false => None,
             };
             // All ranks have the same counts, so all ranks make the same decision.
-            let exhausted = counts.as_ref().filter(|_| !done).and_then(|counts| self.exhausted(counts));
-            done |= exhausted.is_some();
+            let early_stop = counts.as_ref().filter(|_| !done).and_then(|counts| self.early_stop(counts));
+            done |= early_stop.is_some();
             let eval_seconds = start.elapsed().as_secs_f64();
             let time_is_up = !done && self.is_out_of_time(eval_seconds)?;
             self.finish_epoch(counts.as_ref(), done || time_is_up, eval_seconds)?;
-            match (counts, exhausted) {
-                (Some(counts), Some(best)) => return Ok(RunOutcome::Exhausted { counts, epoch, best }),
+            match (counts, early_stop) {
+                (Some(counts), Some(best)) => return Ok(RunOutcome::StoppedEarly { counts, epoch, best }),
                 (Some(counts), None) if done => return Ok(RunOutcome::Finished(counts)),
                 (Some(counts), None) if time_is_up => {
                     return Ok(RunOutcome::OutOfTime { counts, step: self.progress.step });
@@ -278,7 +289,7 @@ impl<'a> Engine<'a> {
 
     /// Evaluates all images of [`Loaders::eval`].
     fn evaluate(&mut self) -> Result<Evaluation, Failure> {
-        let _reports = self.warm_up(1);
+        let _reports = self.report_kernel_compiles(FirstUse::Evaluation);
         let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
         if let Some(reporter) = &mut reporter {
             reporter.evaluating(self.loaders.eval.batches_per_epoch());
@@ -369,7 +380,7 @@ impl<'a> Engine<'a> {
 
     /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
-        self.schedule.lr(step) * self.base_scale
+        self.schedule.lr(step) * self.lr_factor
     }
 }
 

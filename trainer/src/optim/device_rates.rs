@@ -1,4 +1,4 @@
-//! The learning rates and other numbers of the optimizer's step in device memory. The kernels of a recorded step (CUDA graph)
+//! The learning rates and other numbers of the optimizer's step in device memory. The kernels of a captured step (CUDA graph)
 //! read them there, since a graph's arguments cannot change.
 
 use burn::tensor::{Device, Tensor};

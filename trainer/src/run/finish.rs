@@ -68,7 +68,7 @@ pub(super) fn finish(
             reporter.finish(&summary)?;
             Ok(0)
         }
-        RunOutcome::Exhausted { counts, epoch, best } => {
+        RunOutcome::StoppedEarly { counts, epoch, best } => {
             (summary.confusion, summary.average_precision) = by_class(classes, counts);
             let what = match best_by {
                 BestBy::Accuracy if summary.confusion.is_some() => "top-1",

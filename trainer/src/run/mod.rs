@@ -22,7 +22,7 @@ mod tuned;
 pub(crate) use self::finish::by_class;
 use data::Splits;
 
-use self::plan::{Access, PlanSource, PlannedRun, Reader, read_data};
+use self::plan::{Access, PixelAccess, PlanSource, PlannedRun, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;
@@ -48,11 +48,11 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if let Some(path) = &arguments.job.secret_file {
         secret::read_file(path, &mut variables)?;
     }
-    let asked = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let role = launch::detect(&variables, arguments.job.launcher.parse()?, asked)?;
+    let workers_flag = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
+    let role = launch::detect(&variables, arguments.job.launcher.parse()?, workers_flag)?;
     job_flags::check(&arguments.job, &role)?;
-    let (job, launchers) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
-    let access = match (&launchers, &role, &job) {
+    let (job, launcher_folder) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
+    let access = match (&launcher_folder, &role, &job) {
         (Some(folder), ..) => Access::Given(folder),
         _ if arguments.dry_run => Access::Read,
         // Rank 0 locks the run later, once all ranks have opened it. Until then, only check that no other program writes the run.
@@ -63,36 +63,36 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         (_, _, None) => Access::Write(None),
     };
     let source = PlanSource::find(arguments, access)?;
-    let wanted = source.devices();
-    let devices = DeviceSet::of(device_request(wanted))?;
+    let devices_of_plan = source.devices();
+    let devices = DeviceSet::of(device_request(devices_of_plan))?;
     let node = match &role {
         Role::Worker(worker) => return run_worker(arguments, source, &role, worker, &variables, &devices),
         Role::Local(node) => node.as_ref(),
     };
     note_missing_gpu(&devices);
-    let (workers, nodes) = (wanted.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
-    let several = workers > 1 || nodes > 1 || node.is_some();
-    let PlannedRun { mut plan, resumed } = source.read(several)?;
+    let (workers, nodes) = (devices_of_plan.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
+    let several_workers = workers > 1 || nodes > 1 || node.is_some();
+    let PlannedRun { mut plan, resumed } = source.read(several_workers)?;
     let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
         console::eprint("note: --oversubscribe: processes may share a GPU; timings mean nothing");
     }
-    let several = processes(&plan, several, nodes)?;
-    if several {
+    let is_ddp = uses_ddp(&plan, several_workers, nodes)?;
+    if is_ddp {
         // This checks this node's workers only. The check is repeated when the world size is known.
-        check_shares(&plan, workers)?;
+        check_batch_size(&plan, workers)?;
     } else {
         job_flags::check_one_process(&arguments.job)?;
     }
     if arguments.dry_run {
         return dry_run(&plan, &selected, resumed.as_ref());
     }
-    let splits = read_data(&mut plan, if several { Reader::Launcher } else { Reader::Alone })?;
+    let splits = read_data(&mut plan, if is_ddp { PixelAccess::None } else { PixelAccess::Own })?;
     if let Some(folder) = &resumed {
         split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
     }
-    if !several {
+    if !is_ddp {
         let devices = DeviceAssignment { devices: &devices, local_rank, selected };
         return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None, restarted: false }
             .run(splits);
@@ -130,7 +130,7 @@ impl WorkerLaunch<'_> {
         drop(splits);
         let mut folder = resumed;
         ranks::launch(arguments, plan, node, variables, workers, |world| {
-            check_shares(plan, world)?;
+            check_batch_size(plan, world)?;
             let folder = match &mut folder {
                 Some(resumed) => {
                     if let Some((job, 1..)) = &job {
@@ -164,8 +164,8 @@ pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
 pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<RunPlan, Failure> {
     let PlannedRun { plan, .. } = PlanSource::find(arguments, Access::Read)?.read(several)?;
     let nodes = arguments.job.nnodes.unwrap_or(1);
-    if processes(&plan, several, nodes)? {
-        check_shares(&plan, plan.parallel.devices.map_or(1, Devices::count))?;
+    if uses_ddp(&plan, several, nodes)? {
+        check_batch_size(&plan, plan.parallel.devices.map_or(1, Devices::count))?;
     } else {
         job_flags::check_one_process(&arguments.job)?;
     }
@@ -173,7 +173,7 @@ pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<RunPlan
 }
 
 /// Returns whether the plan trains in several processes (DDP). `several` is set if the run has several workers.
-fn processes(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
+fn uses_ddp(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
         Mode::Ddp if !several => mistake(
@@ -200,7 +200,7 @@ fn nothing_to_tune(plan: &RunPlan) -> Failure {
 }
 
 /// Checks that each of `workers` gets at least one sample of a step.
-fn check_shares(plan: &RunPlan, workers: usize) -> Result<(), Failure> {
+fn check_batch_size(plan: &RunPlan, workers: usize) -> Result<(), Failure> {
     let batch = plan.train.batch_size;
     if plan.train.batch_scope == BatchScope::PerWorker || batch >= workers {
         return Ok(());
@@ -218,16 +218,17 @@ fn run_worker(
     variables: &Variables,
     devices: &DeviceSet,
 ) -> Result<u8, Failure> {
-    let own = ranks::folder_of_launcher(role);
-    if own.is_none() && worker.rank == 0 {
+    let launcher_folder = ranks::folder_of_launcher(role);
+    if launcher_folder.is_none() && worker.rank == 0 {
         console::eprint(role);
         note_missing_gpu(devices);
     }
-    if own.is_none() {
+    if launcher_folder.is_none() {
         diagnostics::write_to_stderr();
     }
     let PlannedRun { mut plan, mut resumed } = source.read(true)?;
-    let restarts = variables.get("TORCHELASTIC_RESTART_COUNT").filter(|count| *count != "0" && own.is_none());
+    let restarts =
+        variables.get("TORCHELASTIC_RESTART_COUNT").filter(|count| *count != "0" && launcher_folder.is_none());
     if let (Some(count), None, 0) = (restarts, &resumed, worker.rank) {
         console::eprint(format_args!(
             "warning: restart {count} begins with the first epoch, in a new run folder; --resume instead of --config continues the \
@@ -243,7 +244,7 @@ fn run_worker(
     let local_rank = LocalRank {
         local_rank: worker.local_rank,
         local_world: worker.local_world,
-        other_launcher: own.is_none(),
+        other_launcher: launcher_folder.is_none(),
         oversubscribe: arguments.oversubscribe,
     };
     if plan.parallel.mode == Mode::Dp {
@@ -254,38 +255,38 @@ fn run_worker(
         return Err(nothing_to_tune(&plan));
     }
     let rank = ranks::join(worker, variables, &plan)?;
-    if own.is_none() {
+    if launcher_folder.is_none() {
         ranks::share_cores(&rank)?;
     }
     // Selecting the device starts the thread pool, so the number of threads must be set before.
     let selected = devices.select(&local_rank)?;
     ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
-    let again = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
+    let restarted = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
     let mut run = || {
         rank.status.set_status(format_args!("reading {}", plan.data.name));
-        let splits = read_data(&mut plan, Reader::Rank(&rank.comm))?;
-        if let (None, Some(folder), 0) = (&own, &mut resumed, worker.rank) {
+        let splits = read_data(&mut plan, PixelAccess::Shared(&rank.comm))?;
+        if let (None, Some(folder), 0) = (&launcher_folder, &mut resumed, worker.rank) {
             folder.lock(None)?;
         }
-        if let (Some(path), None, 0) = (&own, &resumed, worker.rank) {
+        if let (Some(path), None, 0) = (&launcher_folder, &resumed, worker.rank) {
             let folder = RunFolder::open(path)?;
             // After a restart the run continues from its newest checkpoint.
-            if again {
+            if restarted {
                 resumed = Some(folder);
             }
         }
-        tuned::adopt(&mut plan, resumed.as_ref(), again, &rank.comm)?;
+        tuned::adopt(&mut plan, resumed.as_ref(), restarted, &rank.comm)?;
         if let (Some(folder), 0) = (&resumed, worker.rank) {
             split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
         }
         let devices = DeviceAssignment { devices, local_rank, selected: selected.clone() };
         let rank = Some(&rank);
-        Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank, restarted: again }.run(splits)
+        Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank, restarted }.run(splits)
     };
     let result = run();
     if let Err(failure) = &result {
         rank.failed(failure);
-        if own.is_some() {
+        if launcher_folder.is_some() {
             // The launcher shows the failure, the root cause first.
             return Ok(failure.code);
         }

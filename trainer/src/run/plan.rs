@@ -208,24 +208,24 @@ fn resolve(source: &ConfigSource, overrides: &Overrides) -> Result<RunPlan, Fail
 
 /// How much of the images a process needs.
 #[derive(Clone, Copy)]
-pub(super) enum Reader<'a> {
+pub(super) enum PixelAccess<'a> {
     /// All pixels, since the process trains alone.
-    Alone,
+    Own,
     /// All pixels, shared by the ranks of the communicator. All ranks read the same plan.
-    Rank(&'a Communicator),
+    Shared(&'a Communicator),
     /// No pixels: the launcher only checks the plan and the labels, and reports mistakes.
-    Launcher,
+    None,
 }
 
 /// Reads the data set of the plan and checks the plan against the data set.
 ///
 /// # Errors
 /// A file is missing or damaged, or the plan does not fit the images.
-pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits, Failure> {
+pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<Splits, Failure> {
     let start = Instant::now();
     let decode = decode_time(plan);
-    let comm = match reader {
-        Reader::Rank(comm) if comm.world() > 1 => Some(comm),
+    let comm = match pixels {
+        PixelAccess::Shared(comm) if comm.world() > 1 => Some(comm),
         _ => None,
     };
     let mut splits = formats::load(&LoadRequest {
@@ -236,9 +236,9 @@ pub(super) fn read_data(plan: &mut RunPlan, reader: Reader<'_>) -> Result<Splits
         decode,
         limit_train: limit(plan.data.limit_train),
         limit_test: limit(plan.data.limit_test),
-        split: SplitOptions { fraction: plan.data.fraction, ..held_out(plan) },
+        split: SplitOptions { fraction: plan.data.fraction, ..validation_options(plan) },
         label_delim: plan.data.label_delim,
-        share: comm.is_some() || matches!(reader, Reader::Launcher),
+        share: comm.is_some() || matches!(pixels, PixelAccess::None),
         evaluates: false,
     })
     .map_err(|error| blame_key(plan, error))?;
@@ -282,7 +282,7 @@ pub(crate) fn on_error(plan: &RunPlan) -> loader::OnError {
 }
 
 /// Returns the validation split of a plan.
-pub(crate) fn held_out(plan: &RunPlan) -> SplitOptions {
+pub(crate) fn validation_options(plan: &RunPlan) -> SplitOptions {
     SplitOptions { validation: plan.data.validation, fraction: None, seed: plan.train.seed }
 }
 
@@ -362,7 +362,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
         mixup: on(train.mixup),
         cutmix: on(train.cutmix),
         small_images: small_images(plan),
-        ..common(plan, strategy, pixels)?
+        ..common_loader_config(plan, strategy, pixels)?
     })
 }
 
@@ -398,7 +398,7 @@ pub(super) fn eval_loader(
         global_batch: global_batch(plan, strategy).max(images),
         shuffle: false,
         exact: true,
-        ..common(plan, strategy, pixels)?
+        ..common_loader_config(plan, strategy, pixels)?
     })
 }
 
@@ -411,7 +411,7 @@ pub(crate) fn normalisation(plan: &RunPlan) -> Result<(Vec<f32>, Vec<f32>), Fail
     Ok((plan.data.mean.clone().ok_or_else(unchecked)?, plan.data.std.clone().ok_or_else(unchecked)?))
 }
 
-fn common(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
+fn common_loader_config(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -> Result<LoaderConfig, Failure> {
     let (mean, std) = normalisation(plan)?;
     Ok(LoaderConfig {
         rank: strategy.rank(),

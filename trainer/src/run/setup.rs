@@ -52,7 +52,7 @@ pub(super) struct DeviceAssignment<'a> {
 }
 
 /// Returns the reason why the loader augments images on the CPU, or `None` if the GPU does.
-pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
+pub(super) fn why_augment_on_cpu(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
     if plan.parallel.mode == Mode::Dp {
         return Some("mode dp scatters each batch from there".into());
@@ -76,7 +76,7 @@ pub(super) fn pixels_on_the_host(plan: &RunPlan, selected: &Selected, splits: &S
 }
 
 /// Makes the loaders of all splits. Without `pixels`, copies the splits that are read in every epoch to the device.
-pub(super) fn loaders(
+pub(super) fn build_loaders(
     plan: &RunPlan,
     strategy: &mut dyn Strategy,
     splits: Splits,
@@ -122,7 +122,12 @@ pub(super) fn loaders(
 }
 
 /// Builds the network of the plan for the images. `batch` is the number of images per step in this process.
-pub(super) fn build(plan: &RunPlan, spec: &Spec, selected: &Selected, batch: usize) -> Result<Network, Failure> {
+pub(super) fn build_network(
+    plan: &RunPlan,
+    spec: &Spec,
+    selected: &Selected,
+    batch: usize,
+) -> Result<Network, Failure> {
     let bytes = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
     let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Step { batch, bytes });
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
@@ -210,7 +215,7 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
 /// Returns the facts on which all ranks of a job must agree: the plan, the data and the kind of device. The plan's paths and
 /// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. For images that are
 /// decoded in every epoch, the facts have the checksum of their names, not of their pixels.
-pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'_>) -> Vec<String> {
+pub(super) fn job_facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'_>) -> Vec<String> {
     let device = format!("device = {}", if target.devices.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
     let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
@@ -251,7 +256,7 @@ pub(super) fn facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'
 ///
 /// # Errors
 /// A checkpoint cannot be read, has more epochs than the plan, or was trained with another seed or other classes than `data`'s.
-pub(super) fn restore(
+pub(super) fn load_newest_checkpoint(
     plan: &RunPlan,
     folder: &RunFolder,
     data: Option<&DatasetRecord>,
@@ -308,7 +313,7 @@ pub(super) fn restore(
 pub(super) fn dry_run(plan: &RunPlan, selected: &Selected, resumed: Option<&RunFolder>) -> Result<u8, Failure> {
     let mut section = Section::new("dry run").row("device", &selected.description);
     let checkpoint = match resumed {
-        Some(folder) => restore(plan, folder, None)?,
+        Some(folder) => load_newest_checkpoint(plan, folder, None)?,
         None => None,
     };
     let known = super::plan::known_facts(&plan.data.name)
@@ -321,7 +326,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected, resumed: Option<&RunF
             in_channels: channels,
             image_size: [side.unwrap_or(height), side.unwrap_or(width)],
         };
-        let network = build(plan, &spec, selected, 1)?;
+        let network = build_network(plan, &spec, selected, 1)?;
         check_small_images(plan, &network, &spec, None)?;
         section = section.row(
             "model",

@@ -20,7 +20,7 @@ struct SplitFile {
     /// Images of no split.
     unused: Vec<u32>,
     /// CRC-32C of the names and labels of the training images, if they are in files. Older versions did not write it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     names: Option<u32>,
 }
 

@@ -1,4 +1,5 @@
-//! Trains in one process: creates strategy, loaders and engine, and on rank 0 also the run folder and the screen output.
+//! Trains as one rank, or as the only process: creates strategy, loaders and engine, and on rank 0 also the run folder and the screen
+//! output.
 
 use std::path::Path;
 
@@ -9,7 +10,9 @@ use super::fine_tune;
 use super::finish::{by_class, finish, gather_rank_stats};
 use super::ranks::{self, Rank};
 use super::resume_command::resume_command;
-use super::setup::{self, DeviceAssignment, build, count_parameters, facts, pixels_on_the_host, restore};
+use super::setup::{
+    self, DeviceAssignment, build_network, count_parameters, job_facts, load_newest_checkpoint, why_augment_on_cpu,
+};
 use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
 use crate::config::{BatchScope, Devices, Mode, OnError, RunPlan};
@@ -66,19 +69,19 @@ impl Training<'_> {
         let (plan, selected) = (self.plan, &self.devices.selected);
         let (source, record) = (splits.source.clone(), splits.record.clone());
         let dataset = DatasetRecord::of(&splits.train);
-        let (mut strategy, parameters, fine_tuning) = self.strategy(&splits)?;
-        let host_pixels = pixels_on_the_host(plan, selected, &splits);
+        let (mut strategy, parameters, fine_tuning) = self.build_strategy(&splits)?;
+        let host_pixels = why_augment_on_cpu(plan, selected, &splits);
         if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
             console::eprint(format_args!("note: images are augmented on the host: {why}"));
         }
         let data = describe_data(plan, &splits, host_pixels.is_none());
-        let loaders = setup::loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device())?;
+        let loaders = setup::build_loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device())?;
         let stop = match self.rank {
             Some(rank) => rank.stop.clone(),
             None => Stop::on_signals()?,
         };
         let progress = match self.resumed {
-            Some(folder) if strategy.rank() == 0 => restore(plan, folder, Some(&dataset))?,
+            Some(folder) if strategy.rank() == 0 => load_newest_checkpoint(plan, folder, Some(&dataset))?,
             _ => None,
         };
         let progress = strategy.load_checkpoint(progress.map(|loaded| (loaded.snapshot, loaded.progress)))?;
@@ -96,7 +99,7 @@ impl Training<'_> {
         strategy.set_timeline(&timeline);
         if strategy.rank() > 0 {
             let engine = Engine::new(plan, &mut *strategy, loaders, None, stop, progress);
-            let end = engine.record(&timeline).run()?;
+            let end = engine.with_timeline(&timeline).run()?;
             gather_rank_stats(&*strategy, &timeline, end.replaced)?;
             return Ok(match end.outcome {
                 RunOutcome::Interrupted { signal, .. } => 128 + signal as u8,
@@ -109,7 +112,7 @@ impl Training<'_> {
     }
 
     /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
-    fn strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize, fine_tune::Rows), Failure> {
+    fn build_strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize, fine_tune::Rows), Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
         let shape = splits.train.shape;
         let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
@@ -119,7 +122,7 @@ impl Training<'_> {
             BatchScope::Global => plan.train.batch_size.div_ceil(processes),
             BatchScope::PerWorker => plan.train.batch_size,
         };
-        let network = build(plan, &spec, selected, share.min(splits.train.len()))?;
+        let network = build_network(plan, &spec, selected, share.min(splits.train.len()))?;
         let devices =
             if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
         let counts = [splits.train.len(), devices];
@@ -142,7 +145,7 @@ impl Training<'_> {
             None => Box::new(Single::new(network, device, classes, plan)),
             Some(rank) => {
                 rank.status.set_status(format_args!("comparing the job with the other ranks'"));
-                ddp::same_job(&facts(plan, splits, &self.devices), &rank.comm)?;
+                ddp::same_job(&job_facts(plan, splits, &self.devices), &rank.comm)?;
                 Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
             }
         };
@@ -175,7 +178,7 @@ impl Training<'_> {
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
-        let RunEnd { outcome, test, test_counts, progress, replaced } = engine.record(timeline).run()?;
+        let RunEnd { outcome, test, test_counts, progress, replaced } = engine.with_timeline(timeline).run()?;
         let stats = gather_rank_stats(strategy, timeline, replaced)?;
         if timeline.is_on() {
             let left_out = timeline::write(&folder.timeline(), &stats.timelines)?;
@@ -188,7 +191,7 @@ impl Training<'_> {
             None => (None, None),
         };
         let epochs = match &outcome {
-            RunOutcome::Exhausted { epoch, .. } => *epoch,
+            RunOutcome::StoppedEarly { epoch, .. } => *epoch,
             // A run whose length is given in steps only is complete after its steps.
             RunOutcome::Finished(_) if plan.train.epochs == 0 => lengths.epochs,
             // After early stopping, older versions set the epoch past the last one.

@@ -77,7 +77,7 @@ impl DeviceBatch {
     pub fn forward(&self, replica: &Replica, cx: &Context, weight: f64) -> (Tensor<1>, Tensor<2>) {
         let images = match (&self.pixels, &replica.datasets) {
             (Pixels::Lines(lines), Some(sets)) => {
-                sets.train.gather(lines, self.shape).expect("a device that records has the kernel")
+                sets.train.gather(lines, self.shape).expect("a device that captures has the kernel")
             }
             (Pixels::Lines(_), None) => unreachable!("a replica keeps its data sets"),
             (Pixels::Loader(pixels), _) => pixels.clone().reshape(self.shape),

@@ -1,10 +1,10 @@
-//! The step of one GPU, recorded as a CUDA graph: one launch for the whole step (`torch.cuda.graph`).
+//! The step of one GPU, captured as a CUDA graph: one launch for the whole step (`torch.cuda.graph`).
 //!
 //! ```text
 //! first full step             launched kernel by kernel: compiles kernels, makes the optimizer's state
 //! next step of its signature  launched kernel by kernel, on inputs in fixed memory: allocates the inputs, and memory for the step
-//! next step of its signature  launched kernel by kernel, exactly as recorded: allocates the rest of the memory
-//! next step of its signature  recorded, which may not allocate, then launched as a graph
+//! next step of its signature  launched kernel by kernel, exactly as captured: allocates the rest of the memory
+//! next step of its signature  captured, which may not allocate, then launched as a graph
 //! all further such steps      collected, then launched as graphs, several at once
 //! other steps                 launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
@@ -18,7 +18,7 @@
 //! GPU always has work. Therefore the CPU learns late that a loss is not finite. In this case the optimizer's kernels
 //! themselves do not change weights and state, neither in this step nor in the steps after it.
 //!
-//! With several processes, each rank records its own step, with the sums of gradients in it. All ranks record and launch the same
+//! With several processes, each rank captures its own step, with the sums of gradients in it. All ranks capture and launch the same
 //! steps: each decision that depends on a rank's memory is taken by all ranks together ([`GraphRanks`]).
 
 use std::collections::VecDeque;
@@ -29,8 +29,8 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use ops::graph::{self, PendingRead};
 
+use super::graph_capture::{CapturedStep, GraphRanks};
 use super::graph_inputs::Inputs;
-use super::graph_record::{GraphRanks, Recorded};
 use super::{Learner, StepOutcome};
 use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
@@ -86,23 +86,23 @@ pub struct StepGraph {
     waiting: (Vec<u32>, usize),
     /// When results were last read.
     read: Option<Instant>,
-    /// The note why steps are not recorded, until the note is taken.
+    /// The note why steps are not captured, until the note is taken.
     note: Option<String>,
 }
 
 #[derive(Debug, Default)]
 pub(super) enum Phase {
-    /// Steps are not recorded.
+    /// Steps are not captured.
     #[default]
     Off,
     /// Waits for two consecutive steps of one signature. Holds the signature of the last step.
-    Waits(Option<StepSignature>),
-    /// One step of this signature has run on these inputs. The next step of this signature is the rehearsal of the recording.
-    Prepared(StepSignature, Box<Inputs>),
-    /// Two steps of this signature have run on these inputs. The next step of this signature will be recorded.
-    Rehearsed(StepSignature, Box<Inputs>),
+    Waiting(Option<StepSignature>),
+    /// One step of this signature has run on these inputs. The next step of this signature is the second warm-up step.
+    WarmedUpOnce(StepSignature, Box<Inputs>),
+    /// Two steps of this signature have run on these inputs. The next step of this signature will be captured.
+    WarmedUpTwice(StepSignature, Box<Inputs>),
     /// Steps of this signature are launched as a graph.
-    Recorded(StepSignature, Box<Recorded>),
+    Captured(StepSignature, Box<CapturedStep>),
 }
 
 /// A step whose outcome is not known.
@@ -117,14 +117,14 @@ struct Queued {
     start: Instant,
 }
 
-/// If the state has moved to other memory this many times, no further step is recorded.
+/// If the state has moved to other memory this many times, no further step is captured.
 const MOVES: usize = 5;
 
 impl StepGraph {
-    /// Prepares to record steps on `device`, if the device is a GPU that supports graphs and the plan allows graphs.
+    /// Prepares to capture steps on `device`, if the device is a GPU that supports graphs and the plan allows graphs.
     pub fn new(plan: &RunPlan, device: &Device) -> Self {
         // With CUDA_LAUNCH_BLOCKING each launch waits for its kernel: an error then names its kernel, which a graph would hide.
-        if plan.train.graph == Some(false) || launches_block() || !graph::can_record(device) {
+        if plan.train.graph == Some(false) || launches_block() || !graph::can_capture(device) {
             return Self::default();
         }
         let OptimizerConfig { kind, momentum, .. } = plan.optimizer;
@@ -139,10 +139,10 @@ impl StepGraph {
         } else {
             None
         };
-        Self { phase: Phase::Waits(None), ..Self::default() }.unless(reason)
+        Self { phase: Phase::Waiting(None), ..Self::default() }.unless(reason)
     }
 
-    /// Does not record steps for this `reason`, if there is one.
+    /// Does not capture steps for this `reason`, if there is one.
     pub fn unless(mut self, reason: Option<&str>) -> Self {
         if let (false, Some(reason)) = (matches!(self.phase, Phase::Off), reason) {
             self.stop(reason);
@@ -157,7 +157,7 @@ impl StepGraph {
 
     /// Starts again, since the state has moved to other memory.
     pub(super) fn moved(&mut self, signature: StepSignature) {
-        self.phase = Phase::Waits(Some(signature));
+        self.phase = Phase::Waiting(Some(signature));
         self.moves += 1;
         if self.moves >= MOVES {
             self.stop("the training state is in other memory after each step; please report this");
@@ -169,35 +169,35 @@ impl StepGraph {
         self.note = Some(format!("note: the step is launched kernel by kernel, not as a CUDA graph: {reason}"));
     }
 
-    /// Returns why steps are not recorded, once.
+    /// Returns why steps are not captured, once.
     pub fn take_note(&mut self) -> Option<String> {
         self.note.take()
     }
 
-    /// Begins again with the preparation of a recording, if there is one, before an evaluation on `device`. A recording may use only
+    /// Begins again with the preparation of a capture, if there is one, before an evaluation on `device`. A capture may use only
     /// memory that its step has allocated before, and an evaluation, whose batch may be larger, makes cubecl give such memory back.
     pub fn before_evaluation(&mut self, device: &Device) {
-        if let Phase::Prepared(..) | Phase::Rehearsed(..) = self.phase {
+        if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
             self.forget(device);
         }
     }
 
     /// Drops the graph, since the training state moves to other memory on `device`.
     pub fn forget(&mut self, device: &Device) {
-        if let Phase::Prepared(..) | Phase::Rehearsed(..) = self.phase {
+        if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
             graph::cancel(device);
         }
         if !matches!(self.phase, Phase::Off) {
-            self.phase = Phase::Waits(None);
+            self.phase = Phase::Waiting(None);
         }
     }
 }
 
-/// Queues a step as a graph, or prepares or records the graph with it. Then returns `None`, and [`finish_step`] returns the
+/// Queues a step as a graph, or prepares or captures the graph with it. Then returns `None`, and [`finish_step`] returns the
 /// outcome. Returns the batches if the caller must run the step kernel by kernel.
 ///
 /// # Errors
-/// The step cannot be recorded or launched.
+/// The step cannot be captured or launched.
 pub(super) fn queue_step(
     learner: &mut Learner,
     ranks: &mut dyn GraphRanks,
@@ -213,39 +213,39 @@ pub(super) fn queue_step(
     let (start, weight) = (Instant::now(), outcome.weight);
     match std::mem::take(&mut learner.graph.phase) {
         Phase::Off => return learner.before_kernels(ranks, batches, lr, outcome),
-        Phase::Waits(Some(before)) if before == signature => {
-            learner.prepare(ranks, signature, &batches, lr, weight)?;
+        Phase::Waiting(Some(before)) if before == signature => {
+            learner.warm_up(ranks, signature, &batches, lr, weight)?;
         }
-        Phase::Prepared(prepared, inputs) if prepared == signature => {
-            learner.rehearse(ranks, signature, inputs, &batches, lr, weight)?;
+        Phase::WarmedUpOnce(prepared, inputs) if prepared == signature => {
+            learner.warm_up_again(ranks, signature, inputs, &batches, lr, weight)?;
         }
-        Phase::Rehearsed(rehearsed, inputs) if rehearsed == signature => {
+        Phase::WarmedUpTwice(warmed_up, inputs) if warmed_up == signature => {
             let words = inputs.words(learner, &batches, lr);
-            let recorded = learner.record(ranks, inputs, &batches, lr, weight)?;
-            learner.graph.phase = Phase::Recorded(signature, recorded);
+            let captured = learner.capture(ranks, inputs, &batches, lr, weight)?;
+            learner.graph.phase = Phase::Captured(signature, captured);
             learner.graph.waiting = (words, 1);
         }
-        Phase::Recorded(of_graph, mut recorded) if of_graph == signature => {
+        Phase::Captured(of_graph, mut captured) if of_graph == signature => {
             // Steps without the graph usually update in place too. But if another tensor shares the state's memory, they do not.
-            if std::mem::take(&mut recorded.check) && ranks.any_rank(learner.addresses()? != recorded.addresses)? {
+            if std::mem::take(&mut captured.check) && ranks.any_rank(learner.addresses()? != captured.addresses)? {
                 learner.graph.moved(signature);
                 return Ok(Some(batches));
             }
-            let words = recorded.inputs.words(learner, &batches, lr);
+            let words = captured.inputs.words(learner, &batches, lr);
             learner.optimizer.count_step();
-            learner.graph.phase = Phase::Recorded(of_graph, recorded);
+            learner.graph.phase = Phase::Captured(of_graph, captured);
             learner.graph.waiting.0.extend(words);
             learner.graph.waiting.1 += 1;
         }
-        Phase::Recorded(of_graph, mut recorded) if same_images(&of_graph, &signature) => {
-            recorded.check = true;
-            learner.graph.phase = Phase::Recorded(of_graph, recorded);
+        Phase::Captured(of_graph, mut captured) if same_images(&of_graph, &signature) => {
+            captured.check = true;
+            learner.graph.phase = Phase::Captured(of_graph, captured);
             return learner.before_kernels(ranks, batches, lr, outcome);
         }
         other => {
             learner.graph.phase = other;
             learner.graph.forget(&learner.replica.inner_device());
-            learner.graph.phase = Phase::Waits(Some(signature));
+            learner.graph.phase = Phase::Waiting(Some(signature));
             return learner.before_kernels(ranks, batches, lr, outcome);
         }
     }
@@ -342,7 +342,7 @@ impl StepGraph {
 
     fn steps_at_once(&self) -> usize {
         match &self.phase {
-            Phase::Recorded(_, recorded) => recorded.inputs.feed().1,
+            Phase::Captured(_, captured) => captured.inputs.feed().1,
             _ => 1,
         }
     }
@@ -353,11 +353,11 @@ impl StepGraph {
         if count == 0 {
             return Ok(());
         }
-        let Phase::Recorded(_, recorded) = &self.phase else { unreachable!("steps wait for a graph") };
-        let feed = &recorded.inputs.feed().0;
+        let Phase::Captured(_, captured) = &self.phase else { unreachable!("steps wait for a graph") };
+        let feed = &captured.inputs.feed().0;
         feed.write(words);
         for _ in 0..count {
-            let launched = recorded.graph.launch();
+            let launched = captured.graph.launch();
             launched.map_err(|error| gpu_failure("the step's graph cannot be launched", error))?;
         }
         self.readings.push_back((feed.read(count), count));

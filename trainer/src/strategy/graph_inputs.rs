@@ -1,4 +1,4 @@
-//! The inputs and outputs of a step that is recorded as a CUDA graph.
+//! The inputs and outputs of a step that is captured as a CUDA graph.
 
 use burn::tensor::{Device, Tensor};
 use data::loader::Batch;

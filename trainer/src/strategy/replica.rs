@@ -39,7 +39,7 @@ pub struct Replica {
     network: Option<Network>,
     /// Its learnable parameters in registration order.
     pub parameters: Vec<ParameterInfo>,
-    /// Records forward, backward and the optimizer's step.
+    /// Captures forward, backward and the optimizer's step.
     pub timeline: Timeline,
     /// The weight of each class in the training loss, `[classes]`. If empty, all classes have the same weight.
     pub class_weights: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Records CUDA graphs with CubeCL's client. burn's `capture` is not used: it runs a step three times before it records the step,
+//! Captures CUDA graphs with CubeCL's client. burn's `capture` is not used: it runs a step three times before it captures the step,
 //! but a training step must run once.
 
 use std::fmt;
@@ -15,13 +15,13 @@ use parking_lot::Mutex;
 use super::copies::memory_id;
 use super::storage::storage_of;
 
-/// A recorded graph.
+/// A captured graph.
 #[derive(Clone)]
-pub(crate) struct Recorded(Graph);
+pub(crate) struct CapturedGraph(Graph);
 
-impl fmt::Debug for Recorded {
+impl fmt::Debug for CapturedGraph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Recorded")
+        f.write_str("CapturedGraph")
     }
 }
 
@@ -43,15 +43,15 @@ pub(crate) fn cancel(device: &Device) {
     drop(client(device).map(|client| client.stop_capture()));
 }
 
-pub(crate) fn record<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(Recorded, T), String> {
+pub(crate) fn capture<T>(device: &Device, step: impl FnOnce() -> T) -> Result<(CapturedGraph, T), String> {
     let client = client(device).ok_or("the device is not an NVIDIA GPU")?;
     client.start_capture().map_err(|error| error.to_string())?;
     let result = step();
     let graph = client.stop_capture().map_err(|error| error.to_string())?;
-    Ok((Recorded(graph), result))
+    Ok((CapturedGraph(graph), result))
 }
 
-impl Recorded {
+impl CapturedGraph {
     /// See [`Graph::launch`](crate::graph::Graph::launch).
     pub(crate) fn launch(&self) -> Result<(), String> {
         // SAFETY: as long as the graph exists, CubeCL reserves the pages that the graph uses, even if their tensors are dropped.

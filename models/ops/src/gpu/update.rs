@@ -5,7 +5,7 @@
 //! The formulas are those of [`mod@crate::update`]. Products and sums may be fused, so the last bits differ from the
 //! CPU's.
 //!
-//! The kernels write in place, and read what changes from step to step ([`StepNumbers`]) from device memory: a recorded graph can
+//! The kernels write in place, and read what changes from step to step ([`StepNumbers`]) from device memory: a captured graph can
 //! then run them again.
 
 use burn::tensor::Tensor;

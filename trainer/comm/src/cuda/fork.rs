@@ -1,8 +1,8 @@
 //! A stream beside the calling thread's stream, for launches that overlap with the thread's later work: [`ForkedStream`].
 //!
-//! cubecl can order two of its streams, but not while one of them is recorded as a CUDA graph: cubecl then waits on the CPU for
-//! events of the recording, which CUDA forbids. So this stream is CUDA's own, and events order it and the thread's stream. In a
-//! recording, the first event makes the stream a branch of the graph, and the last event joins the branch
+//! cubecl can order two of its streams, but not while one of them is captured as a CUDA graph: cubecl then waits on the CPU for
+//! events of the capture, which CUDA forbids. So this stream is CUDA's own, and events order it and the thread's stream. In a
+//! capture, the first event makes the stream a branch of the graph, and the last event joins the branch
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cross-stream-dependencies-and-events>).
 //!
 //! cubecl exposes its streams only on its device thread, and launches only on its own streams. While the launches of

@@ -145,7 +145,7 @@ impl DeviceGroup {
         })
     }
 
-    /// Returns whether kernels run on a stream beside the calling thread's stream. Only then can calls be recorded as part of a
+    /// Returns whether kernels run on a stream beside the calling thread's stream. Only then can calls be captured as part of a
     /// CUDA graph, and [`start_all_reduce`](Self::start_all_reduce) works.
     pub fn forks(&self) -> bool {
         self.launcher.fork().is_some()

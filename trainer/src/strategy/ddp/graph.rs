@@ -18,12 +18,12 @@ use crate::{
     failure::Failure,
     strategy::{
         Replica, StepGraph, StepOutcome,
-        graph_record::{Forwards, GraphRanks, Passes},
+        graph_capture::{Forwards, GraphRanks, Passes},
     },
 };
 use comm::{Communicator, ReduceOp};
 
-/// Prepares to record steps, if the sums of gradients can be part of a graph.
+/// Prepares to capture steps, if the sums of gradients can be part of a graph.
 pub(super) fn step_graph(plan: &RunPlan, device: &Device, on_device: Option<&OnDevice>) -> StepGraph {
     let policy = plan.parallel.batch_norm;
     let reason = match on_device {
@@ -41,7 +41,7 @@ pub(super) fn step_graph(plan: &RunPlan, device: &Device, on_device: Option<&OnD
     StepGraph::new(plan, device).unless(reason.as_deref())
 }
 
-/// The parts of [`Ddp`](super::Ddp) with which a rank records and counts its steps.
+/// The parts of [`Ddp`](super::Ddp) with which a rank captures and counts its steps.
 pub(super) struct Ranks<'a> {
     pub(super) reducer: &'a Reducer,
     pub(super) statistics: Option<&'a Arc<SharedStatistics>>,

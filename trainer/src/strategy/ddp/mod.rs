@@ -21,7 +21,7 @@
 //!   after backward. A parameter that no rank used has no gradient in the optimizer, and a warning names it
 //!   (`find_unused_parameters=True`).
 //! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay on the
-//!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is recorded as a
+//!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is captured as a
 //!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's
 //!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of each GPU, in the same order on all ranks. Two streams
 //!   could deadlock: both have launches that wait for other ranks, and the driver may run the two in a different order on each

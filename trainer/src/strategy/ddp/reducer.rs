@@ -62,7 +62,7 @@ pub(super) trait DeviceCollectives: Send {
         after: &StreamEvent,
     ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
     /// Returns whether calls run beside the calling thread's work without waiting on the CPU. Only then
-    /// [`start_all_reduce`](Self::start_all_reduce) works, and calls can be recorded as part of a CUDA graph.
+    /// [`start_all_reduce`](Self::start_all_reduce) works, and calls can be captured as part of a CUDA graph.
     fn forks(&self) -> bool;
     /// Enqueues the sum over ranks of the concatenated `tensors`, which the calling thread has written. Returns the sum, which the
     /// thread may use after [`join`](Self::join), and the bytes that this rank contributes.

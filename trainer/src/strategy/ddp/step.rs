@@ -17,7 +17,7 @@ use comm::Communicator;
 /// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
 ///
 /// # Errors
-/// The loss is not finite, a rank is gone, the ranks no longer hold the same bits, or the step cannot be recorded or launched as a
+/// The loss is not finite, a rank is gone, the ranks no longer hold the same bits, or the step cannot be captured or launched as a
 /// graph.
 pub(super) fn queue_step(
     ddp: &mut Ddp,

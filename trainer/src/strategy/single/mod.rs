@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph, graph_record::OneProcess};
+use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph, graph_capture::OneProcess};
 use crate::{config::RunPlan, failure::Failure, signals::Stop};
 
 /// The strategy of one process with one device.

@@ -7,13 +7,13 @@ use super::Single;
 use crate::{
     failure::Failure,
     optim::FlatGradients,
-    strategy::{StepOutcome, graph, graph_record::OneProcess, threads},
+    strategy::{StepOutcome, graph, graph_capture::OneProcess, threads},
 };
 
 /// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
 ///
 /// # Errors
-/// The loss is not finite, or the step cannot be recorded or launched as a graph.
+/// The loss is not finite, or the step cannot be captured or launched as a graph.
 pub(super) fn queue_step(
     single: &mut Single,
     batches: Vec<Batch>,

@@ -1,4 +1,4 @@
-//! Records a step as a CUDA graph: the step's work on the device, for one process and for several.
+//! Captures a step as a CUDA graph: the step's work on the device, for one process and for several.
 
 use burn::tensor::Tensor;
 use data::loader::Batch;
@@ -13,12 +13,12 @@ use crate::{
     optim::{FlatGradients, clip_on_device},
 };
 
-/// A recorded step.
+/// A captured step.
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(super) struct CapturedStep {
     pub(super) inputs: Box<Inputs>,
     pub(super) graph: Graph,
-    /// The addresses of the training state when the step was recorded.
+    /// The addresses of the training state when the step was captured.
     pub(super) addresses: Vec<[u64; 2]>,
     /// Whether a step without the graph has run since, so the addresses must be checked again.
     pub(super) check: bool,
@@ -165,7 +165,7 @@ fn flat(logits: Tensor<2>) -> Tensor<1> {
 
 impl Learner {
     /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed.
-    pub(super) fn prepare(
+    pub(super) fn warm_up(
         &mut self,
         ranks: &mut dyn GraphRanks,
         signature: StepSignature,
@@ -174,7 +174,7 @@ impl Learner {
         weight: f64,
     ) -> Result<(), Failure> {
         let device = self.replica.inner_device();
-        graph::prepare(&device).map_err(|error| gpu_failure("no step can be recorded", error))?;
+        graph::prepare(&device).map_err(|error| gpu_failure("no step can be captured", error))?;
         let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
         let mut inputs = Inputs::new(on_device, &device);
         let before = self.addresses()?;
@@ -186,7 +186,7 @@ impl Learner {
         self.keep_results(&inputs, &outputs);
         let moved = ranks.any_rank(host_data || self.addresses()? != before)?;
         let graph = &mut self.graph;
-        graph.phase = Phase::Prepared(signature.clone(), Box::new(inputs));
+        graph.phase = Phase::WarmedUpOnce(signature.clone(), Box::new(inputs));
         if moved {
             graph.forget(&device);
             graph.moved(signature);
@@ -197,9 +197,9 @@ impl Learner {
         Ok(())
     }
 
-    /// Runs a step kernel by kernel, with the same calls as [`Self::record`]. The feed is in memory that the step before has used for
-    /// other tensors, so this step may need more memory, and a recording may not allocate.
-    pub(super) fn rehearse(
+    /// Runs a step kernel by kernel, with the same calls as [`Self::capture`]. The feed is in memory that the step before has used for
+    /// other tensors, so this step may need more memory, and a capture may not allocate.
+    pub(super) fn warm_up_again(
         &mut self,
         ranks: &mut dyn GraphRanks,
         signature: StepSignature,
@@ -215,7 +215,7 @@ impl Learner {
         let (outputs, _) = self.run(ranks, &mut inputs, batches, lr, weight)?;
         self.keep_results(&inputs, &outputs);
         let moved = ranks.any_rank(self.addresses()? != before)?;
-        self.graph.phase = Phase::Rehearsed(signature.clone(), inputs);
+        self.graph.phase = Phase::WarmedUpTwice(signature.clone(), inputs);
         if moved {
             self.graph.forget(&self.replica.inner_device());
             self.graph.moved(signature);
@@ -230,19 +230,19 @@ impl Learner {
         self.graph.readings.push_back((feed.read(1), 1));
     }
 
-    /// Records a step. Its kernels do not run.
-    pub(super) fn record(
+    /// Captures a step. Its kernels do not run.
+    pub(super) fn capture(
         &mut self,
         ranks: &mut dyn GraphRanks,
         mut inputs: Box<Inputs>,
         batches: &[Batch],
         lr: f64,
         weight: f64,
-    ) -> Result<Box<Recorded>, Failure> {
+    ) -> Result<Box<CapturedStep>, Failure> {
         let (device, before) = (self.replica.inner_device(), self.addresses()?);
         let feed = inputs.feed().0.clone();
         let mut failed = None;
-        let recorded = graph::record(&device, || {
+        let captured = graph::capture(&device, || {
             feed.take_inputs();
             match self.run(ranks, &mut inputs, batches, lr, weight) {
                 Ok((outputs, _)) => feed.keep_results(&outputs.tensors(), &inputs.rates.loss),
@@ -252,13 +252,13 @@ impl Learner {
         if let Some(failure) = failed {
             return Err(failure);
         }
-        let (graph, ()) = recorded.map_err(|error| gpu_failure("the step cannot be recorded", error))?;
+        let (graph, ()) = captured.map_err(|error| gpu_failure("the step cannot be captured", error))?;
         let addresses = self.addresses()?;
         if addresses != before {
-            return Err(Failure::run("the recorded step does not update the training state in place", HINT));
+            return Err(Failure::run("the captured step does not update the training state in place", HINT));
         }
-        tracing::info!("the step is recorded as a CUDA graph");
-        Ok(Box::new(Recorded { inputs, graph, addresses, check: false }))
+        tracing::info!("the step is captured as a CUDA graph");
+        Ok(Box::new(CapturedStep { inputs, graph, addresses, check: false }))
     }
 
     /// Queues a step: the passes, then the optimizer. Also returns whether the network has used data of the host
