@@ -96,7 +96,8 @@ fn the_tutorials_programs_join_over_mpi() {
         ("ring_all_reduce", "Rank 1 has data [0.0, 3.0, 6.0, 9.0]"),
         ("distributed_sgd", "Rank 1, epoch 9: "),
     ] {
-        let output = mpirun(2).arg(examples.join(name)).arg("mpi").output().expect("mpirun starts");
+        let bench = Bench::new("");
+        let output = mpirun(2, &bench).arg(examples.join(name)).arg("mpi").output().expect("mpirun starts");
         let ended = Ended::from(output).expect(0);
         assert!(ended.stdout.contains(line), "{name}: {}", ended.stdout);
     }
