@@ -174,6 +174,8 @@ impl ImageFile {
         } else {
             "the image is damaged or of another format: replace it, convert it to PNG or JPEG, or remove it"
         };
+        // The decoder's text may have several lines.
+        let cause = cause.split_whitespace().collect::<Vec<_>>().join(" ");
         self.error(format!("cannot be decoded: {cause}"), hint).of_bad_image()
     }
 

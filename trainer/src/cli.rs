@@ -30,12 +30,12 @@ impl Cli {
     /// variable counts as unset.
     pub fn with_data_dir(mut self, variable: Option<OsString>) -> Self {
         let flag = match &mut self.command {
-            None => Some(&mut self.train.data_dir),
-            Some(Command::Train(arguments)) => Some(&mut arguments.data_dir),
+            // A run or a sweep that continues has the folder that it began with.
+            None => Some(&mut self.train.data_dir).filter(|_| self.train.resume.is_none()),
+            Some(Command::Train(arguments)) => Some(&mut arguments.data_dir).filter(|_| arguments.resume.is_none()),
             Some(Command::Eval(arguments)) => Some(&mut arguments.data_dir),
             Some(Command::Compare(arguments)) => Some(&mut arguments.runs.data_dir),
             Some(Command::Bench(BenchCommand::Scaling(arguments))) => Some(&mut arguments.runs.data_dir),
-            // A sweep that continues has the folder that it began with.
             Some(Command::Sweep(arguments)) => Some(&mut arguments.data_dir).filter(|_| arguments.resume.is_none()),
             Some(Command::Data(DataCommand::Fetch { data_dir, .. } | DataCommand::Verify { data_dir, .. })) => {
                 Some(data_dir)
@@ -306,7 +306,7 @@ pub struct PredictArgs {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch_size: u32,
     /// Threads (default: all cores)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
 }
 

@@ -38,6 +38,7 @@ pub fn main() -> ExitCode {
             Err(help) => help.exit(),
         };
         signals::install_for_every_command()?;
+        check_threads(std::env::var_os("RAYON_NUM_THREADS"))?;
         diagnostics::start(&cli)?;
         device::configure();
         commands::run(cli)
@@ -56,6 +57,22 @@ pub fn main() -> ExitCode {
             console::eprint(format_args!("error: {failure}"));
             ExitCode::from(failure.code)
         }
+    }
+}
+
+/// Checks the variable that sets the number of threads, which rayon ignores where it is not a number. 0 means all cores.
+///
+/// # Errors
+/// It is not a number, or more threads than a process can start.
+fn check_threads(variable: Option<OsString>) -> Result<(), Failure> {
+    const MOST: usize = 1024;
+    let Some(text) = variable.filter(|text| !text.is_empty()) else { return Ok(()) };
+    match text.to_str().and_then(|text| text.parse::<usize>().ok()) {
+        Some(0..=MOST) => Ok(()),
+        _ => Err(Failure::usage(
+            format!("RAYON_NUM_THREADS={}: it is not a number from 0 to {MOST}", text.display()),
+            "it is the number of threads of a process; without it, a process has one per core",
+        )),
     }
 }
 

@@ -19,7 +19,11 @@ pub const TIME_IS_UP: i32 = 0x100;
 
 /// Whether a signal has requested a stop of the run.
 #[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<AtomicUsize>);
+pub struct Stop {
+    signal: Arc<AtomicUsize>,
+    /// Whether a signal ends the process at once: there is nothing to save before the first step.
+    starting: Arc<AtomicBool>,
+}
 
 impl Stop {
     /// Returns a flag that no signal sets, for evaluation and tests.
@@ -32,38 +36,56 @@ impl Stop {
     /// # Errors
     /// When the kernel refuses a handler.
     pub fn on_signals() -> Result<Self, Failure> {
-        Self::install(true).map_err(refused)
+        Self::install(true, false).map_err(refused)
+    }
+
+    /// Installs the handlers of a worker of another launcher, which waits for the other ranks first. Until
+    /// [`starts`](Self::starts), a signal ends the process at once.
+    ///
+    /// # Errors
+    /// When the kernel refuses a handler.
+    pub fn of_rank() -> Result<Self, Failure> {
+        Self::install(true, true).map_err(refused)
     }
 
     /// Installs the handlers of a worker of this program's launcher. A second signal does nothing: a batch system may signal the
-    /// worker and the launcher, which forwards its signal. The launcher kills workers that have to end at once.
+    /// worker and the launcher, which forwards its signal. The launcher kills workers that have to end at once. Until
+    /// [`starts`](Self::starts), a signal ends the process at once.
     ///
     /// # Errors
     /// When the kernel refuses a handler.
     pub fn of_worker() -> Result<Self, Failure> {
-        Self::install(false).map_err(refused)
+        Self::install(false, true).map_err(refused)
     }
 
-    fn install(second_ends: bool) -> io::Result<Self> {
-        let stop = Self::default();
+    /// From now on a signal requests a stop: training starts.
+    pub fn starts(&self) {
+        self.starting.store(false, Ordering::Relaxed);
+    }
+
+    fn install(second_ends: bool, starting: bool) -> io::Result<Self> {
+        let stop = Self { starting: Arc::new(AtomicBool::new(starting)), ..Self::default() };
         let ignored = signals::ignored();
         // The order matters: the first signal arms the conditional exit, so that only a second one takes it
         let armed = Arc::new(AtomicBool::new(false));
         for signal in signals::STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
+            if starting {
+                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop.starting))?;
+            }
             // A SIGHUP arms nothing: of signals that are sent together the kernel delivers the lowest number first, so a SIGINT that
             // was sent before a SIGHUP may come after it
             if second_ends && signals::ends_at_once(signal) {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
                 flag::register(signal, Arc::clone(&armed))?;
             }
-            flag::register_usize(signal, Arc::clone(&stop.0), signal as usize)?;
+            flag::register_usize(signal, Arc::clone(&stop.signal), signal as usize)?;
         }
         Ok(stop)
     }
 
     /// Returns the signal that requested a stop, if any.
     pub fn signal(&self) -> Option<i32> {
-        match self.0.load(Ordering::Relaxed) {
+        match self.signal.load(Ordering::Relaxed) {
             0 => None,
             signal => Some(signal as i32),
         }
@@ -71,7 +93,7 @@ impl Stop {
 
     /// Requests a stop, as `signal` does.
     pub fn request(&self, signal: i32) {
-        self.0.store(signal as usize, Ordering::Relaxed);
+        self.signal.store(signal as usize, Ordering::Relaxed);
     }
 }
 

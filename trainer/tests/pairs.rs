@@ -244,3 +244,119 @@ fn damaged_images_do_not_stop_initial_weights_from_images() {
     let ended = bench.run(&skip[..4]).expect(2);
     assert!(ended.stderr.contains("01.png"), "{}", ended.stderr);
 }
+
+#[test]
+fn a_file_of_another_format_does_not_hide_its_folder_from_a_prediction() {
+    let bench = Bench::new(PICTURES);
+    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
+    let run = bench.train("runs", &[]);
+    fs::write(bench.path("pictures/test/dark/a.gif"), "GIF").unwrap();
+    fs::write(bench.path("pictures/test/dark/b.png"), "no image").unwrap();
+    let predict = ["predict", "--run", run.to_str().unwrap(), "pictures/test"];
+    let ended = bench.run(&predict).expect(2);
+    assert!(ended.stderr.contains("a.gif"), "{}", ended.stderr);
+    let ended = bench.run(&[&predict[..], &["--skip-errors"]].concat()).expect(0);
+    assert_eq!(ended.stdout.lines().count(), 1 + 4, "{}", ended.stdout);
+    assert!(ended.stderr.contains("2 of 6 images could not be read"), "{}", ended.stderr);
+}
+
+/// The summary and the configuration of a run describe the training that happened.
+#[test]
+fn a_complete_run_keeps_its_record() {
+    let bench = Bench::new(CONFIG);
+    let run = bench.train("runs", &[]);
+    let files = || ["config.toml", "summary.json"].map(|name| fs::read_to_string(run.join(name)).unwrap());
+    let before = files();
+    for (setting, said) in
+        [("data.limit_train=256", "of this run had 33 steps"), ("train.max_steps=5", "has taken 99 steps, more than 5")]
+    {
+        let ended = bench.run(&["--resume", run.to_str().unwrap(), "--set", setting]).expect(2);
+        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        assert_eq!(files(), before, "{setting}");
+    }
+}
+
+#[test]
+fn a_run_that_continues_keeps_its_data_folder() {
+    let bench = Bench::new(PICTURES);
+    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
+    let run = bench.train("runs", &[]);
+    let mut command = bench.command();
+    command.args(["--resume", run.to_str().unwrap(), "--epochs", "3"]).env("TRAINER_DATA_DIR", bench.path("elsewhere"));
+    crate::common::Ended::from(command.output().unwrap()).expect(0);
+}
+
+/// In a shell of Slurm, `bench allreduce --cpus 2` measured one process.
+#[test]
+fn variables_of_a_launcher_do_not_decide_what_other_commands_start() {
+    let bench = Bench::new(CONFIG);
+    let slurm = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_LOCALID", "0"), ("SLURM_JOB_ID", "7")];
+    let run = |arguments: &[&str]| -> crate::common::Ended {
+        bench.command().envs(slurm).args(arguments).output().unwrap().into()
+    };
+    let sizes = ["bench", "allreduce", "--cpus", "2", "--sizes", "4", "--ms", "10"];
+    let ended = run(&sizes).expect(2);
+    assert!(ended.stderr.contains("--launcher local"), "{}", ended.stderr);
+    run(&[&sizes[..], &["--launcher", "local"]].concat()).expect(0);
+    run(&[
+        "sweep",
+        "--config",
+        "config.toml",
+        "--cpus",
+        "2",
+        "--set",
+        "train.epochs=1",
+        "--set",
+        "optimizer.lr=0.1,0.01",
+    ])
+    .expect(0);
+    // The folder of a sweep is not that of a run.
+    let sweep = bench.only_run("runs");
+    let ended = bench.run(&["--resume", sweep.to_str().unwrap()]).expect(2);
+    assert!(ended.stderr.contains("is the folder of a sweep"), "{}", ended.stderr);
+    let ended = bench.run(&["--resume"]).expect(2);
+    assert!(ended.stderr.contains("holds no run folder"), "{}", ended.stderr);
+}
+
+/// There is nothing to save before the ranks have joined.
+#[test]
+fn a_signal_ends_a_rank_that_waits_for_the_others() {
+    let bench = Bench::new(CONFIG);
+    let port = crate::common::free_port().to_string();
+    let mut command = bench.command();
+    command.args(["--config", "config.toml"]).env("RANK", "0").env("WORLD_SIZE", "2").env("LOCAL_RANK", "0");
+    command.env("LOCAL_WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+    let log = bench.path("log");
+    let file = fs::File::create(&log).unwrap();
+    let child = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
+    wait_until("the rank", || fs::read_to_string(&log).is_ok_and(|text| text.contains("rank 0 of 2")));
+    // Until the program catches signals, they end it too.
+    crate::common::signal(&child, 15);
+    let code = child.wait_with_output().unwrap().status;
+    use std::os::unix::process::ExitStatusExt;
+    assert!(code.code() == Some(143) || code.signal() == Some(15), "{code}: {}", fs::read_to_string(&log).unwrap());
+}
+
+#[test]
+fn numbers_of_threads_have_limits() {
+    let bench = Bench::new(CONFIG);
+    for threads in ["abc", "-1", "99999"] {
+        let output =
+            bench.command().args(["--config", "config.toml"]).env("RAYON_NUM_THREADS", threads).output().unwrap();
+        let ended = crate::common::Ended::from(output).expect(2);
+        assert!(ended.stderr.contains("from 0 to 1024") && ended.stderr.contains("hint:"), "{}", ended.stderr);
+    }
+}
+
+/// The kernel would end the program without a message.
+#[test]
+fn a_step_that_does_not_fit_into_memory_is_refused() {
+    let bench = Bench::new(
+        &CONFIG
+            .replace("lenet", "resnet18")
+            .replace("limit_train = 520", "")
+            .replace("limit_test", "image_size = 120\nlimit_test"),
+    );
+    let ended = bench.run(&["--config", "config.toml", "--set", "train.batch_size=100000"]).expect(2);
+    assert!(ended.stderr.contains("of memory, this machine has"), "{}", ended.stderr);
+}

@@ -14,18 +14,16 @@ use crate::{DataError, ImageShape, TEN_CROP};
 pub fn list(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<DataError>) {
     let (mut files, mut errors, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     for path in paths {
-        let found = if path.is_dir() {
+        let (found, refused) = if path.is_dir() {
             image_folder::images_below(path)
         } else if path.exists() {
-            Ok(vec![path.clone()])
+            (vec![path.clone()], Vec::new())
         } else {
             let hint = "name images (.png, .jpg, .jpeg) or folders that contain images";
-            Err(DataError::new(path, "there is no such file or folder", hint))
+            (Vec::new(), vec![DataError::new(path, "there is no such file or folder", hint)])
         };
-        match found {
-            Ok(found) => files.extend(found.into_iter().filter(|file| seen.insert(file.clone()))),
-            Err(error) => errors.push(error),
-        }
+        files.extend(found.into_iter().filter(|file| seen.insert(file.clone())));
+        errors.extend(refused);
     }
     (files, errors)
 }

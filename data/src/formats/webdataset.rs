@@ -41,6 +41,9 @@ pub(super) fn load(
     request: &LoadRequest,
     needs_test: bool,
 ) -> Result<Splits, DataError> {
+    if dir.is_file() {
+        return Err(DataError::new(dir, "is a file: the data set is a folder of archives", LAYOUT));
+    }
     let [train, mut val, mut test] = archives(dir)?;
     if train.is_empty() {
         return Err(DataError::new(dir, "there is no archive train*.tar", LAYOUT));
@@ -145,14 +148,20 @@ struct Indexer<'a> {
 /// Returns the samples of an archive in their order.
 fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
     let (file, len) = super::open(path)?;
+    let mut first = [0; 2];
+    if file.read_exact_at(&mut first, 0).is_ok() && first == [0x1f, 0x8b] {
+        let hint = "decompress it (gunzip): JPEG and PNG are compressed already";
+        return Err(DataError::new(path, "is compressed with gzip, and cannot be read at any place", hint));
+    }
     let mut indexer = Indexer { path, archive: path.into(), file: &file, keys: HashSet::new(), samples: Vec::new() };
     // The end of the members so far.
     let mut end = 0;
     let mut archive = tar::Archive::new(&file);
     let mut members = Members::default();
     for entry in archive.entries_with_seek().map_err(|e| read_error(path, &e))? {
-        let damaged = |e: std::io::Error| DataError::new(path, format!("is not an archive here: {e}"), DAMAGED);
-        let entry = entry.map_err(|e| damaged(e).at(format!("byte {end}")))?;
+        // The text of the error has the bytes of the header.
+        let entry =
+            entry.map_err(|_| DataError::new(path, "is not a tar archive here", DAMAGED).at(format!("byte {end}")))?;
         let span = Span { offset: entry.raw_file_position(), len: entry.size() };
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let Some(last) = span.offset.checked_add(span.len).filter(|&last| last <= len) else {
@@ -202,12 +211,12 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
             return Err(indexer.error(span, cause, "a sample has one image and one label"));
         }
     }
-    indexer.finish(members)?;
     let mut marker = [1; BLOCK as usize];
     if file.read_exact_at(&mut marker, end).is_err() || marker.iter().any(|&byte| byte != 0) {
         let cause = "the archive ends early: its end marker is missing";
         return Err(DataError::new(path, cause, DAMAGED).at(format!("byte {end}")));
     }
+    indexer.finish(members)?;
     match data_after(&file, end + BLOCK).map_err(|e| read_error(path, &e))? {
         None => Ok(indexer.samples),
         Some(at) => {

@@ -47,8 +47,8 @@ impl RendezvousParameters {
         }
         if master_port == 0 {
             return Err(LaunchError::usage(
-                "--master-port 0: the other nodes could not know the port",
-                "choose a free port of node 0, the same on all nodes",
+                "the port of node 0 is not set, and the other nodes could not know it",
+                "--master-port PORT: a free port of node 0, the same on all nodes",
             ));
         }
         if nnodes > MOST_MEMBERS {
@@ -62,7 +62,9 @@ impl RendezvousParameters {
         let master_addr = inner.filter(|inner| inner.parse::<Ipv6Addr>().is_ok()).unwrap_or(master_addr);
         if secret.is_none() && !is_loopback(&master_addr) {
             return Err(LaunchError::usage(
-                format!("--nnodes {nnodes} over {master_addr} needs a secret: anybody could join without one"),
+                format!(
+                    "--nnodes {nnodes} over {master_addr} needs a secret: without one, any process that reaches the port could join"
+                ),
                 secret::HINT,
             ));
         }

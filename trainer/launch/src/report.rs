@@ -67,7 +67,11 @@ impl WorkerFailure {
             // In any other program, exit code 2 may have another meaning.
             usage: exit.status.code() == Some(2) && !worker.is_any_program(),
             permanent: exit.status.code() == Some(2) && !worker.is_any_program(),
-            hint: exit.status.signal().and_then(signals::hint).map(str::to_owned),
+            hint: exit
+                .status
+                .signal()
+                .and_then(|signal| signals::hint(signal, worker.is_any_program()))
+                .map(str::to_owned),
             process: Some(details(worker, exit.last_status.clone())),
         };
         // If a signal has killed the worker, the signal is the cause. The worker may have been killed while it wrote a report.

@@ -76,11 +76,14 @@ pub fn name(signal: i32) -> String {
 }
 
 /// Returns the usual reason why a process is killed by this signal.
-pub(super) fn hint(signal: i32) -> Option<&'static str> {
+pub(super) fn hint(signal: i32, any_program: bool) -> Option<&'static str> {
     Some(match name(signal).as_str() {
         "SIGKILL" => {
-            "somebody sent SIGKILL: often the kernel, out of memory (`dmesg | tail`); fewer workers or smaller batches \
+            "a process or the kernel sent SIGKILL: often the kernel, out of memory (`dmesg | tail`); fewer workers or smaller batches \
              need less"
+        }
+        "SIGSEGV" | "SIGILL" | "SIGFPE" | "SIGTRAP" | "SIGSYS" if any_program => {
+            "a defect of the program: a debugger shows where"
         }
         "SIGSEGV" | "SIGILL" | "SIGFPE" | "SIGTRAP" | "SIGSYS" => {
             "the program did what it must not do: please report this, with the worker's stderr.log"

@@ -133,6 +133,9 @@ pub struct AllreduceArgs {
     /// Let processes share GPUs if there are fewer than N. Only for tests: the timings mean nothing
     #[arg(long, requires = "gpus", conflicts_with = "cpus")]
     pub oversubscribe: bool,
+    /// The launcher that has started this process: auto (by its variables) or local (none)
+    #[arg(long, default_value = "auto", value_parser = ["auto", "local"])]
+    pub launcher: String,
     /// Communication backend. Between CPUs: shm (default), tcp, or mpi (under mpirun, in a build with --features mpi). Between
     /// GPUs: auto (default), cuda (custom kernels) or nccl
     #[arg(long)]

@@ -11,7 +11,7 @@ use crate::signals::Stop;
 use crate::text::thousands;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
-    self, JobFolder, LaunchConfig, LauncherChoice, OnSignal, Role,
+    self, JobFolder, LaunchConfig, OnSignal, Role,
     environment::{self, Launcher, WorkerRole},
 };
 
@@ -69,7 +69,9 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let config = config(arguments)?;
     let variables = environment::variables();
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, |count| DeviceRequest::Gpus(count.into())))?;
-    match launch::detect(&variables, LauncherChoice::Auto, None)? {
+    let workers = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
+    let workers = workers.map(|(flag, count)| (flag, count.into()));
+    match launch::detect(&variables, arguments.launcher.parse()?, workers)? {
         Role::Worker(role) => {
             let local_rank = LocalRank {
                 local_rank: role.local_rank,

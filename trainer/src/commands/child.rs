@@ -24,6 +24,8 @@ use launch::{environment::Variables, set_parent_death_signal, signals};
 
 /// Environment variable with the process id of the command that started the run.
 const PARENT: &str = "TRAINER_PARENT";
+/// The first arguments of a run. The variables of a launcher, as in a shell of Slurm, are those of this program, not of the run.
+pub(super) const TRAIN: [&str; 3] = ["train", "--launcher", "local"];
 /// Interval between two checks of the child processes.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 /// Maximum number of lines to show from the end of a failed run's output.
@@ -171,7 +173,7 @@ impl ShortRun<'_> {
     /// Builds the command: the user's settings, followed by the settings of the measurement.
     fn command(&self, folder: &Path) -> Result<Command, Failure> {
         let mut command = command()?;
-        command.arg("train").arg("--config").arg(&self.arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
+        command.args(TRAIN).arg("--config").arg(&self.arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
         let test = match self.plan.data.limit_test {
             0 => TEST_IMAGES,
             limit => limit.min(TEST_IMAGES),

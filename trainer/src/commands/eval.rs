@@ -43,6 +43,8 @@ struct Subject {
     trained: Option<(PathBuf, DatasetRecord)>,
     /// The run, if its own data set is evaluated.
     run: Option<RunFolder>,
+    /// `data.limit_test` of this run.
+    limit: Option<usize>,
 }
 
 /// The output of `--json`.
@@ -92,6 +94,10 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     }
     let (test, loader) = test_images(&subject, arguments)?;
     subject.check_trained(&test)?;
+    if let Some(limit) = subject.limit.filter(|limit| *limit < test.len()) {
+        let (limit, all) = (thousands(limit as u64), thousands(test.len() as u64));
+        console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
+    }
     let (replica, origin) = load_network(&subject, &test, arguments)?;
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
@@ -283,6 +289,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         on_error,
         trained: loaded.dataset.map(|dataset| (loaded.path, dataset)),
         run: own_data.then_some(folder),
+        limit: Some(plan.data.limit_test).filter(|limit| own_data && *limit > 0),
     })
 }
 
@@ -307,6 +314,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
         on_error: OnError::Fail,
         trained: None,
         run: None,
+        limit: None,
     })
 }
 

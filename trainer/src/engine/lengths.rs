@@ -69,7 +69,7 @@ impl Lengths {
             ("an epoch", inside(progress.images), self.images as u64, "images"),
             ("a batch", inside(progress.global_batch), self.global_batch as u64, "images"),
         ] {
-            let Some(before) = before.filter(|before| *before != now && progress.epoch <= self.epochs) else {
+            let Some(before) = before.filter(|before| *before != now) else {
                 continue;
             };
             return Err(Failure::usage(
@@ -123,6 +123,11 @@ mod tests {
         let expected = |text: &str| Err(text.to_owned());
         assert_eq!(error(of_images([79, 4], 4)), expected("an epoch of this run had 79 images, and has 80 now"));
         assert_eq!(error(of_images([80, 5], 4)), expected("a batch of this run had 5 images, and has 4 now"));
-        assert_eq!(error(RunProgress { epoch: 4, ..progress(Some(9), Some(20), 0) }), Ok(()), "the run is complete");
+        let complete = RunProgress { epoch: 4, ..progress(Some(9), Some(20), 0) };
+        assert_eq!(
+            error(complete),
+            expected("an epoch of this run had 9 steps, and has 10 now"),
+            "its summary is written again"
+        );
     }
 }

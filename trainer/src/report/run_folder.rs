@@ -117,6 +117,10 @@ impl RunFolder {
             }
             Ok(_) => {}
         }
+        if is_sweep(path) {
+            let hint = format!("trainer sweep --resume {}; its runs are below {}/runs", path.display(), path.display());
+            return Err(FileError::new(path, "is the folder of a sweep, not of a run", hint));
+        }
         let folder = Self { path: path.to_owned(), lock: None };
         if folder.config().is_file() {
             return Ok(folder);
@@ -243,6 +247,11 @@ impl RunFolder {
     }
 }
 
+/// Returns whether a folder is that of `trainer sweep`, which has a configuration too.
+fn is_sweep(folder: &Path) -> bool {
+    folder.join("sweep.json").is_file()
+}
+
 /// Returns the run folders below `root`, oldest first.
 fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(root).map_err(|error| match error.kind() {
@@ -255,6 +264,7 @@ fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
         let name = entry.file_name().to_string_lossy().into_owned();
         if let Some((stamp, attempt)) = age(&name)
             && entry.path().join("config.toml").is_file()
+            && !is_sweep(&entry.path())
         {
             runs.push((stamp, attempt, name, entry.path()));
         }

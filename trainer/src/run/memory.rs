@@ -8,8 +8,9 @@ use crate::text::counted;
 /// Hint for a refusal.
 pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
 
-/// Images with fewer pixels are not checked, since the estimate takes tenths of a second.
+/// Smaller images are not checked, since the estimate takes tenths of a second, unless a step has many of them.
 const MANY_PIXELS: usize = 128 * 128;
+const MANY_PIXELS_OF_A_STEP: usize = 2048 * 2048;
 
 /// The use of the memory.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +25,11 @@ pub(crate) enum MemoryUse {
 /// memory may be enough.
 pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option<String> {
     let [height, width] = spec.image_size;
-    if height * width < MANY_PIXELS {
+    let images = match memory_use {
+        MemoryUse::Step { batch, .. } => batch,
+        MemoryUse::Evaluation => 1,
+    };
+    if height * width < MANY_PIXELS && images * height * width < MANY_PIXELS_OF_A_STEP {
         return None;
     }
     let memory = data::total_memory()? as f64;

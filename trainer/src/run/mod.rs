@@ -20,6 +20,7 @@ mod training;
 mod tuned;
 
 pub(crate) use self::finish::by_class;
+pub(crate) use self::resume_command::quoted;
 use data::Splits;
 
 use self::plan::{Access, PixelAccess, PlanSource, PlannedRun, read_data};

@@ -33,7 +33,7 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
 }
 
 /// Quotes a word for a POSIX shell, if necessary.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     let plain = |symbol: char| symbol.is_ascii_alphanumeric() || "_-./:=@%+,".contains(symbol);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),

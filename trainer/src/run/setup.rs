@@ -295,6 +295,11 @@ pub(super) fn load_newest_checkpoint(
             )
             .into());
     }
+    let (step, limit) = (loaded.progress.step, plan.train.max_steps as u64);
+    if limit > 0 && step > limit {
+        let cause = format!("{}: the run has taken {step} steps, more than {limit}", loaded.path.display());
+        return Err(plan.mistake(&["train.max_steps"], cause, format!("continue it with {step} steps or more")).into());
+    }
     if let (Some(trained), Some(data)) = (&loaded.dataset, data) {
         let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
                     model.weights = \"RUN/checkpoints/last\"";

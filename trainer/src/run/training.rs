@@ -80,6 +80,7 @@ impl Training<'_> {
             Some(rank) => rank.stop.clone(),
             None => Stop::on_signals()?,
         };
+        stop.starts();
         let progress = match self.resumed {
             Some(folder) if strategy.rank() == 0 => load_newest_checkpoint(plan, folder, Some(&dataset))?,
             _ => None,

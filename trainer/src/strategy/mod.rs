@@ -97,8 +97,8 @@ impl StepOutcome {
 pub fn diverged(cause: String) -> Failure {
     let failure = Failure::run(
         cause,
-        "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; checkpoints are kept: if the newest \
-         one has diverged too, delete it, and --resume continues from the one before",
+        "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; --resume continues from the newest \
+         checkpoint, if there is one: delete it if it has diverged too",
     );
     // A restart would take the same steps.
     Failure { is_permanent: true, ..failure }

@@ -85,15 +85,19 @@ pub(super) fn images(split: &Path, names: &[String]) -> Result<Vec<ClassImage>, 
     Ok(images)
 }
 
-/// Returns all images in a folder and below it, in the order of a class.
-pub(in crate::formats) fn images_below(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let mut found = Vec::new();
-    collect(folder, 0, &mut HashMap::new(), &mut found)?;
-    if found.is_empty() {
-        return Err(DataError::new(folder, "the folder holds no image", "images are .png, .jpg or .jpeg files"));
+/// Returns all images in a folder and below it, in the order of a class, and the errors of the files and folders that cannot be read.
+pub(in crate::formats) fn images_below(folder: &Path) -> (Vec<PathBuf>, Vec<DataError>) {
+    let (mut found, mut errors) = (Vec::new(), Vec::new());
+    let read = walk(folder, 0, &mut HashMap::new(), &mut found, &mut |error| {
+        errors.push(error);
+        Ok(())
+    });
+    errors.extend(read.err());
+    if found.is_empty() && errors.is_empty() {
+        errors.push(DataError::new(folder, "the folder holds no image", "images are .png, .jpg or .jpeg files"));
     }
     sort(&mut found);
-    Ok(found.into_iter().map(|image| image.path).collect())
+    (found.into_iter().map(|image| image.path).collect(), errors)
 }
 
 /// Sorts by folder and then by name. Folders compare as whole strings, not part by part, as in Python's `sorted(os.walk())`:
@@ -108,9 +112,20 @@ fn sort(images: &mut [Found]) {
 /// Each folder that was read, with its path.
 type Seen = HashMap<Inode, PathBuf>;
 
-/// Appends the images in `dir` and in the folders below it to `found`. No folder is read twice: links that lead up or to the
-/// same folder would make a small tree endless.
+/// Appends the images in `dir` and in the folders below it to `found`.
 fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<Found>) -> Result<(), DataError> {
+    walk(dir, depth, seen, found, &mut Err)
+}
+
+/// Appends the images in `dir` and in the folders below it to `found`. No folder is read twice: links that lead up or to the
+/// same folder would make a small tree endless. `refuse` gets the error of a file or folder, and decides whether the walk goes on.
+fn walk(
+    dir: &Path,
+    depth: usize,
+    seen: &mut Seen,
+    found: &mut Vec<Found>,
+    refuse: &mut dyn FnMut(DataError) -> Result<(), DataError>,
+) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
         let cause = format!("more than {MAX_DEPTH} folders inside each other");
         return Err(DataError::new(dir, cause, "move the images to folders further up"));
@@ -126,7 +141,7 @@ fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<Found>) ->
         }
         let metadata = std::fs::metadata(&path).ok();
         if metadata.as_ref().is_some_and(std::fs::Metadata::is_dir) {
-            collect(&path, depth + 1, seen, found)?;
+            walk(&path, depth + 1, seen, found, refuse).or_else(&mut *refuse)?;
             continue;
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
@@ -134,7 +149,7 @@ fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<Found>) ->
             found.push(Found { path, inode: metadata.as_ref().map(Inode::of) });
         } else if NOT_READ.contains(&extension.as_str()) {
             let cause = format!("images of the format {extension} cannot be read");
-            return Err(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"));
+            refuse(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"))?;
         }
     }
     Ok(())

@@ -71,13 +71,13 @@ fn mistakes_have_their_place() {
     assert_eq!(read(&good).unwrap().train.len(), 2);
     let second = good.len() - 1024 - 1024;
     for (bytes, expected) in [
-        (good[..second + 100].to_vec(), format!("train-0.tar: byte {second}: is not an archive here: ")),
+        (good[..second + 100].to_vec(), format!("train-0.tar: byte {second}: is not a tar archive here")),
         (good[..512 + 20].to_vec(), "train-0.tar: byte 512: the archive ends early, in `1.png` of ".into()),
         (
             good[..good.len() - 1024].to_vec(),
             format!("train-0.tar: byte {}: the archive ends early: its end marker", good.len() - 1024),
         ),
-        (b"no archive".repeat(100), "train-0.tar: byte 0: is not an archive here: ".into()),
+        (b"no archive".repeat(100), "train-0.tar: byte 0: is not a tar archive here".into()),
         (
             archive(&[("1.png", &image), ("2.png", &image), ("2.cls", b"0")]),
             "train-0.tar: byte 512: the image `1.png` has no label".into(),

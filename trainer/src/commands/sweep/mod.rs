@@ -72,7 +72,9 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
     }
     if let Some(signal) = stopped {
         let name = signals::name(signal);
-        console::eprint(format_args!("stopped by {name}; continue with: trainer sweep --resume {}", out.display()));
+        let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into());
+        let [program, out] = [program.to_string_lossy(), out.to_string_lossy()].map(|word| run::quoted(&word));
+        console::eprint(format_args!("stopped by {name}; continue with: {program} sweep --resume {out}"));
         return Ok(128 + signal as u8);
     }
     // A run may be interrupted although the sweep was not: the user can send a signal to a single run
