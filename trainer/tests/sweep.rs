@@ -91,7 +91,7 @@ fn an_interrupted_sweep_continues() {
     assert_eq!(workers.len(), 4);
     signal(&child, 15);
     let ended = common::Ended::from(child.wait_with_output().expect("output")).expect(143);
-    assert!(ended.stderr.contains("continue with: trainer sweep --resume out"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("trainer sweep --resume out"), "{}", ended.stderr);
     for process in launchers.into_iter().chain(workers) {
         assert!(!Path::new(&format!("/proc/{process}")).exists(), "{process} is left");
     }
