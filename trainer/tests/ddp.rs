@@ -247,7 +247,7 @@ fn mistakes_of_several_processes_end_with_2() {
     let cases: [(&[&str], &str); 7] = [
         (&["--cpus", "2", "--set", "train.batch_size=1"], "batch_size"),
         (&["--cpus", "20000"], "from 1 to 1024"),
-        (&["--cpus", "2", "--nnodes", "0"], "--nnodes 0: nobody would train"),
+        (&["--cpus", "2", "--nnodes", "0"], "--nnodes 0: a job needs at least one machine"),
         (&["--cpus", "2", "--node-rank", "3"], "--node-rank 3 is not below --nnodes 1"),
         (&["--max-restarts", "3"], "--max-restarts 3: this run is one process"),
         (&["--set", "parallel.devices=two"], "from 1 to 1024"),

@@ -11,7 +11,7 @@ use crate::cli::DataCommand;
 use crate::console;
 use crate::failure::{FAILED, Failure};
 use crate::report::download::DownloadBar;
-use crate::run::plan;
+use crate::run::run_data;
 use crate::text::thousands;
 
 /// Runs the subcommand and returns the exit code.
@@ -22,7 +22,7 @@ pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
     match command {
         DataCommand::List => list(),
         DataCommand::Fetch { name, data_dir, mirror } => {
-            let folder = data_dir.unwrap_or_else(plan::cache_folder);
+            let folder = data_dir.unwrap_or_else(run_data::cache_folder);
             let options = FetchOptions { mirror, ..FetchOptions::default() };
             let fetched = fetch::fetch(&name, &folder, &options, &Bar(DownloadBar::new(&name)))?;
             console::print(&fetched);
@@ -55,13 +55,13 @@ fn list() -> Result<u8, Failure> {
     }
     console::print(format_args!(
         "\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}",
-        plan::cache_folder().display()
+        run_data::cache_folder().display()
     ));
     Ok(0)
 }
 
 fn verify(name: &str, data_dir: Option<PathBuf>, label_delim: Option<char>) -> Result<u8, Failure> {
-    let report = fetch::verify(name, &data_dir.unwrap_or_else(plan::cache_folder), label_delim)?;
+    let report = fetch::verify(name, &data_dir.unwrap_or_else(run_data::cache_folder), label_delim)?;
     for file in &report.files {
         console::print(format_args!("{}: {}", file.path.display(), file.status));
     }

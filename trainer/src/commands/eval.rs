@@ -24,7 +24,7 @@ use crate::engine::{ReplacedImages, eval_record};
 use crate::failure::Failure;
 use crate::report::confusion::{Confusion, confusion_table};
 use crate::report::{AveragePrecision, RunFolder};
-use crate::run::{by_class, plan, split_file};
+use crate::run::{by_class, plan, run_data, split_file};
 use crate::signals::Stop;
 use crate::snapshot::{ClassDifference, DatasetRecord, EvalRecord};
 use crate::strategy::Replica;
@@ -185,7 +185,7 @@ fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>,
         let cause = format!("--resize {side}: it is for images in files, and {} is in memory", subject.data.name);
         return Err(Failure::usage(cause, "leave --resize out"));
     }
-    let facts = plan::dataset_facts(&subject.data.name, &splits);
+    let facts = run_data::dataset_facts(&subject.data.name, &splits);
     let test = Arc::new(splits.test);
     let channels = test.shape.channels;
     check_channels("--mean", arguments.mean.as_ref(), channels, "from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
@@ -261,7 +261,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let plan = plan::load(&folder.config(), &overrides)?;
     let loaded = saved_network::load(&folder, arguments.checkpoint.as_deref())?;
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
-    let on_error = if own_data { plan::on_error(&plan) } else { OnError::Fail };
+    let on_error = if own_data { run_data::on_error(&plan) } else { OnError::Fail };
     let snapshot = loaded.snapshot;
     // Another size keeps the part of the image that is cut out.
     let resize = plan.data.resize.map(|side| match (arguments.image_size, plan.data.image_size) {
@@ -276,7 +276,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             resize: arguments.resize.or(resize),
             // If the manifest has no test images, evaluate on the images that the run did not train on.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
-            split: if own_data { plan::validation_options(&plan) } else { SplitOptions::default() },
+            split: if own_data { run_data::validation_options(&plan) } else { SplitOptions::default() },
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(
                 arguments.data.as_ref().unwrap_or(&plan.data.name),
@@ -345,7 +345,7 @@ fn check_channels(
 }
 
 fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
-    let dir = dir.map_or_else(plan::cache_folder, Path::to_owned);
+    let dir = dir.map_or_else(run_data::cache_folder, Path::to_owned);
     // Decode in the epoch, not at the start: an evaluation needs each test image once and no training image.
     LoadRequest {
         name: name.to_owned(),

@@ -13,7 +13,7 @@ use crate::engine::checkpoint::Loaded;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::RunFolder;
-use crate::run::plan;
+use crate::run::{plan, run_data};
 use crate::snapshot::DatasetRecord;
 use crate::text::thousands;
 use crate::weights::onnx::{self, Description, OnnxModel};
@@ -133,7 +133,7 @@ fn onnx(
     normalise: bool,
     to: &Path,
 ) -> Result<Exported, Failure> {
-    let (mean, std) = plan::normalisation(plan)?;
+    let (mean, std) = run_data::normalisation(plan)?;
     let list = |values: &[f32]| format!("[{}]", values.iter().map(f32::to_string).collect::<Vec<_>>().join(", "));
     let classes = serde_json::json!(network.dataset.classes).to_string();
     let description = Description {

@@ -11,7 +11,7 @@ use crate::engine::checkpoint::{self, Loaded};
 use crate::failure::Failure;
 use crate::report::RunFolder;
 use crate::run::memory::{self, MemoryUse};
-use crate::run::plan;
+use crate::run::run_data;
 use crate::snapshot::DatasetRecord;
 use crate::weights::{self, LoadedWeights, WeightFile, WeightTarget};
 
@@ -80,7 +80,7 @@ pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, 
     if let Some(record) = &loaded.dataset {
         return Ok(record.clone());
     }
-    let (mean, _) = plan::normalisation(plan)?;
+    let (mean, _) = run_data::normalisation(plan)?;
     match (plan.model.num_classes, plan.data.image_size) {
         (Some(classes), Some(size)) => Ok(DatasetRecord {
             shape: [mean.len(), size, size],

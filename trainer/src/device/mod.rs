@@ -154,7 +154,7 @@ impl DeviceSet {
         match request {
             DeviceRequest::Cpu => Ok(Self::Cpu(None)),
             DeviceRequest::Gpus(0) => {
-                Err(Failure::usage("--gpus 0: nobody would train", "ask for at least one: --gpus 1"))
+                Err(Failure::usage("--gpus 0: a run needs at least one GPU", "use --gpus 1 or more, or --cpus N"))
             }
             DeviceRequest::Gpus(_) if !HAS_CUDA => Err(Failure::usage(
                 "--gpus: this build has no GPU backend",

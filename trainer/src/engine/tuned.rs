@@ -46,8 +46,8 @@ fn table(report: &TuningReport) -> String {
     for (index, trial) in trials {
         let StepSettings { bucket_mb, first_bucket_mb, compression, threads } = trial.settings;
         let mark = match (index, trial.settings == report.chosen) {
-            (0, true) => "the plan's, kept",
-            (0, false) => "the plan's",
+            (0, true) => "configured, kept",
+            (0, false) => "configured",
             (_, true) => "chosen",
             (_, false) => "",
         };
@@ -83,7 +83,7 @@ mod tests {
         autotune: 2 settings in 1,058 steps
         bucket_mb  first_bucket_mb  compression  threads  buckets  ms a step
         4                        1         none        3        5      11.00      chosen
-        25                       1         none    share        2      12.30  the plan's
+        25                       1         none    share        2      12.30  configured
         ");
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<TuningReport>(&json).unwrap(), report);

@@ -13,7 +13,7 @@ use launch::{
 /// A flag has no effect in this process, or contradicts its launcher.
 pub(super) fn check(job: &JobArgs, role: &Role) -> Result<(), Failure> {
     if job.nnodes == Some(0) {
-        return Err(Failure::usage("--nnodes 0: nobody would train", "ask for at least one machine: --nnodes 1"));
+        return Err(Failure::usage("--nnodes 0: a job needs at least one machine", "use --nnodes 1 or more"));
     }
     match role {
         Role::Worker(worker) if worker.launcher == Launcher::Builtin => Ok(()),

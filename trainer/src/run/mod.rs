@@ -1,6 +1,7 @@
 //! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
+//! `run_data.rs` reads the data set and configures its loaders,
 //! `job_flags.rs` checks the flags about nodes. `ranks.rs` starts and joins processes. `setup.rs` builds everything that the
 //! first step needs. `shared_images.rs` decodes images once for all processes. `fine_tune.rs` loads initial weights and checks
 //! frozen layers. `training.rs` trains, and `finish.rs` reports the result.
@@ -13,6 +14,7 @@ pub(crate) mod memory;
 pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;
+pub(crate) mod run_data;
 mod setup;
 mod shared_images;
 pub(crate) mod split_file;
@@ -23,7 +25,8 @@ pub(crate) use self::finish::by_class;
 pub(crate) use self::resume_command::quoted;
 use data::Splits;
 
-use self::plan::{Access, PixelAccess, PlanSource, PlannedRun, read_data};
+use self::plan::{Access, PlanSource, PlannedRun};
+use self::run_data::{PixelAccess, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use crate::cli::TrainArgs;

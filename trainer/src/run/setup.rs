@@ -91,7 +91,7 @@ pub(super) fn build_loaders(
     let train_config = LoaderConfig {
         class_weights: class_weights::of_loss(plan, &train)?,
         sampler_weights: class_weights::of_sampler(plan, &train)?,
-        ..super::plan::train_loader(plan, strategy, pixels)?
+        ..super::run_data::train_loader(plan, strategy, pixels)?
     };
     if train_config.drop_last && train.len() < train_config.global_batch {
         let (images, batch) = (train.len(), train_config.global_batch);
@@ -100,13 +100,13 @@ pub(super) fn build_loaders(
         return Err(plan.mistake(&["train.drop_last"], cause, "use a smaller batch_size, or drop_last = false").into());
     }
     let new = |set: &Arc<Dataset>, config| {
-        Loader::new(Arc::clone(set), config).map_err(|error| super::plan::blame_key(plan, error))
+        Loader::new(Arc::clone(set), config).map_err(|error| super::run_data::blame_key(plan, error))
     };
     let shape = train.shape;
     let train_loader = new(&train, train_config)?;
-    let eval_loader = new(&eval, super::plan::eval_loader(plan, strategy, shape, pixels)?)?;
+    let eval_loader = new(&eval, super::run_data::eval_loader(plan, strategy, shape, pixels)?)?;
     let test_loader = match test {
-        Some(test) => Some(new(&Arc::new(test), super::plan::eval_loader(plan, strategy, shape, true)?)?),
+        Some(test) => Some(new(&Arc::new(test), super::run_data::eval_loader(plan, strategy, shape, true)?)?),
         None => None,
     };
     if !pixels {
@@ -157,7 +157,7 @@ pub(super) fn check_small_images(
         models::state::visit(network, |info, _, _| lengths.push(info.len()));
         lengths
     };
-    for small in super::plan::small_images(plan) {
+    for small in super::run_data::small_images(plan) {
         let shape = small.of(ImageShape { channels: spec.in_channels, height, width });
         let small_spec = Spec { image_size: [shape.height, shape.width], ..*spec };
         let mistake = |cause: String| plan.mistake(&["train.image_sizes"], cause, HINT);
@@ -180,7 +180,7 @@ pub(super) fn check_small_images(
 /// `[C, H, W]`.
 pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, width]: [usize; 3]) -> Vec<f64> {
     let whole = ImageShape { channels, height, width };
-    let config = LoaderConfig { small_images: super::plan::small_images(plan), ..LoaderConfig::default() };
+    let config = LoaderConfig { small_images: super::run_data::small_images(plan), ..LoaderConfig::default() };
     (1..=epochs).map(|epoch| config.shape_in(epoch, whole).len() as f64 / whole.len() as f64).collect()
 }
 
@@ -193,7 +193,7 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
         return Ok(network);
     }
     let shape = train.shape;
-    let (mean, std) = super::plan::normalisation(plan)?;
+    let (mean, std) = super::run_data::normalisation(plan)?;
     let pipeline = Pipeline::new(&[], &mean, &std, shape)?;
     let mut images = Vec::with_capacity(count * shape.len());
     for index in 0..train.len() {
@@ -321,7 +321,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &Selected, resumed: Option<&RunF
         Some(folder) => load_newest_checkpoint(plan, folder, None)?,
         None => None,
     };
-    let known = super::plan::known_facts(&plan.data.name)
+    let known = super::run_data::known_facts(&plan.data.name)
         .map(|facts| ([facts.channels, facts.height, facts.width], facts.classes));
     let saved = checkpoint.as_ref().and_then(|loaded| loaded.dataset.as_ref());
     if let Some(([channels, height, width], classes)) = saved.map(|data| (data.shape, data.classes.len())).or(known) {

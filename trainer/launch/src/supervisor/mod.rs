@@ -155,7 +155,7 @@ impl Supervisor<'_> {
                 Phase::Stopping { signal, .. } => Some(signal),
                 _ => None,
             };
-            // Not a failure: the worker succeeded, or ended because it was told to end.
+            // Not a failure: the worker succeeded, or ended because it was asked to end.
             if code == Some(0) || state.killed || worker.termination_requested || stopping.is_some_and(asked) {
                 continue;
             }
@@ -294,7 +294,7 @@ impl Supervisor<'_> {
             .filter(|worker| worker.is_alive())
             .map(|worker| WorkerFailure {
                 what: format!("did not stop within {limit:.0} s after {name}"),
-                hint: Some("it was told to save a checkpoint and exit".to_owned()),
+                hint: Some("the launcher asked it to save a checkpoint and exit".to_owned()),
                 ..WorkerFailure::stalled(worker, worker.silent)
             })
             .collect();

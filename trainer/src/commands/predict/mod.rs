@@ -28,7 +28,7 @@ use crate::files::FileError;
 use crate::loss::{self, binary};
 use crate::report::RunFolder;
 use crate::report::progress::Screen;
-use crate::run::plan;
+use crate::run::{plan, run_data};
 use crate::signals::Stop;
 use crate::snapshot::DatasetRecord;
 use crate::strategy::Logits;
@@ -175,7 +175,7 @@ impl Classifier {
         let mistake =
             |error: BuildError| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into();
         let network = saved_network::build(&target, &file, Some(&selected), mistake)?.network;
-        let (mean, std) = plan::normalisation(&plan)?;
+        let (mean, std) = run_data::normalisation(&plan)?;
         Ok(Self {
             network: network.valid(),
             pipeline: Pipeline::new(&[], &mean, &std, shape)?,
