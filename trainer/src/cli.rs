@@ -25,6 +25,12 @@ pub struct Cli {
     pub log_level: Option<String>,
 }
 
+/// Returns the flag that asks for workers, with their number. At most one of the two is given.
+pub fn workers_flag<T: Into<usize>>(gpus: Option<T>, cpus: Option<T>) -> Option<(&'static str, usize)> {
+    let flag = |name, count: Option<T>| count.map(|count| (name, count.into()));
+    flag("--gpus", gpus).or(flag("--cpus", cpus))
+}
+
 impl Cli {
     /// Sets `--data-dir` to `variable`, the value of `TRAINER_DATA_DIR`, for a command that has the flag but was not given it. An empty
     /// variable counts as unset.

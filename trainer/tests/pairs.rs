@@ -218,6 +218,16 @@ fn one_class_is_no_classification() {
     assert!(ended.stderr.contains("has 1 class, and a classifier needs two or more"), "{}", ended.stderr);
 }
 
+/// Checks that a prediction ends with an error about `named`, and with `--skip-errors` classifies the `others`.
+#[track_caller]
+fn leaves_out(bench: &Bench, predict: &[&str], named: &str, others: usize, counted: &str) {
+    let ended = bench.run(predict).expect(2);
+    assert!(ended.stderr.contains(named), "{}", ended.stderr);
+    let ended = bench.run(&[predict, &["--skip-errors"]].concat()).expect(0);
+    assert_eq!(ended.stdout.lines().count(), 1 + others, "{}", ended.stdout);
+    assert!(ended.stderr.contains(&format!("{counted} images could not be read")), "{}", ended.stderr);
+}
+
 #[test]
 fn paths_that_cannot_be_read_are_left_out_of_a_prediction() {
     let bench = Bench::new(PICTURES);
@@ -225,11 +235,7 @@ fn paths_that_cannot_be_read_are_left_out_of_a_prediction() {
     let run = bench.train("runs", &[]);
     fs::write(bench.path("list"), "\u{feff}pictures/test/dark/00.png\nnowhere.png\npictures/test/light\n").unwrap();
     let predict = ["predict", "--run", run.to_str().unwrap(), "--list", "list"];
-    let ended = bench.run(&predict).expect(2);
-    assert!(ended.stderr.contains("nowhere.png"), "{}", ended.stderr);
-    let ended = bench.run(&[&predict[..], &["--skip-errors"]].concat()).expect(0);
-    assert_eq!(ended.stdout.lines().count(), 1 + 3, "{}", ended.stdout);
-    assert!(ended.stderr.contains("1 of 4 images could not be read"), "{}", ended.stderr);
+    leaves_out(&bench, &predict, "nowhere.png", 3, "1 of 4");
 }
 
 /// The first images of the training set give airbench94 its first layer.
@@ -253,11 +259,7 @@ fn a_file_of_another_format_does_not_hide_its_folder_from_a_prediction() {
     fs::write(bench.path("pictures/test/dark/a.gif"), "GIF").unwrap();
     fs::write(bench.path("pictures/test/dark/b.png"), "no image").unwrap();
     let predict = ["predict", "--run", run.to_str().unwrap(), "pictures/test"];
-    let ended = bench.run(&predict).expect(2);
-    assert!(ended.stderr.contains("a.gif"), "{}", ended.stderr);
-    let ended = bench.run(&[&predict[..], &["--skip-errors"]].concat()).expect(0);
-    assert_eq!(ended.stdout.lines().count(), 1 + 4, "{}", ended.stdout);
-    assert!(ended.stderr.contains("2 of 6 images could not be read"), "{}", ended.stderr);
+    leaves_out(&bench, &predict, "a.gif", 4, "2 of 6");
 }
 
 /// The summary and the configuration of a run describe the training that happened.

@@ -58,15 +58,16 @@ impl WorkerFailure {
     /// Makes the failure of a worker that has ended.
     pub(super) fn exited(worker: &WorkerProcess, exit: &WorkerExit) -> Self {
         let at_ms = unix_ms(exit.at);
+        // In any other program, exit code 2 may have another meaning.
+        let usage = exit.status.code() == Some(2) && !worker.is_any_program();
         let base = Self {
             origin: FailureOrigin::Rank(worker.rank),
             what: describe(exit.status),
             consequence: false,
             at_ms,
             culprit: None,
-            // In any other program, exit code 2 may have another meaning.
-            usage: exit.status.code() == Some(2) && !worker.is_any_program(),
-            permanent: exit.status.code() == Some(2) && !worker.is_any_program(),
+            usage,
+            permanent: usage,
             hint: exit
                 .status
                 .signal()

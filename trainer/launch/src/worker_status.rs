@@ -61,15 +61,10 @@ impl WorkerStatus {
     }
 
     /// Writes `error.json` for the launcher, which shows the message when this process exits. If the file cannot be written, for
-    /// example on a full disk, writes the message to stderr. Only the first failure of a process is kept. Set `consequence` if
-    /// another rank's failure is the cause.
-    pub fn record_error(&self, message: &str, hint: &str, consequence: bool) {
-        self.write(FailureReport { consequence, ..self.report(message, hint) });
-    }
-
-    /// Does what [`WorkerStatus::record_error`] does, for a failure that no other rank has caused. With `permanent`, the same job would
-    /// fail in the same way again, and the launcher does not start it again.
-    pub fn record_failure(&self, message: &str, hint: &str, permanent: bool) {
+    /// example on a full disk, writes the message to stderr. Only the first failure of a process is kept. Set `permanent` if the same
+    /// job would fail in the same way again: the launcher then does not restart it. An error that another rank has caused belongs into
+    /// [`WorkerStatus::record_comm_error`].
+    pub fn record_error(&self, message: &str, hint: &str, permanent: bool) {
         self.write(FailureReport { permanent, ..self.report(message, hint) });
     }
 

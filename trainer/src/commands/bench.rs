@@ -2,7 +2,7 @@
 
 use std::{fs::DirBuilder, io::ErrorKind, os::unix::fs::DirBuilderExt, time::Duration};
 
-use crate::cli::AllreduceArgs;
+use crate::cli::{AllreduceArgs, workers_flag};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
 use crate::failure::Failure;
@@ -69,8 +69,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let config = config(arguments)?;
     let variables = environment::variables();
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, |count| DeviceRequest::Gpus(count.into())))?;
-    let workers = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let workers = workers.map(|(flag, count)| (flag, count.into()));
+    let workers = workers_flag(arguments.gpus, arguments.cpus);
     match launch::detect(&variables, arguments.launcher.parse()?, workers)? {
         Role::Worker(role) => {
             let local_rank = LocalRank {

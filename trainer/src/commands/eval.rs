@@ -254,7 +254,8 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
     Failure::stopped(signal, message)
 }
 
-/// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if the checkpoint has them.
+/// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if the
+/// checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };

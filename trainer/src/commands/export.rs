@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use models::graph::FoldedNorm;
-use models::{BuildError, Graph, Spec, StateTensor};
+use models::{Graph, Spec, StateTensor};
 
 use super::saved_network;
 use crate::cli::ExportArgs;
@@ -185,8 +185,7 @@ impl ExportedNetwork {
         let (model, data) = (&plan.model.name, &plan.data.name);
         let target = WeightTarget { model, spec, data, purpose: Purpose::Evaluation };
         let file = WeightFile::of_state(&loaded.path, state);
-        let mistake =
-            |error: BuildError| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into();
+        let mistake = |error| plan::model_mistake(plan, &error);
         let network = saved_network::build(&target, &file, None, mistake)?.network;
         let graph = Graph::of(&network, &spec).map_err(|error| {
             let message = format!("{model} cannot be exported as a graph: {error}");

@@ -1,6 +1,6 @@
 //! `-H` and `--hostfile`: starts the same command on several hosts and passes each host its node rank and number of workers.
 
-use crate::cli::{JobArgs, TrainArgs};
+use crate::cli::{JobArgs, TrainArgs, workers_flag};
 use crate::failure::Failure;
 use crate::run;
 use launch::{
@@ -61,7 +61,7 @@ pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
 /// # Errors
 /// The flags or the plan are wrong, another launcher has started this process, or a host does not answer.
 pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables) -> Result<u8, Failure> {
-    let count = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
+    let count = workers_flag(arguments.gpus, arguments.cpus);
     let launcher = ssh_launcher(&arguments.job, asked, count, true, &variables)?;
     // Check the plan of the first node here, so that a mistake is reported once and not by every node
     let mut first = arguments.clone();

@@ -34,8 +34,6 @@ mod syntax;
 mod tests;
 mod value;
 
-use std::path::Path;
-
 pub use class_weights::ClassWeights;
 pub use devices::Devices;
 pub use documentation::key_tables;
@@ -83,14 +81,6 @@ pub struct Registry<'a> {
     /// Returns the facts of a data set; `None` where they are known only after its folder is read. Such a data set
     /// needs `data.dir`.
     pub datasets: &'a dyn Fn(&str) -> Option<DatasetFacts>,
-}
-
-/// Reads the file at `path` and resolves it.
-///
-/// # Errors
-/// Every mistake in the file and the flags; only the first where the text is not TOML at all.
-pub fn load(path: &Path, overrides: &Overrides, registry: &Registry) -> Result<RunPlan, ConfigErrors> {
-    resolve(&ConfigSource::read(path)?, overrides, registry)
 }
 
 /// Resolves a configuration from its text.

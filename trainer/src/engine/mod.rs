@@ -15,11 +15,11 @@ use data::loader::Loader;
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
 use self::{checkpoint::Store, epoch::EpochEnd};
-use crate::config::{BatchScope, CheckpointConfig, LrScale, RunPlan};
+use crate::config::{CheckpointConfig, RunPlan};
 use crate::console;
 use crate::device::KernelCompileReporter;
 use crate::failure::Failure;
-use crate::optim::Schedule;
+use crate::optim::{Schedule, lr_factor};
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, TIME_IS_UP};
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
@@ -381,20 +381,6 @@ impl<'a> Engine<'a> {
     /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
         self.schedule.lr(step) * self.lr_factor
-    }
-}
-
-/// Returns the factor of `optimizer.lr_scale`: the linear scaling rule (Goyal et al. 2017), and its square root. The learning rate
-/// grows with the global batch size, which grows with the number of `devices` only if `batch_size` is per worker.
-fn lr_factor(plan: &RunPlan, devices: usize) -> f64 {
-    let growth = match plan.train.batch_scope {
-        BatchScope::Global => 1.0,
-        BatchScope::PerWorker => devices as f64,
-    };
-    match plan.optimizer.lr_scale {
-        LrScale::None => 1.0,
-        LrScale::Linear => growth,
-        LrScale::Sqrt => growth.sqrt(),
     }
 }
 

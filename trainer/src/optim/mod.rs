@@ -17,7 +17,7 @@ pub(crate) use clip::clip_on_device;
 pub(crate) use device_rates::DeviceRates;
 pub use ema::Ema;
 pub use gradients::FlatGradients;
-pub use schedule::Schedule;
+pub use schedule::{Schedule, lr_factor};
 
 use std::collections::HashMap;
 

@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{Anneal, ScheduleConfig, ScheduleKind};
+use crate::config::{Anneal, BatchScope, LrScale, RunPlan, ScheduleConfig, ScheduleKind};
 
 /// The learning rate as a pure function of the optimizer step, so that a resumed run needs no schedule state.
 #[derive(Debug, Clone)]
@@ -77,5 +77,19 @@ impl Schedule {
             Anneal::Linear => from + (to - from) * fraction,
             Anneal::Cos => to + (from - to) / 2.0 * (1.0 + (PI * fraction).cos()),
         }
+    }
+}
+
+/// Returns the factor of `optimizer.lr_scale`: the linear scaling rule (Goyal et al. 2017), and its square root. The learning rate
+/// grows with the global batch size, which grows with the number of `devices` only if `batch_size` is per worker.
+pub fn lr_factor(plan: &RunPlan, devices: usize) -> f64 {
+    let growth = match plan.train.batch_scope {
+        BatchScope::Global => 1.0,
+        BatchScope::PerWorker => devices as f64,
+    };
+    match plan.optimizer.lr_scale {
+        LrScale::None => 1.0,
+        LrScale::Linear => growth,
+        LrScale::Sqrt => growth.sqrt(),
     }
 }

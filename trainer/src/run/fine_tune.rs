@@ -28,7 +28,7 @@ pub(super) fn check(plan: &RunPlan, splits: &Splits, resumed: Option<&RunFolder>
     let spec = Spec { num_classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
     // Use the CPU, since the launcher must not use a GPU.
     let network = models::build_frozen(&plan.model.name, &spec, plan.train.seed, &Device::flex(), &plan.model.freeze)
-        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
+        .map_err(|error| super::plan::model_mistake(plan, &error))?;
     check_layers(plan, &network)?;
     initial_weights(network, plan, spec, resumed, false, true).map(|_| ())
 }

@@ -22,14 +22,14 @@ mod training;
 mod tuned;
 
 pub(crate) use self::finish::by_class;
-pub(crate) use self::resume_command::quoted;
+pub(crate) use self::resume_command::shell_command;
 use data::Splits;
 
 use self::plan::{Access, PlanSource, PlannedRun};
 use self::run_data::{PixelAccess, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
-use crate::cli::TrainArgs;
+use crate::cli::{TrainArgs, workers_flag};
 use crate::config::{Backend, BatchScope, Devices, Mode, RunPlan};
 use crate::console;
 use crate::device::{DeviceSet, LocalRank};
@@ -52,8 +52,8 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     if let Some(path) = &arguments.job.secret_file {
         secret::read_file(path, &mut variables)?;
     }
-    let workers_flag = arguments.gpus.map(|count| ("--gpus", count)).or(arguments.cpus.map(|count| ("--cpus", count)));
-    let role = launch::detect(&variables, arguments.job.launcher.parse()?, workers_flag)?;
+    let workers = workers_flag(arguments.gpus, arguments.cpus);
+    let role = launch::detect(&variables, arguments.job.launcher.parse()?, workers)?;
     job_flags::check(&arguments.job, &role)?;
     let (job, launcher_folder) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
     let access = match (&launcher_folder, &role, &job) {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use data::formats;
+use models::BuildError;
 
 use super::run_data::known_facts;
 use crate::cli::TrainArgs;
@@ -140,6 +141,11 @@ fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPl
         format!("{}: `{asked}` is not what {} was started with: {run}", path.display(), folder.path().display()),
         "leave --config out to continue the run as it is, or give --set to change a value on purpose",
     ))
+}
+
+/// Returns the error for a plan whose model cannot be built.
+pub(crate) fn model_mistake(plan: &RunPlan, error: &BuildError) -> Failure {
+    plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into()
 }
 
 /// Returns the devices of `--cpus` or `--gpus`.

@@ -126,7 +126,7 @@ impl Rank {
             Some(error) => self.status.record_comm_error(&error),
             None => {
                 let hint = failure.hint.as_deref().unwrap_or_default();
-                self.status.record_failure(&failure.message, hint, failure.is_permanent);
+                self.status.record_error(&failure.message, hint, failure.is_permanent);
             }
         }
     }

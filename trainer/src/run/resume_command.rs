@@ -9,9 +9,7 @@ use crate::cli::TrainArgs;
 /// config.toml. The flags of the job are not, so the command repeats them. `of_launcher` is set if another launcher started this
 /// process. The flags of the job then belong to that launcher's command and are left out.
 pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: bool) -> String {
-    // The program name that the user typed. Workers have the name of their launcher.
-    let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into());
-    let mut words = vec![program.to_string_lossy().into_owned(), "--resume".to_owned(), folder.display().to_string()];
+    let mut words = vec!["--resume".to_owned(), folder.display().to_string()];
     if !of_launcher {
         if let (Some(count), true) = (arguments.gpus, arguments.oversubscribe) {
             words.extend(["--gpus".to_owned(), count.to_string(), "--oversubscribe".to_owned()]);
@@ -29,11 +27,19 @@ pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: 
             words.extend(["--launcher".to_owned(), "local".to_owned()]);
         }
     }
-    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    shell_command(words)
+}
+
+/// Returns the command of this program with `arguments`, quoted for a shell.
+pub(crate) fn shell_command(arguments: impl IntoIterator<Item = String>) -> String {
+    // The program name that the user typed. Workers have the name of their launcher.
+    let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into()).to_string_lossy().into_owned();
+    let words = std::iter::once(program).chain(arguments);
+    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
 }
 
 /// Quotes a word for a POSIX shell, if necessary.
-pub(crate) fn quoted(word: &str) -> String {
+fn quoted(word: &str) -> String {
     let plain = |symbol: char| symbol.is_ascii_alphanumeric() || "_-./:=@%+,".contains(symbol);
     match !word.is_empty() && word.chars().all(plain) {
         true => word.to_owned(),

@@ -134,7 +134,7 @@ pub(super) fn build_network(
         return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
     }
     let network = models::build_frozen(&plan.model.name, spec, plan.train.seed, &selected.device(), &plan.model.freeze)
-        .map_err(|error| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()))?;
+        .map_err(|error| super::plan::model_mistake(plan, &error))?;
     fine_tune::check_layers(plan, &network)?;
     Ok(network)
 }

@@ -85,30 +85,26 @@ pub(super) fn check(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     }
     let (path, saved) = (folder.split(), read(folder)?);
     let mut now = record.map(|record| SplitFile::new(seed, record));
-    if saved == now {
-        return Ok(());
-    }
     let before = saved.as_ref().and_then(|saved| saved.names);
+    let mut renamed = false;
     if let Some(now) = &mut now {
-        let renamed = before.is_some() && now.names != before;
+        // Older versions wrote no names.
+        renamed = before.is_some() && now.names != before;
         now.names = before;
-        if saved.as_ref() == Some(now) {
-            if !renamed {
-                return Ok(());
-            }
-            return Err(Failure::usage(
-                format!(
-                    "{}: the training images have other names or labels than when the run was started",
-                    path.display()
-                ),
-                "the split of a run is by position, so images that were trained on would be in the validation split: give the run \
-                 the images that it had",
-            ));
-        }
     }
-    Err(Failure::usage(
-        format!("{}: the run was started with another split of its training images", path.display()),
-        "a run keeps data.validation, data.fraction, data.limit_train and its images: images that were trained on cannot \
-         validate it",
-    ))
+    if saved != now {
+        return Err(Failure::usage(
+            format!("{}: the run was started with another split of its training images", path.display()),
+            "a run keeps data.validation, data.fraction, data.limit_train and its images: images that were trained on cannot \
+             validate it",
+        ));
+    }
+    if renamed {
+        return Err(Failure::usage(
+            format!("{}: the training images have other names or labels than when the run was started", path.display()),
+            "the split of a run is by position, so images that were trained on would be in the validation split: give the run \
+             the images that it had",
+        ));
+    }
+    Ok(())
 }

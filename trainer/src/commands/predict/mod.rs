@@ -12,7 +12,7 @@ use data::formats::image_files;
 use data::{ImageShape, read_regular};
 use indicatif::{ProgressBar, ProgressStyle};
 use launch::signals;
-use models::{BuildError, Network, Spec};
+use models::{Network, Spec};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -172,8 +172,7 @@ impl Classifier {
         let file = WeightFile::of_state(&loaded.path, loaded.snapshot.ema.unwrap_or(loaded.snapshot.model));
         let (model, data) = (&plan.model.name, &plan.data.name);
         let target = WeightTarget { model, spec, data, purpose: weights::Purpose::Evaluation };
-        let mistake =
-            |error: BuildError| plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into();
+        let mistake = |error| plan::model_mistake(&plan, &error);
         let network = saved_network::build(&target, &file, Some(&selected), mistake)?.network;
         let (mean, std) = run_data::normalisation(&plan)?;
         Ok(Self {

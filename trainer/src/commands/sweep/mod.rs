@@ -72,9 +72,8 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
     }
     if let Some(signal) = stopped {
         let name = signals::name(signal);
-        let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into());
-        let [program, out] = [program.to_string_lossy(), out.to_string_lossy()].map(|word| run::quoted(&word));
-        console::eprint(format_args!("stopped by {name}; continue with: {program} sweep --resume {out}"));
+        let resume = run::shell_command(["sweep".into(), "--resume".into(), out.display().to_string()]);
+        console::eprint(format_args!("stopped by {name}; continue with: {resume}"));
         return Ok(128 + signal as u8);
     }
     // A run may be interrupted although the sweep was not: the user can send a signal to a single run

@@ -11,6 +11,11 @@ mod shipped;
 
 use super::{ConfigError, ConfigErrors, ConfigSource, DatasetFacts, Location, Overrides, Registry, RunPlan, resolve};
 
+/// Reads the file at `path` and resolves it.
+fn load(path: &std::path::Path, overrides: &Overrides, registry: &Registry) -> Result<RunPlan, ConfigErrors> {
+    resolve(&ConfigSource::read(path)?, overrides, registry)
+}
+
 /// Sections without which no configuration is complete.
 const BASE: &str = "[model]\nname = \"resnet18\"\n[data]\nname = \"cifar10\"\n";
 

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
+use super::load;
 use super::{facts, read, registry, set};
-use crate::config::{DatasetFacts, Overrides, load};
+use crate::config::{DatasetFacts, Overrides};
 
 /// A configuration with something of everything, to be mutated.
 const FULL: &str = r#"# é 学習

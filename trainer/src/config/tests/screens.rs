@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use super::load;
 use super::{BASE, read, registry, set};
-use crate::config::{Overrides, load};
+use crate::config::Overrides;
 
 #[test]
 fn excerpts_and_carets() {

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::load;
 use super::{registry, set};
-use crate::config::{Overrides, Registry, RunPlan, ScheduleKind, load};
+use crate::config::{Overrides, Registry, RunPlan, ScheduleKind};
 
 fn folder() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs")).to_path_buf()
