@@ -24,11 +24,11 @@ pub struct Overrides {
     pub seed: Option<u64>,
     /// `--data-dir` (or `TRAINER_DATA_DIR`)
     pub data_dir: Option<PathBuf>,
-    /// `--mode`. [`super::load`] checks the word.
+    /// `--mode`. [`super::resolve`] checks the word.
     pub mode: Option<String>,
-    /// `--backend`. [`super::load`] checks the word.
+    /// `--backend`. [`super::resolve`] checks the word.
     pub backend: Option<String>,
-    /// `--cpus` or `--gpus`. [`super::load`] checks the number.
+    /// `--cpus` or `--gpus`. [`super::resolve`] checks the number.
     pub devices: Option<Devices>,
     /// `--autotune`. A list in the file or in `set` takes precedence.
     pub autotune: bool,
