@@ -133,16 +133,16 @@ fn first_gpu() -> Result<burn::tensor::Device, String> {
     Ok(found.select(&LocalRank::ALONE).map_err(|failure| failure.to_string())?.device())
 }
 
-/// Starts `world` ranks of this program and waits for them. Returns whether all succeeded.
-fn group(world: usize) -> Result<bool, String> {
+/// Starts `world_size` ranks of this program and waits for them. Returns whether all succeeded.
+fn group(world_size: usize) -> Result<bool, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let secret = Secret::random().map_err(|e| text(&e))?;
     let store =
-        StoreServer::bind("127.0.0.1:0", StoreConfig::new(secret.clone(), world), |_| {}).map_err(|e| text(&e))?;
+        StoreServer::bind("127.0.0.1:0", StoreConfig::new(secret.clone(), world_size), |_| {}).map_err(|e| text(&e))?;
     let this = std::env::current_exe().map_err(|e| text(&e))?;
     let mut ranks = Vec::new();
-    for rank in 0..world {
-        let place = format!("{rank} {world} {} {}", store.local_addr(), secret.to_hex());
+    for rank in 0..world_size {
+        let place = format!("{rank} {world_size} {} {}", store.local_addr(), secret.to_hex());
         let mut command = Command::new(&this);
         command.args(std::env::args().skip(1)).env(RANK, place).stdin(Stdio::null());
         ranks.push(command.spawn().map_err(|e| text(&e))?);
@@ -152,7 +152,7 @@ fn group(world: usize) -> Result<bool, String> {
         let status = process.wait().map_err(|e| text(&e))?;
         // A rank that a signal killed has printed no error.
         if status.code().is_none() {
-            eprintln!("gpu_check: rank {rank} of {world}: {status}");
+            eprintln!("gpu_check: rank {rank} of {world_size}: {status}");
         }
         well &= status.success();
     }
@@ -162,10 +162,10 @@ fn group(world: usize) -> Result<bool, String> {
 /// Runs one rank: joins the others and runs the matrix. Returns whether all results were correct.
 fn rank(place: &str, arguments: &Arguments) -> Result<bool, String> {
     let words: Vec<&str> = place.split(' ').collect();
-    let [rank, world, store, secret] = words.as_slice() else { return Err(format!("{RANK}: {place}")) };
+    let [rank, world_size, store, secret] = words.as_slice() else { return Err(format!("{RANK}: {place}")) };
     let secret = Secret::from_hex(secret).ok_or("the secret is invalid")?;
     let number = |word: &str| word.parse::<usize>().map_err(|e| e.to_string());
-    let mut config = CommConfig::new(number(rank)?, number(world)?, *store, secret, TransportKind::Shm);
+    let mut config = CommConfig::new(number(rank)?, number(world_size)?, *store, secret, TransportKind::Shm);
     // A rank compiles and tunes kernels before an exchange. That takes minutes on a busy machine without a GPU.
     config.timeout = Duration::from_secs(600);
     let comm = join(&config).map_err(|e| e.to_string())?;
@@ -189,8 +189,8 @@ fn run() -> Result<bool, String> {
     if !arguments.networks.is_empty() {
         well &= networks::run(&arguments.networks, arguments.near)?;
     }
-    for &world in arguments.ranks.iter().filter(|world| **world > 1) {
-        well &= group(world)?;
+    for &world_size in arguments.ranks.iter().filter(|world_size| **world_size > 1) {
+        well &= group(world_size)?;
     }
     if let Some(trainer) = &arguments.trainer {
         well &= training::run(trainer, &arguments.train, arguments.steps)?;

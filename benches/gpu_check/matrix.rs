@@ -20,8 +20,8 @@ fn values(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| input(rank, i)).collect()
 }
 
-fn sum(world: usize, i: usize) -> f32 {
-    (0..world).map(|rank| input(rank, i)).sum()
+fn sum(world_size: usize, i: usize) -> f32 {
+    (0..world_size).map(|rank| input(rank, i)).sum()
 }
 
 /// Splits a tensor into views of uneven lengths, because the gradients of a bucket are separate tensors.
@@ -71,8 +71,12 @@ fn measure(
 
 /// Runs the matrix. Returns whether all results were correct on all ranks.
 pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, CommError> {
-    let ranks =
-        LocalRank { local_rank: comm.rank(), local_world: comm.world(), oversubscribe: true, ..LocalRank::ALONE };
+    let ranks = LocalRank {
+        local_rank: comm.rank(),
+        local_world_size: comm.world_size(),
+        oversubscribe: true,
+        ..LocalRank::ALONE
+    };
     let gpus = trainer::device::find().map_err(|missing| other(&missing.cause))?;
     let oversubscribed = ranks.oversubscribed(gpus.all.len());
     let device = DeviceSet::Gpus(gpus).select(&ranks).map_err(|failure| other(&failure))?.device().inner();
@@ -96,7 +100,7 @@ fn all(
     rounds: usize,
     device_barrier: bool,
 ) -> Result<bool, CommError> {
-    let (me, world) = (comm.rank(), comm.world());
+    let (me, world_size) = (comm.rank(), comm.world_size());
     let mut right = true;
     let say = |line: String| {
         if me == 0 {
@@ -119,11 +123,11 @@ fn all(
         }
         for &size in sizes {
             let own = Tensor::from_data(TensorData::new(values(me, size), [size]), device);
-            let parts = Tensor::from_data(TensorData::new(values(me, size * world), [size * world]), device);
-            let total = |i: usize| sum(world, i);
-            let own_part = |i: usize| sum(world, me * size + i);
+            let parts = Tensor::from_data(TensorData::new(values(me, size * world_size), [size * world_size]), device);
+            let total = |i: usize| sum(world_size, i);
+            let own_part = |i: usize| sum(world_size, me * size + i);
             let everybodys = |i: usize| input(i / size, i % size);
-            let roots = |i: usize| input(world - 1, i);
+            let roots = |i: usize| input(world_size - 1, i);
             for kernel in Kernel::ALL {
                 let row = match kernel {
                     Kernel::OneShot | Kernel::TwoShot => {
@@ -138,21 +142,21 @@ fn all(
                         measure(&mut group, comm, rounds, &everybodys, &mut |g| g.all_gather(own.clone()))
                     }
                     Kernel::Broadcast => {
-                        measure(&mut group, comm, rounds, &roots, &mut |g| g.broadcast(own.clone(), world - 1))
+                        measure(&mut group, comm, rounds, &roots, &mut |g| g.broadcast(own.clone(), world_size - 1))
                     }
                     Kernel::Probe | Kernel::Order => continue,
                 }?;
                 let bytes = size * wire.size();
                 // The factors of nccl-tests.
                 let factor = match kernel {
-                    Kernel::OneShot | Kernel::TwoShot => 2.0 * (world as f64 - 1.0) / world as f64,
+                    Kernel::OneShot | Kernel::TwoShot => 2.0 * (world_size as f64 - 1.0) / world_size as f64,
                     Kernel::Broadcast => 1.0,
-                    _ => world as f64 - 1.0,
+                    _ => world_size as f64 - 1.0,
                 };
                 let busbw = bytes as f64 * factor / row.seconds / 1e9;
                 right &= row.wrong == 0;
                 say(format!(
-                    "{:>14} {world:>5} {:>5} {size:>12} {bytes:>12} {:>10.1} {busbw:>9.2} {:>7}",
+                    "{:>14} {world_size:>5} {:>5} {size:>12} {bytes:>12} {:>10.1} {busbw:>9.2} {:>7}",
                     kernel.name(),
                     wire.name(),
                     row.seconds * 1e6,
@@ -163,11 +167,11 @@ fn all(
         // Scaling and rounding: a third is exact in no type, and all ranks must round it equally.
         let third = Tensor::from_data(TensorData::new(values(me, 1000), [1000]), device);
         let sums = read(group.all_reduce(vec![third], 1.0 / 3.0)?)?;
-        let mut all = vec![0f32; 1000 * world];
+        let mut all = vec![0f32; 1000 * world_size];
         comm.all_gather(&sums, &mut all)?;
         let alike =
             all.chunks_exact(1000).all(|other| other.iter().zip(&sums).all(|(a, b)| a.to_bits() == b.to_bits()));
-        let near = sums.iter().enumerate().all(|(i, value)| (value - sum(world, i) / 3.0).abs() < 0.1);
+        let near = sums.iter().enumerate().all(|(i, value)| (value - sum(world_size, i) / 3.0).abs() < 0.1);
         say(format!(
             "{} sums of thirds: {}",
             wire.name(),

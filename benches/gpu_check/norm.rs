@@ -18,13 +18,13 @@ const NEAR_BF16: f32 = 8e-3;
 
 /// The ranks' GPUs. The first error of an exchange is kept.
 struct Gpus {
-    world: usize,
+    world_size: usize,
     group: Mutex<(DeviceGroup, Option<CommError>)>,
 }
 
 impl Debug for Gpus {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Gpus({})", self.world)
+        write!(f, "Gpus({})", self.world_size)
     }
 }
 
@@ -40,8 +40,8 @@ impl StatisticsReduce for Gpus {
 }
 
 impl DeviceGather for Gpus {
-    fn world(&self) -> usize {
-        self.world
+    fn world_size(&self) -> usize {
+        self.world_size
     }
 
     fn all_gather(&self, vectors: Vec<Tensor<1>>) -> Tensor<1> {
@@ -49,7 +49,7 @@ impl DeviceGather for Gpus {
         let (group, failed) = &mut *self.group.lock().unwrap();
         group.all_gather_f32(vectors).unwrap_or_else(|error| {
             failed.get_or_insert(error);
-            Tensor::zeros([self.world * each], &device)
+            Tensor::zeros([self.world_size * each], &device)
         })
     }
 }
@@ -110,16 +110,16 @@ fn results(
 
 /// Runs all cases. Returns whether all ranks have the CPU's results, and the same statistics to the bit, twice.
 pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Result<bool, CommError> {
-    let (me, world) = (comm.rank(), comm.world());
+    let (me, world_size) = (comm.rank(), comm.world_size());
     let options = DeviceGroupOptions { backend, elements: 1 << 16, wire: WireType::Bf16, device_barrier: false };
     let group = DeviceGroup::new(comm, device, options)?;
     if me == 0 {
         println!("# {}", group.description());
     }
-    let gpus = Arc::new(Gpus { world, group: Mutex::new((group, None)) });
-    let equal = vec![4; world];
+    let gpus = Arc::new(Gpus { world_size, group: Mutex::new((group, None)) });
+    let equal = vec![4; world_size];
     // The last partial batch: the first ranks have more images.
-    let partial: Vec<usize> = (0..world).map(|rank| 1 + (world - 1 - rank) * 2).collect();
+    let partial: Vec<usize> = (0..world_size).map(|rank| 1 + (world_size - 1 - rank) * 2).collect();
     let mut right = true;
     for case in [
         (equal.clone(), [64, 8, 8], DType::F32, false, Activation::Relu),
@@ -147,7 +147,7 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
                 *theirs = theirs[first * each..(first + counts[me]) * each].to_vec();
             } else {
                 // Statistics of all rows.
-                let mut everybodys = vec![0f32; ours.len() * world];
+                let mut everybodys = vec![0f32; ours.len() * world_size];
                 comm.all_gather(&ours, &mut everybodys)?;
                 alike &= everybodys.chunks_exact(ours.len()).all(|other| other == ours);
             }
@@ -164,7 +164,7 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
         if me == 0 {
             let bits = if unlike[0] == 0 { "the same bits" } else { "OTHER BITS" };
             println!(
-                "batch norm over {world} ranks of {counts:?} images of {shape:?}, {}: {:.1e} apart, limit {limit:.0e}, {bits}{}",
+                "batch norm over {world_size} ranks of {counts:?} images of {shape:?}, {}: {:.1e} apart, limit {limit:.0e}, {bits}{}",
                 dtype.name(),
                 of_all[0],
                 if well { "" } else { "  WRONG" }

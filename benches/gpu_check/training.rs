@@ -76,14 +76,15 @@ type Run = (String, Vec<String>);
 /// one process with several devices need one GPU per rank.
 fn runs(worlds: &[usize], gpus: usize) -> Vec<Run> {
     let mut all = Vec::new();
-    for &world in worlds {
+    for &world_size in worlds {
         let mut add = |name: String, flags: &[&str]| {
-            let flags = ["--gpus", &world.to_string()].iter().chain(flags).map(|word| (*word).to_owned()).collect();
+            let flags =
+                ["--gpus", &world_size.to_string()].iter().chain(flags).map(|word| (*word).to_owned()).collect();
             all.push((name, flags));
         };
-        let shared: &[&str] = if world > gpus { &["--oversubscribe"] } else { &[] };
-        add(format!("{world} rank{}", if world == 1 { "" } else { "s" }), shared);
-        if world == 2 {
+        let shared: &[&str] = if world_size > gpus { &["--oversubscribe"] } else { &[] };
+        add(format!("{world_size} rank{}", if world_size == 1 { "" } else { "s" }), shared);
+        if world_size == 2 {
             add("2 ranks, bf16 gradients".into(), &[shared, &["--set", "parallel.compression=bf16"]].concat());
             add("2 ranks, through the host".into(), &[shared, &["--backend", "shm"]].concat());
             if gpus >= 2 {

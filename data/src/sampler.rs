@@ -20,12 +20,12 @@ pub enum SamplerError {
     #[error("the world size is 0")]
     EmptyWorld,
     /// The rank is not below the world size.
-    #[error("rank {rank} is outside a world of {world}")]
+    #[error("rank {rank} is outside a world of {world_size}")]
     RankOutsideWorld {
         /// The rank asked for.
         rank: usize,
         /// The number of ranks.
-        world: usize,
+        world_size: usize,
     },
     /// Sample ids are 32-bit integers.
     #[error("{len} samples are too many: at most {} can be numbered", u32::MAX)]
@@ -40,8 +40,8 @@ impl SamplerError {
     pub fn hint(&self) -> String {
         match self {
             Self::EmptyWorld => "the world size is the number of workers, at least 1".into(),
-            Self::RankOutsideWorld { world, .. } => {
-                format!("ranks count from 0: use 0 to {}, or raise the world size", world - 1)
+            Self::RankOutsideWorld { world_size, .. } => {
+                format!("ranks count from 0: use 0 to {}, or raise the world size", world_size - 1)
             }
             Self::TooManySamples { .. } => "split the data set".into(),
         }
@@ -57,12 +57,12 @@ impl From<SamplerError> for DataError {
 /// Divides a data set among the ranks of a world, as `torch.utils.data.DistributedSampler` does.
 ///
 /// The data set is permuted with the seed `seed + epoch`. The order is padded with samples from its front (or truncated)
-/// to a multiple of the world size. Rank `r` takes the positions `r`, `r + world`, `r + 2 world`, …
+/// to a multiple of the world size. Rank `r` takes the positions `r`, `r + world_size`, `r + 2 world_size`, …
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DistributedSampler {
     len: u32,
     rank: usize,
-    world: usize,
+    world_size: usize,
     shuffle: bool,
     seed: u64,
     drop_last: bool,
@@ -77,23 +77,23 @@ impl DistributedSampler {
     pub fn new(
         len: usize,
         rank: usize,
-        world: usize,
+        world_size: usize,
         shuffle: bool,
         seed: u64,
         drop_last: bool,
     ) -> Result<Self, SamplerError> {
-        Ok(Self { len: check_shard(len, rank, world)?, rank, world, shuffle, seed, drop_last })
+        Ok(Self { len: check_shard(len, rank, world_size)?, rank, world_size, shuffle, seed, drop_last })
     }
 
     /// Returns the number of samples of one rank in an epoch, the same on every rank.
     pub fn samples_per_rank(&self) -> usize {
         let len = self.len as usize;
-        if self.drop_last { len / self.world } else { len.div_ceil(self.world) }
+        if self.drop_last { len / self.world_size } else { len.div_ceil(self.world_size) }
     }
 
-    /// Returns the number of samples of all ranks in an epoch, repeated ones included: `samples_per_rank * world`.
+    /// Returns the number of samples of all ranks in an epoch, repeated ones included: `samples_per_rank * world_size`.
     pub fn total_size(&self) -> usize {
-        self.samples_per_rank() * self.world
+        self.samples_per_rank() * self.world_size
     }
 
     /// Returns the order of all ranks' samples after `set_epoch(epoch)`, `[total_size]`, padded or truncated.
@@ -105,20 +105,20 @@ impl DistributedSampler {
 
     /// Returns this rank's samples after `set_epoch(epoch)`, in order, `[samples_per_rank]`.
     pub fn indices(&self, epoch: usize) -> Vec<u32> {
-        self.global_order(epoch).into_iter().skip(self.rank).step_by(self.world).collect()
+        self.global_order(epoch).into_iter().skip(self.rank).step_by(self.world_size).collect()
     }
 }
 
-/// Checks that `len` samples can be divided among `world` ranks for `rank`. Returns `len` as a sample number.
+/// Checks that `len` samples can be divided among `world_size` ranks for `rank`. Returns `len` as a sample number.
 ///
 /// # Errors
 /// A world of 0, a rank outside the world, or more samples than a `u32` can number.
-pub fn check_shard(len: usize, rank: usize, world: usize) -> Result<u32, SamplerError> {
-    if world == 0 {
+pub fn check_shard(len: usize, rank: usize, world_size: usize) -> Result<u32, SamplerError> {
+    if world_size == 0 {
         return Err(SamplerError::EmptyWorld);
     }
-    if rank >= world {
-        return Err(SamplerError::RankOutsideWorld { rank, world });
+    if rank >= world_size {
+        return Err(SamplerError::RankOutsideWorld { rank, world_size });
     }
     u32::try_from(len).map_err(|_| SamplerError::TooManySamples { len })
 }

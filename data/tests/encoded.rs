@@ -59,10 +59,10 @@ fn batches(set: &Dataset, config: LoaderConfig, epoch: usize) -> Result<Vec<Batc
 }
 
 /// Returns each sample's id and pixels, of all ranks, by id.
-fn samples(set: &Dataset, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<(u32, Vec<f32>)> {
+fn samples(set: &Dataset, config: &LoaderConfig, world_size: usize, epoch: usize) -> Vec<(u32, Vec<f32>)> {
     let mut all = Vec::new();
-    for rank in 0..world {
-        for batch in batches(set, LoaderConfig { rank, world, ..config.clone() }, epoch).unwrap() {
+    for rank in 0..world_size {
+        for batch in batches(set, LoaderConfig { rank, world_size, ..config.clone() }, epoch).unwrap() {
             all.extend(batch.ids.iter().copied().zip(batch.images.chunks(set.shape.len()).map(<[f32]>::to_vec)));
         }
     }

@@ -61,10 +61,10 @@ fn bits(pixels: &[f32]) -> Vec<u32> {
 type Sample = (Vec<u32>, i32, Option<(i32, u32)>);
 
 /// Returns the samples of each step by id, of all ranks.
-fn steps(len: usize, config: &LoaderConfig, world: usize, epoch: usize) -> Vec<BTreeMap<u32, Sample>> {
+fn steps(len: usize, config: &LoaderConfig, world_size: usize, epoch: usize) -> Vec<BTreeMap<u32, Sample>> {
     let mut steps: Vec<BTreeMap<u32, Sample>> = Vec::new();
-    for rank in 0..world {
-        for batch in load(len, LoaderConfig { rank, world, ..config.clone() }, epoch, 0) {
+    for rank in 0..world_size {
+        for batch in load(len, LoaderConfig { rank, world_size, ..config.clone() }, epoch, 0) {
             if steps.len() == batch.index {
                 steps.push(BTreeMap::new());
             }
@@ -110,8 +110,8 @@ fn every_world_sees_the_same_samples_in_every_step() {
         // 100 samples are six batches of 16 and one of 4. Worlds of 1, 2 and 4 share them without padding.
         let one = steps(100, &config, 1, 2);
         assert_eq!(one.iter().map(BTreeMap::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 4]);
-        for world in [2, 4] {
-            assert!(one == steps(100, &config, world, 2), "world {world}");
+        for world_size in [2, 4] {
+            assert!(one == steps(100, &config, world_size, 2), "world {world_size}");
         }
         // A world size that does not divide the batch shares it unevenly and changes nothing else.
         assert!(one[..6] == steps(100, &LoaderConfig { drop_last: true, ..config.clone() }, 3, 2), "world 3");
@@ -121,12 +121,12 @@ fn every_world_sees_the_same_samples_in_every_step() {
 
 #[test]
 fn ranks_get_the_samples_of_the_distributed_sampler() {
-    for (world, len) in [(1, 100), (2, 101), (4, 90), (4, 64), (8, 3)] {
-        for rank in 0..world {
-            let batches = load(len, LoaderConfig { rank, world, ..config() }, 5, 0);
+    for (world_size, len) in [(1, 100), (2, 101), (4, 90), (4, 64), (8, 3)] {
+        for rank in 0..world_size {
+            let batches = load(len, LoaderConfig { rank, world_size, ..config() }, 5, 0);
             let ids: Vec<u32> = batches.iter().flat_map(|batch| batch.ids.clone()).collect();
-            let sampler = DistributedSampler::new(len, rank, world, true, 11, false).unwrap();
-            assert_eq!(ids, sampler.indices(5), "rank {rank} of {world}");
+            let sampler = DistributedSampler::new(len, rank, world_size, true, 11, false).unwrap();
+            assert_eq!(ids, sampler.indices(5), "rank {rank} of {world_size}");
             let total: usize = batches.iter().map(|batch| batch.global_len).sum();
             assert_eq!(total, sampler.total_size());
         }
@@ -137,11 +137,11 @@ fn ranks_get_the_samples_of_the_distributed_sampler() {
 type Drawn = (u32, u32, i32, Vec<u32>);
 
 /// Returns each step's samples of all ranks in the order of the epoch.
-fn interleaved(len: usize, config: &LoaderConfig, world: usize, first: usize) -> Vec<Vec<Drawn>> {
+fn interleaved(len: usize, config: &LoaderConfig, world_size: usize, first: usize) -> Vec<Vec<Drawn>> {
     let ranks: Vec<Vec<Batch>> =
-        (0..world).map(|rank| load(len, LoaderConfig { rank, world, ..config.clone() }, 2, first)).collect();
+        (0..world_size).map(|rank| load(len, LoaderConfig { rank, world_size, ..config.clone() }, 2, first)).collect();
     let step = |index: usize| {
-        let batch = |position: usize| (&ranks[position % world][index], position / world);
+        let batch = |position: usize| (&ranks[position % world_size][index], position / world_size);
         let sample = |position| {
             let (batch, i) = batch(position);
             let pixels = bits(&batch.images[i * SHAPE.len()..(i + 1) * SHAPE.len()]);
@@ -170,9 +170,9 @@ fn every_world_draws_the_same_weighted_samples_in_every_step() {
     let weights: Vec<f64> = (0..100).map(|id| weighted().sampler_weights[id % 10]).collect();
     let ids: Vec<u32> = one.iter().flatten().map(|sample| sample.0).collect();
     assert_eq!(ids, weighted_draws(&weights, 100, 13)[..96]);
-    for world in [2, 3, 4] {
-        assert!(one == interleaved(100, &weighted(), world, 0), "world {world}");
-        assert!(one[4..] == interleaved(100, &weighted(), world, 4), "world {world}, from the fifth step on");
+    for world_size in [2, 3, 4] {
+        assert!(one == interleaved(100, &weighted(), world_size, 0), "world {world_size}");
+        assert!(one[4..] == interleaved(100, &weighted(), world_size, 4), "world {world_size}, from the fifth step on");
     }
     let mixed = LoaderConfig { mixup: Some(0.4), ..weighted() };
     assert!(interleaved(100, &mixed, 1, 0) == interleaved(100, &mixed, 3, 0), "mixed");
@@ -215,7 +215,7 @@ fn all_ranks_know_the_weight_of_the_global_batch() {
     let weighted = LoaderConfig { class_weights: weights.clone(), ..config() };
     let whole = load(100, weighted.clone(), 1, 0);
     for rank in 0..4 {
-        let share = load(100, LoaderConfig { rank, world: 4, ..weighted.clone() }, 1, 0);
+        let share = load(100, LoaderConfig { rank, world_size: 4, ..weighted.clone() }, 1, 0);
         for (whole, share) in whole.iter().zip(&share) {
             assert_eq!(whole.global_weight.to_bits(), share.global_weight.to_bits(), "rank {rank}");
         }
@@ -261,10 +261,10 @@ fn an_epoch_resumes_in_the_middle() {
 #[test]
 fn evaluation_sees_every_sample_once_without_augmentation() {
     let exact = LoaderConfig { exact: true, drop_last: true, ..mixed() };
-    for (len, world) in [(100, 1), (101, 2), (98, 3), (65, 4), (3, 4), (103, 16)] {
+    for (len, world_size) in [(100, 1), (101, 2), (98, 3), (65, 4), (3, 4), (103, 16)] {
         let mut ids = Vec::new();
-        for rank in 0..world {
-            for batch in load(len, LoaderConfig { rank, world, ..exact.clone() }, 0, 0) {
+        for rank in 0..world_size {
+            for batch in load(len, LoaderConfig { rank, world_size, ..exact.clone() }, 0, 0) {
                 assert!(batch.mix.is_none() && !batch.is_empty());
                 for (&id, pixels) in batch.ids.iter().zip(batch.images.chunks(SHAPE.len())) {
                     assert_eq!(pixels[47], (f32::from(dataset(len).image(id as usize)[47]) / 255.0 - 0.4914) / 0.2023);
@@ -273,7 +273,7 @@ fn evaluation_sees_every_sample_once_without_augmentation() {
             }
         }
         ids.sort_unstable();
-        assert!(ids.iter().copied().eq(0..len as u32), "{len} samples, world {world}: {ids:?}");
+        assert!(ids.iter().copied().eq(0..len as u32), "{len} samples, world {world_size}: {ids:?}");
     }
 }
 
@@ -286,7 +286,7 @@ fn a_smaller_last_batch_is_kept_or_dropped() {
     assert!(dropped == kept[..4]);
     // Four ranks share 6 samples, padded with two samples of the epoch's front.
     let shares: Vec<Batch> =
-        (0..4).map(|rank| load(70, LoaderConfig { rank, world: 4, ..config() }, 0, 4).remove(0)).collect();
+        (0..4).map(|rank| load(70, LoaderConfig { rank, world_size: 4, ..config() }, 0, 4).remove(0)).collect();
     assert!(shares.iter().all(|batch| batch.len() == 2 && batch.global_len == 8));
     assert_eq!([shares[2].ids[1], shares[3].ids[1]], kept[0].ids[..2]);
 }
@@ -348,10 +348,10 @@ fn impossible_configurations_are_errors_with_a_hint() {
         ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),
         (
             "global_batch: 4 samples per step cannot be shared by 8 workers",
-            LoaderConfig { global_batch: 4, world: 8, ..config() },
+            LoaderConfig { global_batch: 4, world_size: 8, ..config() },
         ),
-        ("sampler: the world size is 0", LoaderConfig { world: 0, ..config() }),
-        ("sampler: rank 2 is outside a world of 2", LoaderConfig { rank: 2, world: 2, ..config() }),
+        ("sampler: the world size is 0", LoaderConfig { world_size: 0, ..config() }),
+        ("sampler: rank 2 is outside a world of 2", LoaderConfig { rank: 2, world_size: 2, ..config() }),
         (
             "global_batch: drop_last leaves nothing of 40 samples in batches of 64",
             LoaderConfig { global_batch: 64, drop_last: true, ..config() },

@@ -25,17 +25,17 @@ fn check_ranks(cases: &Value, shuffle: bool) {
     let cases = cases.as_array().expect("a list of cases");
     assert!(cases.len() > 10);
     for case in cases {
-        let (n, world) = (number(&case["n"]) as usize, number(&case["world"]) as usize);
+        let (n, world_size) = (number(&case["n"]) as usize, number(&case["world"]) as usize);
         let (seed, epoch) = if shuffle { (number(&case["seed"]), number(&case["epoch"])) } else { (0, 0) };
         let drop_last = case["drop_last"].as_bool().expect("a flag");
-        for rank in 0..world {
-            let sampler = DistributedSampler::new(n, rank, world, shuffle, seed, drop_last).unwrap();
+        for rank in 0..world_size {
+            let sampler = DistributedSampler::new(n, rank, world_size, shuffle, seed, drop_last).unwrap();
             let indices = sampler.indices(epoch as usize);
             assert_eq!(indices, numbers(&case["ranks"][rank]), "rank {rank} of {case}");
             assert_eq!(indices.len(), sampler.samples_per_rank());
             let order = sampler.global_order(epoch as usize);
             assert_eq!(order.len(), sampler.total_size());
-            assert!(indices.iter().enumerate().all(|(i, &sample)| order[i * world + rank] == sample));
+            assert!(indices.iter().enumerate().all(|(i, &sample)| order[i * world_size + rank] == sample));
         }
     }
 }
@@ -117,10 +117,10 @@ fn an_epoch_is_a_permutation_and_epochs_differ() {
 
 #[test]
 fn impossible_samplers_are_errors_with_a_hint() {
-    let new = |len, rank, world| DistributedSampler::new(len, rank, world, true, 0, false);
+    let new = |len, rank, world_size| DistributedSampler::new(len, rank, world_size, true, 0, false);
     assert_eq!(new(10, 0, 0), Err(SamplerError::EmptyWorld));
     let outside = new(10, 4, 4).unwrap_err();
-    assert_eq!(outside, SamplerError::RankOutsideWorld { rank: 4, world: 4 });
+    assert_eq!(outside, SamplerError::RankOutsideWorld { rank: 4, world_size: 4 });
     assert_eq!(outside.to_string(), "rank 4 is outside a world of 4");
     assert_eq!(outside.hint(), "ranks count from 0: use 0 to 3, or raise the world size");
     let large = 1 + u32::MAX as usize;

@@ -14,8 +14,38 @@ use signal_hook::{consts::SIGXFSZ, flag};
 
 use crate::failure::Failure;
 
-/// Stop reason when `train.max_time_s` has passed. Ranks exchange it like a signal number. No signal has this number.
-pub const TIME_IS_UP: i32 = 0x100;
+/// The reason why a run ends before its last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// A signal, by its number.
+    Signal(i32),
+    /// `train.max_time_s` has passed.
+    TimeLimit,
+}
+
+impl StopReason {
+    /// No signal has this number.
+    const TIME_LIMIT: i32 = 0x100;
+
+    /// Returns the number that ranks exchange. 0 means that the run goes on. Of two reasons, the one with the higher number
+    /// takes precedence.
+    pub fn encode(reason: Option<Self>) -> i32 {
+        match reason {
+            None => 0,
+            Some(Self::Signal(signal)) => signal,
+            Some(Self::TimeLimit) => Self::TIME_LIMIT,
+        }
+    }
+
+    /// Returns the reason that [`encode`](Self::encode) has made a number of.
+    pub fn decode(number: i32) -> Option<Self> {
+        match number {
+            0 => None,
+            Self::TIME_LIMIT => Some(Self::TimeLimit),
+            signal => Some(Self::Signal(signal)),
+        }
+    }
+}
 
 /// Whether a signal has requested a stop of the run.
 #[derive(Debug, Clone, Default)]

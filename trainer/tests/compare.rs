@@ -16,6 +16,9 @@ fn three_modes_on_one_page() {
     let bench = Bench::new(CONFIG);
     let (json, said) = compare(&bench, 0, &["--steps", "8", "--rounds", "2"]);
     assert!(said.contains("round 2 of 2: ddp"), "{said}");
+    // A second comparison does not replace the first one
+    let second = bench.run(&["compare", "--config", "config.toml", "--cpus", "2", "--out", "out"]).expect(2).stderr;
+    assert!(second.contains("out/compare.json: exists already\n  hint: name another folder with --out"), "{second}");
     let modes = json["modes"].as_array().unwrap();
     let names: Vec<_> =
         modes.iter().map(|mode| (mode["mode"].as_str().unwrap(), mode["workers"].as_u64().unwrap())).collect();

@@ -84,12 +84,15 @@ fn stop_in(worker: u32, status: &str, mut retry: impl FnMut()) {
 #[test]
 fn a_worker_killed_in_forward_or_backward_is_named_with_step_and_phase() {
     let bench = Bench::new(SLOW);
-    for phase in ["forward", "backward"] {
-        let (child, workers) = start(&bench, phase, &["--set", "train.epochs=1000"]);
+    for (phase, checkpoints) in [("forward", "checkpoint.every=0"), ("backward", "checkpoint.every_steps=2")] {
+        let (child, workers) = start(&bench, phase, &["--set", "train.epochs=1000", "--set", checkpoints]);
         stop_in(workers[1], phase, || ());
         signal_process(workers[1], SIGKILL);
         let said = end(child).expect(3).stderr;
         assert!(said.contains("SIGKILL") && said.contains("step ") && said.contains(phase), "{said}");
+        let resume = format!("--resume {phase}/");
+        let offered = said.lines().any(|line| line.contains("the run has a checkpoint") && line.contains(&resume));
+        assert_eq!(offered, phase == "backward", "{said}");
     }
 }
 

@@ -16,9 +16,9 @@ fn every_world_trains_alike(options: &[&str]) -> Vec<f64> {
     let one = loss_values(&bench.train("one", &[options, &STEPS].concat()));
     assert_eq!(one.len(), 20);
     let worlds: [&[&str]; 3] = [&["--cpus", "2"], &["--cpus", "3"], &["--cpus", "2", "--mode", "dp"]];
-    for (index, world) in worlds.into_iter().enumerate() {
-        let several = loss_values(&bench.train(&index.to_string(), &[options, &STEPS, world].concat()));
-        assert_same_curve(&format!("{world:?}"), &one, &several, 1e-4);
+    for (index, world_size) in worlds.into_iter().enumerate() {
+        let several = loss_values(&bench.train(&index.to_string(), &[options, &STEPS, world_size].concat()));
+        assert_same_curve(&format!("{world_size:?}"), &one, &several, 1e-4);
     }
     one
 }

@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use common::{Bench, CONFIG, Ended, losses};
 
 /// Open MPI's launcher; more ranks than cores and the superuser are what tests have.
-fn mpirun(world: usize, bench: &Bench) -> Command {
+fn mpirun(world_size: usize, bench: &Bench) -> Command {
     let mut command = Command::new("mpirun");
     bench.own_mpi_session(&mut command);
-    command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world_size.to_string()]).env("NO_COLOR", "1");
     // The time in which a rank that has lost another one can say so, which is a second without the option. Open MPI always
     // waits for so long.
     command.args(["--mca", "odls_base_sigkill_timeout", "10"]);
@@ -19,8 +19,8 @@ fn mpirun(world: usize, bench: &Bench) -> Command {
 }
 
 /// Trains under mpirun, over `backend`, with `more` arguments.
-fn trains(bench: &Bench, world: usize, backend: &str, more: &[&str]) -> Ended {
-    let mut command = mpirun(world, bench);
+fn trains(bench: &Bench, world_size: usize, backend: &str, more: &[&str]) -> Ended {
+    let mut command = mpirun(world_size, bench);
     command.current_dir(bench.folder.path()).env_remove("TRAINER_DATA_DIR").arg(env!("CARGO_BIN_EXE_trainer"));
     command.args(["--config", "config.toml", "--backend", backend]).args(more);
     command.output().expect("mpirun starts").into()

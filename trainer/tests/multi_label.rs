@@ -122,8 +122,8 @@ fn every_world_trains_alike_and_evaluates_the_same() {
     let bench = bench();
     let one = check(&bench, "one", &[]);
     let worlds: [&[&str]; 3] = [&["--cpus", "2"], &["--cpus", "3"], &["--cpus", "2", "--mode", "dp"]];
-    for (index, world) in worlds.into_iter().enumerate() {
-        assert_same_curve(&format!("{world:?}"), &one, &check(&bench, &index.to_string(), world), 1e-4);
+    for (index, world_size) in worlds.into_iter().enumerate() {
+        assert_same_curve(&format!("{world_size:?}"), &one, &check(&bench, &index.to_string(), world_size), 1e-4);
     }
     let weights = ["--set", "train.pos_weight=[2, 0.5, 4]"];
     let weighted = check(&bench, "weighted", &weights);

@@ -11,7 +11,7 @@ use trainer::{
     engine::{Loaders, RunEnd, RunOutcome, checkpoint},
     failure::Failure,
     report::RunFolder,
-    signals::Stop,
+    signals::{Stop, StopReason},
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
@@ -44,11 +44,16 @@ impl Strategy for Queues {
         self.inner.learner_mut()
     }
 
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
         self.inner.train_step(batches, lr, stop)
     }
 
-    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+    fn queue_step(
+        &mut self,
+        batches: Vec<Batch>,
+        lr: f64,
+        stop: Option<StopReason>,
+    ) -> Result<Option<StepOutcome>, Failure> {
         let full = batches.iter().all(|batch| batch.len() == 8);
         let outcome = self.train_step(batches, lr, stop)?;
         if let Some((_, stop)) = self.stop.as_ref().filter(|(at, _)| *at == self.taken) {

@@ -19,6 +19,8 @@ fn measured_and_computed_steps_are_on_one_page() {
         assert!(number("step_ms") > 0.0 && number("images_per_s") > 0.0, "{row}");
         assert!(row["workers"] == 2 || number("efficiency") == 1.0 && number("exposed_ms") == 0.0, "{row}");
     }
+    let second = bench.run(&start).expect(2).stderr;
+    assert!(second.contains("out/scaling.json: exists already"), "{second}");
     // Two workers of 16 images each have 44,426 gradients in one bucket
     let profile = &json["profile"];
     assert_eq!(profile["images"], 16);

@@ -20,10 +20,10 @@ fn example(name: &str) -> Option<PathBuf> {
 
 /// Runs an example over a transport and returns its lines, sorted, without the ranks that the launcher has put before them.
 #[track_caller]
-fn lines(name: &str, world: usize, transport: &str) -> Option<Vec<String>> {
-    let (bench, world, program) = (Bench::new(""), world.to_string(), example(name)?);
+fn lines(name: &str, world_size: usize, transport: &str) -> Option<Vec<String>> {
+    let (bench, world_size, program) = (Bench::new(""), world_size.to_string(), example(name)?);
     let program = program.to_str().expect("a path in UTF-8");
-    let ended = bench.run(&["launch", "--cpus", &world, "--", program, transport]).expect(0);
+    let ended = bench.run(&["launch", "--cpus", &world_size, "--", program, transport]).expect(0);
     let text = |line: &str| line.split_once("]: ").expect("a rank").1.to_owned();
     let mut lines: Vec<String> = ended.stdout.lines().map(text).collect();
     lines.sort_unstable();
@@ -109,16 +109,16 @@ fn ring_all_reduce() {
 #[test]
 fn distributed_sgd() {
     let mut of_one = None;
-    for (world, transport) in [(1, "shm"), (2, "shm"), (2, "tcp"), (4, "tcp")] {
-        let Some(lines) = lines("distributed_sgd", world, transport) else { return };
-        assert_eq!(lines.len(), 10 * world, "a line for each rank and epoch");
+    for (world_size, transport) in [(1, "shm"), (2, "shm"), (2, "tcp"), (4, "tcp")] {
+        let Some(lines) = lines("distributed_sgd", world_size, transport) else { return };
+        assert_eq!(lines.len(), 10 * world_size, "a line for each rank and epoch");
         let loss = |epoch: usize| {
             let ends = lines.iter().filter_map(|line| line.split_once(&format!("epoch {epoch}: ")));
-            ends.map(|(_, loss)| loss.parse::<f64>().expect("a number")).sum::<f64>() / world as f64
+            ends.map(|(_, loss)| loss.parse::<f64>().expect("a number")).sum::<f64>() / world_size as f64
         };
         assert!(loss(9) < 0.8 * loss(0) || loss(9) < 0.6, "{lines:?}");
         // The same samples in batches of the same size: the mean over the ranks is close to that of one process
         let alone = *of_one.get_or_insert(loss(9));
-        assert!((loss(9) - alone).abs() < 0.01 * alone, "{world} over {transport}: {} against {alone}", loss(9));
+        assert!((loss(9) - alone).abs() < 0.01 * alone, "{world_size} over {transport}: {} against {alone}", loss(9));
     }
 }

@@ -10,7 +10,7 @@ use trainer::{
     engine::{Loaders, RunEnd, RunOutcome, checkpoint},
     failure::Failure,
     report::RunFolder,
-    signals::Stop,
+    signals::{Stop, StopReason},
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
@@ -139,7 +139,7 @@ impl Strategy for Stopped {
         self.inner.learner_mut()
     }
 
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
         self.inner.train_step(batches, lr, stop)
     }
 

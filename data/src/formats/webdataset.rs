@@ -141,6 +141,8 @@ struct Indexer<'a> {
     path: &'a Path,
     archive: Arc<Path>,
     file: &'a File,
+    /// The members of the sample so far.
+    members: Members,
     keys: HashSet<String>,
     samples: Vec<Sample>,
 }
@@ -153,11 +155,17 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
         let hint = "decompress it (gunzip): JPEG and PNG are compressed already";
         return Err(DataError::new(path, "is compressed with gzip, and cannot be read at any place", hint));
     }
-    let mut indexer = Indexer { path, archive: path.into(), file: &file, keys: HashSet::new(), samples: Vec::new() };
+    let mut indexer = Indexer {
+        path,
+        archive: path.into(),
+        file: &file,
+        members: Members::default(),
+        keys: HashSet::new(),
+        samples: Vec::new(),
+    };
     // The end of the members so far.
     let mut end = 0;
     let mut archive = tar::Archive::new(&file);
-    let mut members = Members::default();
     for entry in archive.entries_with_seek().map_err(|e| read_error(path, &e))? {
         // The text of the error has the bytes of the header.
         let entry =
@@ -177,46 +185,14 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
             let hint = "an archive of images holds files only, no links: make it again with tar --dereference";
             return Err(indexer.error(span, format!("`{name}` is not a file"), hint));
         }
-        let folder = name.rfind('/').map_or(0, |slash| slash + 1);
-        let Some((base, extension)) = name[folder..].split_once('.').filter(|(base, _)| !base.is_empty()) else {
-            continue;
-        };
-        let (key, extension) = (&name[..folder + base.len()], extension.to_ascii_lowercase());
-        if key != members.key {
-            indexer.finish(std::mem::replace(&mut members, Members { key: key.to_owned(), ..Members::default() }))?;
-        }
-        let twice = match extension.as_str() {
-            image if READ.contains(&image) => members.image.replace((span, name.clone())).is_some(),
-            "cls" => members.cls.replace(span).is_some(),
-            "json" => members.json.replace(span).is_some(),
-            image if NOT_READ.contains(&image) => {
-                let cause = format!("`{name}`: images of the format {image} cannot be read");
-                members.unread.get_or_insert((span, cause, "convert it to PNG or JPEG"));
-                false
-            }
-            other if other.rsplit_once('.').is_some_and(|(_, last)| READ.contains(&last)) => {
-                let cause =
-                    format!("the sample `{key}` has no image but `{name}`: the key of a sample ends at the first dot");
-                members.unread.get_or_insert((
-                    span,
-                    cause,
-                    "rename the members so that only one dot is in their names",
-                ));
-                false
-            }
-            _ => false,
-        };
-        if twice {
-            let cause = format!("`{name}` is the second image or label of its sample");
-            return Err(indexer.error(span, cause, "a sample has one image and one label"));
-        }
+        indexer.add(span, &name)?;
     }
     let mut marker = [1; BLOCK as usize];
     if file.read_exact_at(&mut marker, end).is_err() || marker.iter().any(|&byte| byte != 0) {
         let cause = "the archive ends early: its end marker is missing";
         return Err(DataError::new(path, cause, DAMAGED).at(format!("byte {end}")));
     }
-    indexer.finish(members)?;
+    indexer.finish()?;
     match data_after(&file, end + BLOCK).map_err(|e| read_error(path, &e))? {
         None => Ok(indexer.samples),
         Some(at) => {
@@ -242,9 +218,49 @@ fn data_after(file: &File, start: u64) -> std::io::Result<Option<u64>> {
 }
 
 impl Indexer<'_> {
-    /// Adds the sample of these members. Files of an archive that are neither image nor label are ignored.
-    fn finish(&mut self, members: Members) -> Result<(), DataError> {
-        let Members { key, image, unread, cls, json } = members;
+    /// Adds a file of the archive to its sample. Files that are neither image nor label are ignored.
+    fn add(&mut self, span: Span, name: &str) -> Result<(), DataError> {
+        let folder = name.rfind('/').map_or(0, |slash| slash + 1);
+        let Some((base, extension)) = name[folder..].split_once('.').filter(|(base, _)| !base.is_empty()) else {
+            return Ok(());
+        };
+        let (key, extension) = (&name[..folder + base.len()], extension.to_ascii_lowercase());
+        if key != self.members.key {
+            self.finish()?;
+            self.members.key = key.to_owned();
+        }
+        let members = &mut self.members;
+        let twice = match extension.as_str() {
+            image if READ.contains(&image) => members.image.replace((span, name.to_owned())).is_some(),
+            "cls" => members.cls.replace(span).is_some(),
+            "json" => members.json.replace(span).is_some(),
+            image if NOT_READ.contains(&image) => {
+                let cause = format!("`{name}`: images of the format {image} cannot be read");
+                members.unread.get_or_insert((span, cause, "convert it to PNG or JPEG"));
+                false
+            }
+            other if other.rsplit_once('.').is_some_and(|(_, last)| READ.contains(&last)) => {
+                let cause =
+                    format!("the sample `{key}` has no image but `{name}`: the key of a sample ends at the first dot");
+                members.unread.get_or_insert((
+                    span,
+                    cause,
+                    "rename the members so that only one dot is in their names",
+                ));
+                false
+            }
+            _ => false,
+        };
+        if twice {
+            let cause = format!("`{name}` is the second image or label of its sample");
+            return Err(self.error(span, cause, "a sample has one image and one label"));
+        }
+        Ok(())
+    }
+
+    /// Adds the sample of the members so far.
+    fn finish(&mut self) -> Result<(), DataError> {
+        let Members { key, image, unread, cls, json } = std::mem::take(&mut self.members);
         let Some((image, name)) = image else {
             if let Some((span, cause, hint)) = unread {
                 return Err(self.error(span, cause, hint));

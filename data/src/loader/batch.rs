@@ -128,7 +128,7 @@ impl Epoch {
         let start = index * config.global_batch;
         let global = start..self.order.len().min(start + config.global_batch);
         // Positions in the epoch's order.
-        let mine: Vec<usize> = global.clone().skip(config.rank).step_by(config.world).collect();
+        let mine: Vec<usize> = global.clone().skip(config.rank).step_by(config.world_size).collect();
         if !config.pixels {
             let params = mine.iter().map(|&position| self.params(position)).collect();
             return Ok(self.assemble(index, global, &mine, Pixels::OnDevice(params), None));
@@ -145,7 +145,7 @@ impl Epoch {
             None => chunks.zip(&mine).map(|(out, &position)| self.image(position, out)).collect(),
             Some(mixing) => {
                 // The partner has the same position in the reversed global batch. It may belong to another rank.
-                let partners: Vec<usize> = global.clone().rev().skip(config.rank).step_by(config.world).collect();
+                let partners: Vec<usize> = global.clone().rev().skip(config.rank).step_by(config.world_size).collect();
                 mix = Some(Mix { labels: self.labels(&partners), lambda: mixing.lambda() });
                 let scratch = || vec![0.0; shape.len()];
                 let mixed =

@@ -20,10 +20,10 @@ use crate::{DataError, Dataset, ImageShape};
 pub struct LoaderConfig {
     /// Samples of a step on all ranks.
     pub global_batch: usize,
-    /// Rank of this worker, below `world`.
+    /// Rank of this worker, below `world_size`.
     pub rank: usize,
     /// World size: the number of workers that share the data.
-    pub world: usize,
+    pub world_size: usize,
     /// Permutes the samples in each epoch; otherwise the data set's own order is used.
     pub shuffle: bool,
     /// Leaves out the epoch's last batch if it is smaller than the others.
@@ -89,7 +89,7 @@ impl Default for LoaderConfig {
         Self {
             global_batch: 128,
             rank: 0,
-            world: 1,
+            world_size: 1,
             shuffle: true,
             drop_last: false,
             seed: 0,
@@ -113,8 +113,8 @@ impl Default for LoaderConfig {
 
 /// Yields the batches of a data set, epoch after epoch.
 ///
-/// Step `s` of an epoch takes the positions `s * global_batch..` of the epoch's order. Rank `r` takes every `world`-th of
-/// these positions, starting with the `r`-th. If `world` divides the batch, a rank's samples are those of PyTorch's
+/// Step `s` of an epoch takes the positions `s * global_batch..` of the epoch's order. Rank `r` takes every `world_size`-th of
+/// these positions, starting with the `r`-th. If `world_size` divides the batch, a rank's samples are those of PyTorch's
 /// `DistributedSampler`. A smaller last batch is padded with samples from the epoch's front until all ranks have equally
 /// many; `drop_last` leaves it out instead. `exact` pads nothing, so ranks may differ in their number of samples and batches.
 ///
@@ -145,7 +145,7 @@ impl Loader {
     pub fn new(dataset: Arc<Dataset>, config: LoaderConfig) -> Result<Self, DataError> {
         let shape = dataset.shape;
         check_dataset(&dataset)?;
-        check_shard(dataset.len(), config.rank, config.world)?;
+        check_shard(dataset.len(), config.rank, config.world_size)?;
         check_config(&config)?;
         check_weights(&config, &dataset)?;
         check_multi_label(&config, &dataset)?;
@@ -245,7 +245,7 @@ fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
     } else if config.drop_last {
         whole
     } else {
-        whole + rest.next_multiple_of(config.world).min(config.global_batch)
+        whole + rest.next_multiple_of(config.world_size).min(config.global_batch)
     }
 }
 
@@ -347,7 +347,7 @@ fn check_small_images(config: &LoaderConfig, shape: ImageShape) -> Result<(), Da
 }
 
 fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
-    let LoaderConfig { global_batch, world, .. } = *config;
+    let LoaderConfig { global_batch, world_size, .. } = *config;
     let at_least_one = |name: &str| DataError::new("", "0 is too few", "use at least 1").at(name);
     if global_batch == 0 {
         return Err(at_least_one("global_batch"));
@@ -368,9 +368,11 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
         let cause = format!("`{step}` computes pixels, and a device only gathers them");
         return Err(DataError::new("", cause, "let the loader augment the images").at("pixels"));
     }
-    if global_batch < world {
-        let cause = format!("{global_batch} samples per step cannot be shared by {world} workers");
-        return Err(DataError::new("", cause, format!("use at least {world}, or fewer workers")).at("global_batch"));
+    if global_batch < world_size {
+        let cause = format!("{global_batch} samples per step cannot be shared by {world_size} workers");
+        return Err(
+            DataError::new("", cause, format!("use at least {world_size}, or fewer workers")).at("global_batch")
+        );
     }
     Ok(())
 }

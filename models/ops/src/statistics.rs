@@ -25,7 +25,7 @@ pub trait StatisticsReduce: Debug + Send + Sync {
 /// Exchanges statistics between the GPUs of all ranks that share a batch. Nothing waits on the host.
 pub trait DeviceGather {
     /// Returns the number of ranks.
-    fn world(&self) -> usize;
+    fn world_size(&self) -> usize;
 
     /// Returns all ranks' `vectors`, which are f32 and without autodiff: those of rank 0 one after the other, then those of
     /// rank 1, and so on. All ranks have vectors of the same lengths. The result has the same length if the exchange fails.

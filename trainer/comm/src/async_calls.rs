@@ -31,7 +31,7 @@ impl Communicator {
     pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {
-            let mut recv = vec![T::zeroed(); send.len() * this.world()];
+            let mut recv = vec![T::zeroed(); send.len() * this.world_size()];
             this.all_gather_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE)?;
             Ok(recv)
         })
@@ -41,7 +41,7 @@ impl Communicator {
     pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {
-            let mut recv = vec![T::zeroed(); send.len() / this.world()];
+            let mut recv = vec![T::zeroed(); send.len() / this.world_size()];
             this.reduce_scatter_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE, op)?;
             Ok(recv)
         })
@@ -60,7 +60,7 @@ impl Communicator {
     pub fn gather_async<T: Element>(&self, send: Vec<T>, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
         self.inner.stream.queue.submit(move || {
-            let mut recv = vec![T::zeroed(); if this.rank() == root { send.len() * this.world() } else { 0 }];
+            let mut recv = vec![T::zeroed(); if this.rank() == root { send.len() * this.world_size() } else { 0 }];
             this.gather_now(&send, &mut recv, root)?;
             Ok(recv)
         })

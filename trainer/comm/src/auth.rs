@@ -120,15 +120,15 @@ pub(crate) enum Purpose {
 pub(crate) struct Hello {
     pub purpose: Purpose,
     pub rank: u32,
-    pub world: u32,
+    pub world_size: u32,
     pub nonce: [u8; NONCE],
 }
 
 impl Hello {
-    pub(crate) fn new(purpose: Purpose, rank: usize, world: usize) -> Result<Self> {
+    pub(crate) fn new(purpose: Purpose, rank: usize, world_size: usize) -> Result<Self> {
         let mut nonce = [0; NONCE];
         random(&mut nonce)?;
-        Ok(Self { purpose, rank: rank as u32, world: world as u32, nonce })
+        Ok(Self { purpose, rank: rank as u32, world_size: world_size as u32, nonce })
     }
 
     pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
@@ -136,7 +136,7 @@ impl Hello {
         out[..8].copy_from_slice(MAGIC);
         out[8] = self.purpose as u8;
         out[9..13].copy_from_slice(&self.rank.to_le_bytes());
-        out[13..17].copy_from_slice(&self.world.to_le_bytes());
+        out[13..17].copy_from_slice(&self.world_size.to_le_bytes());
         out[17..].copy_from_slice(&self.nonce);
         out
     }
@@ -153,7 +153,7 @@ impl Hello {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let mut nonce = [0; NONCE];
         nonce.copy_from_slice(&bytes[17..]);
-        Ok(Self { purpose, rank: word(9), world: word(13), nonce })
+        Ok(Self { purpose, rank: word(9), world_size: word(13), nonce })
     }
 }
 

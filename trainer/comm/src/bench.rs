@@ -91,11 +91,11 @@ pub(super) fn input(op: ReduceOp, rank: usize, i: usize) -> u32 {
     }
 }
 
-pub(super) fn expected(op: ReduceOp, world: usize, i: usize) -> f64 {
-    let values = (0..world).map(|rank| f64::from(input(op, rank, i)));
+pub(super) fn expected(op: ReduceOp, world_size: usize, i: usize) -> f64 {
+    let values = (0..world_size).map(|rank| f64::from(input(op, rank, i)));
     match op {
         ReduceOp::Sum => values.sum(),
-        ReduceOp::Mean => values.sum::<f64>() / world as f64,
+        ReduceOp::Mean => values.sum::<f64>() / world_size as f64,
         ReduceOp::Min => values.fold(f64::INFINITY, f64::min),
         ReduceOp::Max => values.fold(0.0, f64::max),
         ReduceOp::Product => values.product(),
@@ -163,16 +163,16 @@ impl<T: Element> Array<T> {
 }
 
 fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) -> Result<BenchRow> {
-    let (world, op) = (comm.world(), config.op);
+    let (world_size, op) = (comm.world_size(), config.op);
     let mut data = Array::new(comm, config.shared, count)?;
     data.values().iter_mut().enumerate().for_each(|(i, value)| *value = T::small(input(op, comm.rank(), i)));
     data = data.reduced(comm, op)?;
     let exact = |i: usize| match T::DTYPE {
         // The mean is rounded once, to the type.
-        DType::F32 => f64::from(expected(op, world, i) as f32),
-        DType::F16 => f16::from_f32(expected(op, world, i) as f32).value(),
-        DType::BF16 => bf16::from_f32(expected(op, world, i) as f32).value(),
-        _ => expected(op, world, i),
+        DType::F32 => f64::from(expected(op, world_size, i) as f32),
+        DType::F16 => f16::from_f32(expected(op, world_size, i) as f32).value(),
+        DType::BF16 => bf16::from_f32(expected(op, world_size, i) as f32).value(),
+        _ => expected(op, world_size, i),
     };
     let wrong = data.values().iter().enumerate().filter(|(i, v)| v.value() != exact(*i)).count();
     let mut wrong = [wrong as i64];
@@ -187,7 +187,7 @@ fn measure<T: Exact>(comm: &Communicator, config: &BenchConfig, count: usize) ->
         }
         Ok(())
     })?;
-    Ok(BenchRow::new(T::DTYPE, op, count, world, seconds, wrong[0] as u64))
+    Ok(BenchRow::new(T::DTYPE, op, count, world_size, seconds, wrong[0] as u64))
 }
 
 /// Returns the seconds per call on the slowest rank: the median of the rounds, after warming up. `turns(n)` makes `n` calls.
@@ -227,7 +227,7 @@ pub fn header() -> String {
 }
 
 impl BenchRow {
-    pub(super) fn new(dtype: DType, op: ReduceOp, count: usize, world: usize, seconds: f64, wrong: u64) -> Self {
+    pub(super) fn new(dtype: DType, op: ReduceOp, count: usize, world_size: usize, seconds: f64, wrong: u64) -> Self {
         let bytes = count * dtype.size();
         let algbw_gbs = bytes as f64 / seconds / 1e9;
         Self {
@@ -237,7 +237,7 @@ impl BenchRow {
             redop: op.name(),
             time_us: seconds * 1e6,
             algbw_gbs,
-            busbw_gbs: algbw_gbs * 2.0 * (world as f64 - 1.0) / world as f64,
+            busbw_gbs: algbw_gbs * 2.0 * (world_size as f64 - 1.0) / world_size as f64,
             wrong,
         }
     }

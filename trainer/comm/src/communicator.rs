@@ -80,13 +80,13 @@ impl<T> Gathered<T> {
 
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Communicator(rank {} of {}, {})", self.rank(), self.world(), self.inner.name)
+        write!(f, "Communicator(rank {} of {}, {})", self.rank(), self.world_size(), self.inner.name)
     }
 }
 
 impl Communicator {
     pub(super) fn world_of(process: Process) -> Result<Self> {
-        let group = GroupRanks { id: 0, me: process.rank, ranks: (0..process.world).collect(), copy_of: None };
+        let group = GroupRanks { id: 0, me: process.rank, ranks: (0..process.world_size).collect(), copy_of: None };
         Self::on_new_stream(Arc::new(process), group)
     }
 
@@ -108,7 +108,7 @@ impl Communicator {
     }
 
     /// Returns the number of ranks in the group (the world size).
-    pub fn world(&self) -> usize {
+    pub fn world_size(&self) -> usize {
         self.inner.group.len()
     }
 
@@ -155,7 +155,7 @@ impl Communicator {
             call.sequence = *sequence;
         }
         stream.begin(&call, &self.inner.name);
-        let result = check(&call, self.world()).and_then(|()| body(&mut **transport, &call));
+        let result = check(&call, self.world_size()).and_then(|()| body(&mut **transport, &call));
         let result = result.map_err(|error| process.fail(error));
         stream.end();
         result
@@ -189,11 +189,11 @@ impl Communicator {
 
     pub(super) fn all_gather_now(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
         let count = self.elements("all_gather", send, dtype)?;
-        if recv.len() != send.len() * self.world() {
-            let (have, want) = (recv.len() / dtype.size(), count * self.world());
+        if recv.len() != send.len() * self.world_size() {
+            let (have, want) = (recv.len() / dtype.size(), count * self.world_size());
             return self.refuse("all_gather", format!("the receiver has {have} elements, {want} will arrive"));
         }
-        let lens = vec![send.len(); self.world()];
+        let lens = vec![send.len(); self.world_size()];
         self.run(self.call(OpKind::AllGather, dtype, count), |t, call| t.all_gather(call, send, recv, &lens))
     }
 
@@ -206,11 +206,11 @@ impl Communicator {
 
     /// Checks that `whole` bytes are one part of `part` bytes per rank.
     fn parts(&self, what: &str, whole: usize, part: usize, dtype: DType) -> Result<()> {
-        if whole == part * self.world() {
+        if whole == part * self.world_size() {
             return Ok(());
         }
         let (whole, part) = (whole / dtype.size(), part / dtype.size());
-        self.refuse(what, format!("{whole} elements are not {part} for each of {} ranks", self.world()))
+        self.refuse(what, format!("{whole} elements are not {part} for each of {} ranks", self.world_size()))
     }
 
     pub(super) fn synchronize(&self) {
@@ -292,8 +292,8 @@ impl Communicator {
     pub fn all_gather_v<T: Element>(&self, send: &[T]) -> Result<Gathered<T>> {
         self.synchronize();
         let call = self.call(OpKind::AllGatherV, T::DTYPE, 0);
-        let mut counts = vec![0u64; self.world()];
-        let each = vec![8; self.world()];
+        let mut counts = vec![0u64; self.world_size()];
+        let each = vec![8; self.world_size()];
         let mine = [send.len() as u64];
         self.run(call, |t, call| t.all_gather(call, cast_slice(&mine), cast_slice_mut(&mut counts), &each))?;
         let counts: Vec<usize> = counts.into_iter().map(|c| c as usize).collect();
@@ -359,7 +359,7 @@ impl Communicator {
     }
 
     pub(super) fn all_to_all_now<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
-        let count = send.len() / self.world();
+        let count = send.len() / self.world_size();
         self.parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
         self.parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
         self.run(self.call(OpKind::AllToAll, T::DTYPE, count), |t, call| {
@@ -387,9 +387,9 @@ impl Communicator {
 }
 
 /// Refuses calls that cannot work whatever the other ranks call.
-pub(super) fn check(call: &CollectiveCall, world: usize) -> Result<()> {
-    if let Some(root) = call.root.filter(|root| *root as usize >= world) {
-        return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world}")));
+pub(super) fn check(call: &CollectiveCall, world_size: usize) -> Result<()> {
+    if let Some(root) = call.root.filter(|root| *root as usize >= world_size) {
+        return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world_size}")));
     }
     if call.reduce == Some(ReduceOp::Mean) && !call.dtype.is_float() {
         return Err(CommError::usage(format!("{call}: the mean of integers is not an integer"))

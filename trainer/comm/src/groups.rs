@@ -12,12 +12,12 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`]. [`ErrorKind::Mismatch`] on every rank if the lists differ.
     pub fn group(&self, ranks: &[usize]) -> Result<Option<Communicator>> {
-        let mut seen = vec![false; self.world()];
+        let mut seen = vec![false; self.world_size()];
         for rank in ranks {
             match seen.get_mut(*rank) {
                 Some(seen) if !*seen => *seen = true,
                 Some(_) => return self.refuse("group", format!("rank {rank} is listed twice")),
-                None => return self.refuse("group", format!("there is no rank {rank} among {}", self.world())),
+                None => return self.refuse("group", format!("there is no rank {rank} among {}", self.world_size())),
             }
         }
         let list: Vec<i64> = ranks.iter().map(|r| *r as i64).collect();

@@ -78,7 +78,7 @@ impl Communicator {
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
         let hosts = self.texts(&host::of_shared_memory())?;
         let own = &hosts[self.rank()];
-        let ranks: Vec<usize> = (0..self.world()).filter(|&rank| hosts[rank] == *own).collect();
+        let ranks: Vec<usize> = (0..self.world_size()).filter(|&rank| hosts[rank] == *own).collect();
         let (me, leader) = (ranks.iter().position(|&rank| rank == self.rank()).unwrap_or(0), ranks[0]);
 
         // Each host's first rank makes the memory, and keeps the file open until the others have opened it.

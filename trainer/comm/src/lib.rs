@@ -6,7 +6,7 @@
 //! | `init_process_group` | [`join`], or [`solo`] for one process |
 //! | `ProcessGroup` | [`Communicator`] |
 //! | `new_group` | [`Communicator::group`]; `None` for ranks outside of the group |
-//! | `get_rank`, `get_world_size` | [`Communicator::rank`], [`Communicator::world`] |
+//! | `get_rank`, `get_world_size` | [`Communicator::rank`], [`Communicator::world_size`] |
 //! | `all_reduce(async_op=True)` and its `Work` | [`Communicator::all_reduce_async`] and [`Work`]; likewise other collectives |
 //! | `send`, `recv`, `isend`, `irecv` | [`Communicator::send`], `recv`, `isend`, `irecv` |
 //! | `all_gather_into_tensor`, `reduce_scatter_tensor`, `all_to_all_single` | `all_gather`, `reduce_scatter`, `all_to_all` |

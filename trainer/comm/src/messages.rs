@@ -165,22 +165,22 @@ impl Communicator {
     /// See [`Communicator`].
     pub fn all_to_all_v<T: Element>(&self, send: &[T], counts: &[usize]) -> Result<Gathered<T>> {
         self.synchronize();
-        let (world, me) = (self.world(), self.rank());
-        if counts.len() != world || counts.iter().sum::<usize>() != send.len() {
-            let cause = format!("counts {counts:?} do not divide {} elements among {world} ranks", send.len());
+        let (world_size, me) = (self.world_size(), self.rank());
+        if counts.len() != world_size || counts.iter().sum::<usize>() != send.len() {
+            let cause = format!("counts {counts:?} do not divide {} elements among {world_size} ranks", send.len());
             return self.refuse("all_to_all_v", cause);
         }
         let peer_call =
             |op, rank: usize, count| CollectiveCall { root: Some(rank as u32), ..self.call(op, T::DTYPE, count) };
         self.run(self.call(OpKind::AllToAllV, T::DTYPE, 0), |t, call| {
             let mine: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
-            let mut theirs = vec![0u64; world];
+            let mut theirs = vec![0u64; world_size];
             t.all_to_all(call, cast_slice(&mine), cast_slice_mut(&mut theirs))?;
             let theirs: Vec<usize> = theirs.into_iter().map(|count| count as usize).collect();
             let mut data = vec![T::zeroed(); theirs.iter().sum()];
             let mut messages = Vec::new();
             let (mut from, mut into) = (send, data.as_mut_slice());
-            for rank in 0..world {
+            for rank in 0..world_size {
                 let (part, rest) = from.split_at(counts[rank]);
                 let (room, more) = std::mem::take(&mut into).split_at_mut(theirs[rank]);
                 (from, into) = (rest, more);
@@ -198,7 +198,7 @@ impl Communicator {
                 }
             }
             // Begins with the next rank, so that not all ranks send to rank 0 first
-            messages.sort_by_key(|message| (message.peer() + world - me) % world);
+            messages.sort_by_key(|message| (message.peer() + world_size - me) % world_size);
             self.exchange(t, &mut messages)?;
             drop(messages);
             Ok(Gathered { data, counts: theirs })
@@ -246,7 +246,7 @@ impl Communicator {
                 .process
                 .fail(CommError::usage(format!("{call}: a rank cannot receive from itself"))));
         }
-        check(&call, self.world()).map_err(|error| self.inner.process.fail(error))?;
+        check(&call, self.world_size()).map_err(|error| self.inner.process.fail(error))?;
         Ok(call)
     }
 

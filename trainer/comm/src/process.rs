@@ -55,7 +55,7 @@ fn describe(all: &AllActivities) -> String {
 /// One process of the job.
 pub(crate) struct Process {
     pub(super) rank: usize,
-    pub(super) world: usize,
+    pub(super) world_size: usize,
     pub(super) kind: TransportKind,
     pub(super) timeout: Duration,
     pub(super) connect_timeout: Duration,
@@ -89,7 +89,7 @@ impl CommStream {
             (TransportKind::Tcp, Some(store), Some(secret)) if group.len() > 1 => {
                 let Process { bind, several_hosts, connect_timeout: limit, .. } = *process;
                 let setup = MeshSetup { group, store, secret, bind, several_hosts, limit };
-                Some(Arc::new(Mutex::new(Mesh::new(&setup, process.world, process.timeout)?)))
+                Some(Arc::new(Mutex::new(Mesh::new(&setup, process.world_size, process.timeout)?)))
             }
             _ => None,
         };
@@ -127,7 +127,7 @@ impl CommStream {
 impl Process {
     pub(super) fn new(
         rank: usize,
-        world: usize,
+        world_size: usize,
         kind: TransportKind,
         timeout: Duration,
         connect_timeout: Duration,
@@ -141,7 +141,7 @@ impl Process {
         }
         Self {
             rank,
-            world,
+            world_size,
             kind,
             timeout,
             connect_timeout,
@@ -162,7 +162,7 @@ impl Process {
         let (limit, mut mpi) = (self.connect_timeout, self.mpi.lock());
         let runtime = match &*mpi {
             Some(runtime) => runtime.clone(),
-            None => mpi.insert(Arc::new(Runtime::start(self.rank, self.world, &self.abort, limit)?)).clone(),
+            None => mpi.insert(Arc::new(Runtime::start(self.rank, self.world_size, &self.abort, limit)?)).clone(),
         };
         drop(mpi);
         Ok(Box::new(MpiGroup::new(group.clone(), runtime, self.abort.clone(), limit, self.timeout)?))
@@ -190,8 +190,8 @@ impl Process {
         if self.abort.is_raised() {
             return error;
         }
-        let answers = store.query(self.world - 1, ANSWER_LIMIT);
-        for rank in (0..self.world).filter(|rank| *rank != self.rank) {
+        let answers = store.query(self.world_size - 1, ANSWER_LIMIT);
+        for rank in (0..self.world_size).filter(|rank| *rank != self.rank) {
             let activity = answers.iter().find(|(r, _)| *r == rank).map(|(_, text)| text.as_str());
             let activity = activity.unwrap_or("does not answer: its process is stopped, or its host out of reach");
             error.message.push_str(&format!("\n  rank {rank} {activity}"));

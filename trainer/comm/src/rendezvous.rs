@@ -87,7 +87,7 @@ pub struct CommConfig {
     /// This rank, from 0.
     pub rank: usize,
     /// Number of ranks in the job (the world size).
-    pub world: usize,
+    pub world_size: usize,
     /// `host:port` of the [`StoreServer`](super::StoreServer).
     pub store: String,
     /// The job's secret.
@@ -107,10 +107,16 @@ pub struct CommConfig {
 
 impl CommConfig {
     /// Sets the defaults: 10 minutes for a wait in a collective, 5 minutes for all ranks to join and connect.
-    pub fn new(rank: usize, world: usize, store: impl Into<String>, secret: Secret, transport: TransportKind) -> Self {
+    pub fn new(
+        rank: usize,
+        world_size: usize,
+        store: impl Into<String>,
+        secret: Secret,
+        transport: TransportKind,
+    ) -> Self {
         Self {
             rank,
-            world,
+            world_size,
             store: store.into(),
             secret,
             transport,
@@ -129,12 +135,12 @@ impl CommConfig {
 /// [`Usage`](super::ErrorKind::Usage), [`Setup`](super::ErrorKind::Setup) or [`Timeout`](super::ErrorKind::Timeout). All other
 /// ranks that have joined return the same error.
 pub fn join(config: &CommConfig) -> Result<Communicator> {
-    let (rank, world) = (config.rank, config.world);
-    if rank >= world {
-        return Err(CommError::usage(format!("there is no rank {rank} in a job of {world}"))
+    let (rank, world_size) = (config.rank, config.world_size);
+    if rank >= world_size {
+        return Err(CommError::usage(format!("there is no rank {rank} in a job of {world_size}"))
             .hint("ranks count from 0: RANK must be below WORLD_SIZE"));
     }
-    let server = StoreConfig { answer_limit: config.timeout, ..StoreConfig::new(config.secret.clone(), world) };
+    let server = StoreConfig { answer_limit: config.timeout, ..StoreConfig::new(config.secret.clone(), world_size) };
     let store = StoreClient::connect(&config.store, &server, rank, config.connect_timeout)?;
     join_through(store, config)
 }
@@ -144,9 +150,10 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
 /// # Errors
 /// As [`join`].
 pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communicator> {
-    let (rank, world) = (config.rank, config.world);
+    let (rank, world_size) = (config.rank, config.world_size);
     store.barrier("join", config.connect_timeout)?;
-    let mut process = Process::new(rank, world, config.transport, config.timeout, config.connect_timeout, Some(store));
+    let mut process =
+        Process::new(rank, world_size, config.transport, config.timeout, config.connect_timeout, Some(store));
     process.bind = config.bind;
     process.several_hosts = config.several_hosts;
     process.secret = Some(config.secret.clone());

@@ -11,14 +11,14 @@ use cuda_support::{Program, Ranks, expected, tensors, values};
 const WORLDS: [usize; 5] = [2, 3, 4, 7, 8];
 
 /// Number of elements of a rank's source.
-fn source_len(call: &DeviceCall, world: usize) -> usize {
-    call.elements as usize * if call.kernel == Kernel::ReduceScatter { world } else { 1 }
+fn source_len(call: &DeviceCall, world_size: usize) -> usize {
+    call.elements as usize * if call.kernel == Kernel::ReduceScatter { world_size } else { 1 }
 }
 
 /// Returns all ranks' elements, different for each call.
-fn inputs(call: &DeviceCall, world: usize) -> Vec<Vec<f32>> {
+fn inputs(call: &DeviceCall, world_size: usize) -> Vec<Vec<f32>> {
     let seed = call.elements + 1000 * call.kernel as u64;
-    (0..world).map(|rank| values(rank, source_len(call, world), seed)).collect()
+    (0..world_size).map(|rank| values(rank, source_len(call, world_size), seed)).collect()
 }
 
 fn same_bits(got: &[f32], want: &[f32]) -> Result<(), String> {
@@ -35,8 +35,8 @@ const SLOT: usize = 512;
 /// Empty arrays, tails, whole packs, one slot, several slots, several slots and a tail.
 const LENGTHS: [u64; 8] = [0, 1, 5, 64, 127, 128, 333, 777];
 
-fn calls(wire: WireType, world: usize) -> Vec<DeviceCall> {
-    let call = |kernel, elements| DeviceCall { kernel, wire, elements, root: elements as usize % world };
+fn calls(wire: WireType, world_size: usize) -> Vec<DeviceCall> {
+    let call = |kernel, elements| DeviceCall { kernel, wire, elements, root: elements as usize % world_size };
     Kernel::ALL.iter().flat_map(|kernel| LENGTHS.map(|elements| call(*kernel, elements))).collect()
 }
 
@@ -44,29 +44,29 @@ fn calls(wire: WireType, world: usize) -> Vec<DeviceCall> {
 #[test]
 fn every_collective_has_the_same_exact_bits_on_every_rank() {
     let Some(program) = Program::build(&WireType::ALL, &WORLDS, false) else { return };
-    for world in WORLDS {
+    for world_size in WORLDS {
         for wire in WireType::ALL {
             let scale = if wire == WireType::F32 { 1.0 } else { 0.3 };
-            let mut ranks = Ranks::new(&program, world, SLOT, false);
-            let calls = calls(wire, world);
+            let mut ranks = Ranks::new(&program, world_size, SLOT, false);
+            let calls = calls(wire, world_size);
             let mut outputs = Vec::new();
             for call in &calls {
-                let inputs = inputs(call, world);
+                let inputs = inputs(call, world_size);
                 let submitted: Vec<_> =
-                    (0..world).map(|rank| ranks.submit(rank, call, &tensors(&inputs[rank]), scale)).collect();
+                    (0..world_size).map(|rank| ranks.submit(rank, call, &tensors(&inputs[rank]), scale)).collect();
                 outputs.push(submitted);
             }
             ranks.start();
             assert_eq!(ranks.wait(), [true]);
             for (call, outputs) in calls.iter().zip(&outputs) {
-                let inputs = inputs(call, world);
+                let inputs = inputs(call, world_size);
                 for (rank, output) in outputs.iter().enumerate() {
                     let want = expected(call, rank, &inputs, scale);
                     let got = ranks.read(*output);
-                    same_bits(&got, &want).unwrap_or_else(|e| panic!("{call:?}, world {world}, rank {rank}: {e}"));
+                    same_bits(&got, &want).unwrap_or_else(|e| panic!("{call:?}, world {world_size}, rank {rank}: {e}"));
                 }
             }
-            assert!((0..world).all(|rank| ranks.faults(rank).is_empty()));
+            assert!((0..world_size).all(|rank| ranks.faults(rank).is_empty()));
         }
     }
 }
@@ -75,17 +75,17 @@ fn every_collective_has_the_same_exact_bits_on_every_rank() {
 #[test]
 fn ranks_that_share_a_device_get_the_same_bits_one_at_a_time() {
     let Some(program) = Program::build(&WireType::ALL, &[2, 4], false) else { return };
-    for world in [2, 4] {
+    for world_size in [2, 4] {
         for wire in WireType::ALL {
-            let mut ranks = Ranks::new(&program, world, SLOT, false);
-            for call in calls(wire, world).into_iter().filter(|call| [5, 333].contains(&call.elements)) {
-                let inputs = inputs(&call, world);
+            let mut ranks = Ranks::new(&program, world_size, SLOT, false);
+            for call in calls(wire, world_size).into_iter().filter(|call| [5, 333].contains(&call.elements)) {
+                let inputs = inputs(&call, world_size);
                 let sources: Vec<_> = inputs.iter().map(|values| tensors(values)).collect();
                 let outputs = ranks.call_in_turn(&call, &sources, 0.5);
                 for (rank, output) in outputs.into_iter().enumerate() {
                     let want = expected(&call, rank, &inputs, 0.5);
                     same_bits(&ranks.read(output), &want)
-                        .unwrap_or_else(|e| panic!("{call:?}, world {world}, rank {rank}: {e}"));
+                        .unwrap_or_else(|e| panic!("{call:?}, world {world_size}, rank {rank}: {e}"));
                 }
             }
         }
@@ -109,13 +109,13 @@ fn copies_keep_the_bits_of_numbers_that_are_none() {
 /// ThreadSanitizer sees only the order of flags, of a block's barriers and of a rank's stream.
 #[test]
 fn the_sanitizer_finds_no_race() {
-    for world in [2, 3] {
-        let Some(program) = Program::build(&[WireType::Bf16], &[world], true) else { return };
-        let mut ranks = Ranks::new(&program, world, SLOT, false);
+    for world_size in [2, 3] {
+        let Some(program) = Program::build(&[WireType::Bf16], &[world_size], true) else { return };
+        let mut ranks = Ranks::new(&program, world_size, SLOT, false);
         for turn in 0..4 {
             for kernel in Kernel::ALL {
                 let call = DeviceCall { kernel, wire: WireType::Bf16, elements: 400 + turn, root: 1 };
-                let inputs = inputs(&call, world);
+                let inputs = inputs(&call, world_size);
                 for (rank, values) in inputs.iter().enumerate() {
                     ranks.submit(rank, &call, &tensors(values), 1.0);
                 }

@@ -28,7 +28,7 @@ const WRONG: [(&str, Call); 10] = [
     ("all_reduce of 9000000 f32 (sum)", |c| c.all_reduce(&mut vec![0f32; 9_000_000], ReduceOp::Sum)),
     ("all_reduce of 12 i32 (sum)", |c| c.all_reduce(&mut [0i32; 12], ReduceOp::Sum)),
     ("all_reduce of 12 f32 (max)", |c| c.all_reduce(&mut [0f32; 12], ReduceOp::Max)),
-    ("all_gather of 12 f32", |c| c.all_gather(&[0f32; 12], &mut vec![0f32; 12 * c.world()])),
+    ("all_gather of 12 f32", |c| c.all_gather(&[0f32; 12], &mut vec![0f32; 12 * c.world_size()])),
     ("barrier", |c| c.barrier()),
     ("shared of 20 u8", |c| c.shared::<f32>(5).map(drop)),
     ("all_gather_v of u8", |c| c.all_gather_v(&[1u8; 5]).map(drop)),
@@ -37,9 +37,9 @@ const WRONG: [(&str, Call); 10] = [
 #[test]
 fn a_mismatch_is_the_same_error_on_every_rank() {
     for kind in KINDS {
-        for world in [2, 3, 4, 7] {
+        for world_size in [2, 3, 4, 7] {
             for (what, call) in WRONG {
-                let errors = ranks(kind, world, move |comm| {
+                let errors = ranks(kind, world_size, move |comm| {
                     comm.barrier().unwrap();
                     let result = if comm.rank() == 1 { call(&comm) } else { all_reduce_12(&comm) };
                     let error = result.unwrap_err();
@@ -51,7 +51,7 @@ fn a_mismatch_is_the_same_error_on_every_rank() {
                 let want = format!(
                     "rank 1 calls {what} where rank 0 calls all_reduce of 12 f32 (sum), collective #2 of the world"
                 );
-                assert_eq!(errors, vec![want; world], "{kind}");
+                assert_eq!(errors, vec![want; world_size], "{kind}");
             }
         }
     }
@@ -361,8 +361,8 @@ fn unauthenticated_peers_are_refused_and_disturb_nobody() {
 fn wrong_members_are_told_why() {
     let job = Job::new(2);
     let address = job.server.local_addr().to_string();
-    let config = |world| StoreConfig::new(job.secret.clone(), world);
-    let connect = |rank, world| StoreClient::connect(&address, &config(world), rank, LIMIT);
+    let config = |world_size| StoreConfig::new(job.secret.clone(), world_size);
+    let connect = |rank, world_size| StoreClient::connect(&address, &config(world_size), rank, LIMIT);
     let first = connect(0, 2).unwrap();
     assert!(message(connect(0, 2)).contains("rank 0 has joined already"));
     assert!(message(connect(1, 3)).contains("started for 3 ranks, this job has 2"));

@@ -131,11 +131,11 @@ fn handles_finish_in_order_and_mix_with_direct_calls() {
 #[test]
 fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
     for kind in KINDS {
-        for world in [2usize, 3] {
-            ranks(kind, world, move |comm| {
-                let (me, all) = (comm.rank(), (0..world).sum::<usize>() as i32);
+        for world_size in [2usize, 3] {
+            ranks(kind, world_size, move |comm| {
+                let (me, all) = (comm.rank(), (0..world_size).sum::<usize>() as i32);
                 let dup = comm.duplicate().unwrap();
-                assert_eq!((dup.rank(), dup.world(), dup.ranks()), (me, world, comm.ranks()));
+                assert_eq!((dup.rank(), dup.world_size(), dup.ranks()), (me, world_size, comm.ranks()));
                 for turn in 0..30 {
                     for n in [1usize, 100_003] {
                         // Rank 0 waits in the duplicate while the original's call runs; the other ranks call that one last. If the two took
@@ -145,12 +145,12 @@ fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
                             let handle = first.all_reduce_async(vec![me as i32; n], ReduceOp::Sum);
                             let mut data = vec![me as i64 + 5; n];
                             second.all_reduce(&mut data, ReduceOp::Max).unwrap();
-                            assert_eq!(data, vec![world as i64 + 4; n]);
+                            assert_eq!(data, vec![world_size as i64 + 4; n]);
                             assert_eq!(handle.wait().unwrap(), vec![all; n]);
                         } else {
                             let mut data = vec![me as i64 + 5; n];
                             second.all_reduce(&mut data, ReduceOp::Max).unwrap();
-                            assert_eq!(data, vec![world as i64 + 4; n]);
+                            assert_eq!(data, vec![world_size as i64 + 4; n]);
                             let mut data = vec![me as i32; n];
                             first.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                             assert_eq!(data, vec![all; n]);
@@ -164,7 +164,7 @@ fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
                             for n in (0..40).map(|turn| if turn % 8 == me { 200_000 } else { 3 + turn % 2 }) {
                                 comm.barrier().unwrap();
                                 let all = comm.all_gather_v(&vec![me as u8; n]).unwrap();
-                                assert_eq!((all.counts.len(), all.counts[me]), (world, n));
+                                assert_eq!((all.counts.len(), all.counts[me]), (world_size, n));
                             }
                         });
                     }

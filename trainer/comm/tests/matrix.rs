@@ -9,8 +9,8 @@ use support::{KINDS, Number, WORLDS, ranks};
 
 fn matrix<T: Number>() {
     for kind in KINDS {
-        for world in WORLDS {
-            ranks(kind, world, |comm| SIZES.iter().for_each(|n| collectives::<T>(&comm, *n)));
+        for world_size in WORLDS {
+            ranks(kind, world_size, |comm| SIZES.iter().for_each(|n| collectives::<T>(&comm, *n)));
         }
     }
 }
@@ -48,17 +48,17 @@ fn u8_matrix() {
 #[test]
 fn long_arrays() {
     for kind in KINDS {
-        for world in [2usize, 3, 4] {
-            ranks(kind, world, move |comm| {
+        for world_size in [2usize, 3, 4] {
+            ranks(kind, world_size, move |comm| {
                 for n in [1_500_001usize, 2_097_152] {
                     let mut data = vec![comm.rank() as f32; n];
                     comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-                    let want = (world * (world - 1) / 2) as f32;
-                    assert!(data.iter().all(|v| *v == want), "{kind} world {world} n {n}");
+                    let want = (world_size * (world_size - 1) / 2) as f32;
+                    assert!(data.iter().all(|v| *v == want), "{kind} world {world_size} n {n}");
                     let mut data = comm.shared(n).unwrap();
                     data.fill(comm.rank() as f32);
                     let data = comm.all_reduce_shared(data, n, ReduceOp::Sum).unwrap();
-                    assert!(data.iter().all(|v| *v == want), "{kind} world {world} n {n}, shared");
+                    assert!(data.iter().all(|v| *v == want), "{kind} world {world_size} n {n}, shared");
                 }
             });
         }
@@ -69,15 +69,15 @@ fn long_arrays() {
 #[test]
 fn a_hosts_memory_is_filled_and_read_by_all_its_ranks() {
     for kind in KINDS {
-        for (world, len) in [(1usize, 10usize), (2, 4096), (3, 10_000), (5, 3), (2, 0)] {
-            let sums = ranks(kind, world, move |comm| {
+        for (world_size, len) in [(1usize, 10usize), (2, 4096), (3, 10_000), (5, 3), (2, 0)] {
+            let sums = ranks(kind, world_size, move |comm| {
                 let mut memory = comm.host_memory(len).unwrap();
                 let part = memory.part();
                 memory.part_mut().iter_mut().zip(part).for_each(|(byte, i)| *byte = (i * 7 + 3) as u8);
                 let frozen = memory.freeze().unwrap();
                 let all = frozen.as_ref();
                 let want: Vec<u8> = (0..len).map(|i| (i * 7 + 3) as u8).collect();
-                assert_eq!(all, want, "{kind}, rank {} of {world}", comm.rank());
+                assert_eq!(all, want, "{kind}, rank {} of {world_size}", comm.rank());
                 // The memory outlives collectives after it.
                 comm.barrier().unwrap();
                 all.iter().map(|byte| u64::from(*byte)).sum::<u64>()
@@ -94,8 +94,8 @@ fn sums_are_bit_identical_on_all_ranks_and_in_all_runs() {
         let x = ((rank * 7919 + i * 104_729) % 100_003) as f64 / 17.0 - 2900.0;
         x * 10f64.powi((i % 9) as i32 - 4)
     }
-    fn sums(kind: TransportKind, world: usize, n: usize) -> Vec<Vec<u32>> {
-        ranks(kind, world, move |comm| {
+    fn sums(kind: TransportKind, world_size: usize, n: usize) -> Vec<Vec<u32>> {
+        ranks(kind, world_size, move |comm| {
             let mut data: Vec<f32> = (0..n).map(|i| value(comm.rank(), i) as f32).collect();
             let mut shared = comm.shared(n).unwrap();
             shared.copy_from_slice(&data);
@@ -107,16 +107,16 @@ fn sums_are_bit_identical_on_all_ranks_and_in_all_runs() {
         })
     }
     for kind in KINDS {
-        for world in [2, 3, 4, 7] {
+        for world_size in [2, 3, 4, 7] {
             for n in [5, 3000, 70_001] {
-                let first = sums(kind, world, n);
-                assert!(first.iter().all(|r| *r == first[0]), "{kind}: ranks differ, world {world} n {n}");
-                assert_eq!(sums(kind, world, n), first, "{kind}: runs differ, world {world} n {n}");
+                let first = sums(kind, world_size, n);
+                assert!(first.iter().all(|r| *r == first[0]), "{kind}: ranks differ, world {world_size} n {n}");
+                assert_eq!(sums(kind, world_size, n), first, "{kind}: runs differ, world {world_size} n {n}");
                 for (i, bits) in first[0].iter().enumerate() {
-                    let exact: f64 = (0..world).map(|r| value(r, i)).sum();
-                    let scale: f64 = (0..world).map(|r| value(r, i).abs()).sum();
+                    let exact: f64 = (0..world_size).map(|r| value(r, i)).sum();
+                    let scale: f64 = (0..world_size).map(|r| value(r, i).abs()).sum();
                     let error = (f64::from(f32::from_bits(*bits)) - exact).abs();
-                    assert!(error <= 1e-6 * scale, "{kind} world {world} element {i}: off by {error:e}");
+                    assert!(error <= 1e-6 * scale, "{kind} world {world_size} element {i}: off by {error:e}");
                 }
             }
         }

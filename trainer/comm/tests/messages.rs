@@ -14,10 +14,10 @@ const LONG: usize = 3 << 20;
 #[test]
 fn messages_in_all_directions_do_not_wait_for_each_other() {
     for kind in KINDS {
-        for world in 2..=4 {
-            ranks(kind, world, move |comm| {
+        for world_size in 2..=4 {
+            ranks(kind, world_size, move |comm| {
                 let me = comm.rank();
-                let others = || (0..world).filter(move |rank| *rank != me);
+                let others = || (0..world_size).filter(move |rank| *rank != me);
                 for n in [0, 1, LONG] {
                     // All send to all, in an order in which no pair of ranks sends first what the other receives first.
                     let sent: Vec<_> = others().map(|to| comm.isend(vec![(10 * me + to) as f32; n], to, 1)).collect();
@@ -106,23 +106,24 @@ fn messages_and_collectives_keep_the_order_of_the_code() {
 #[test]
 fn asynchronous_collectives_return_their_buffers() {
     for kind in KINDS {
-        for world in 1..=4 {
-            ranks(kind, world, move |comm| {
-                let (me, root) = (comm.rank(), world - 1);
+        for world_size in 1..=4 {
+            ranks(kind, world_size, move |comm| {
+                let (me, root) = (comm.rank(), world_size - 1);
                 for n in [0, 1, 50_000] {
                     let reduced = comm.reduce_async(vec![me as i64; n], ReduceOp::Sum, root);
                     let gathered = comm.gather_async(vec![me as i64; n], root);
-                    let send = if me == root { (0..world).flat_map(|to| vec![to as i64; n]).collect() } else { vec![] };
+                    let send =
+                        if me == root { (0..world_size).flat_map(|to| vec![to as i64; n]).collect() } else { vec![] };
                     let scattered = comm.scatter_async(send, n, root);
                     let exchanged =
-                        comm.all_to_all_async((0..world).flat_map(|to| vec![(10 * me + to) as i64; n]).collect());
+                        comm.all_to_all_async((0..world_size).flat_map(|to| vec![(10 * me + to) as i64; n]).collect());
                     comm.barrier_async().wait().unwrap();
-                    let sum = if me == root { (world * (world - 1) / 2) as i64 } else { me as i64 };
+                    let sum = if me == root { (world_size * (world_size - 1) / 2) as i64 } else { me as i64 };
                     assert_eq!(reduced.wait().unwrap(), vec![sum; n]);
-                    let all: Vec<i64> = (0..world).flat_map(|from| vec![from as i64; n]).collect();
+                    let all: Vec<i64> = (0..world_size).flat_map(|from| vec![from as i64; n]).collect();
                     assert_eq!(gathered.wait().unwrap(), if me == root { all } else { vec![] });
                     assert_eq!(scattered.wait().unwrap(), vec![me as i64; n]);
-                    let parts: Vec<i64> = (0..world).flat_map(|from| vec![(10 * from + me) as i64; n]).collect();
+                    let parts: Vec<i64> = (0..world_size).flat_map(|from| vec![(10 * from + me) as i64; n]).collect();
                     assert_eq!(exchanged.wait().unwrap(), parts);
                 }
             });
@@ -133,8 +134,8 @@ fn asynchronous_collectives_return_their_buffers() {
 #[test]
 fn gradients_are_averaged_over_the_ranks() {
     for kind in KINDS {
-        for world in 1..=4 {
-            ranks(kind, world, move |comm| {
+        for world_size in 1..=4 {
+            ranks(kind, world_size, move |comm| {
                 // More than a bucket, an array that is longer than one, and empty ones
                 let lens = [3, 0, 7 << 20, 1, 0, 100_000];
                 let mut arrays: Vec<Vec<f32>> =
@@ -143,8 +144,8 @@ fn gradients_are_averaged_over_the_ranks() {
                 comm.average_gradients(&mut slices).unwrap();
                 comm.average_gradients(&mut []).unwrap();
                 for (i, (array, len)) in arrays.iter().zip(lens).enumerate() {
-                    let want = ((i + 1) * (world - 1)) as f32 / 2.0;
-                    assert!(array.len() == len && array.iter().all(|value| *value == want), "{kind} {world} {i}");
+                    let want = ((i + 1) * (world_size - 1)) as f32 / 2.0;
+                    assert!(array.len() == len && array.iter().all(|value| *value == want), "{kind} {world_size} {i}");
                 }
             });
         }

@@ -20,17 +20,17 @@ const SECRET: &str = "TEST_SECRET";
 const SAID: &str = "TEST_SAID";
 
 /// Returns Open MPI's launcher. Tests may run more ranks than cores, and as root.
-fn mpirun(world: usize) -> Command {
+fn mpirun(world_size: usize) -> Command {
     let mut command = Command::new("mpirun");
-    command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world.to_string()]).env("NO_COLOR", "1");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-np", &world_size.to_string()]).env("NO_COLOR", "1");
     command
 }
 
 /// Runs the ignored test `body` as every rank of a job.
 #[track_caller]
-fn ranks(body: &str, world: usize) -> Output {
-    let job = Job::new(world);
-    let mut command = mpirun(world);
+fn ranks(body: &str, world_size: usize) -> Output {
+    let job = Job::new(world_size);
+    let mut command = mpirun(world_size);
     command.arg(std::env::current_exe().expect("this program")).args(["--ignored", "--exact", body, "--nocapture"]);
     let [said, session] = [(), ()].map(|()| tempfile::tempdir().expect("a temporary folder"));
     command.env(STORE, job.server.local_addr().to_string()).env(SECRET, job.secret.to_hex()).env(SAID, said.path());
@@ -56,8 +56,8 @@ fn joined(change: impl Fn(&mut CommConfig)) -> Result<Communicator, CommError> {
     let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name}: run this through its test"));
     let number = |name: &str| variable(name).parse().expect("a number");
     let secret = Secret::from_hex(&variable(SECRET)).expect("a secret");
-    let (rank, world) = (number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"));
-    let mut config = CommConfig::new(rank, world, variable(STORE), secret, TransportKind::Mpi);
+    let (rank, world_size) = (number("OMPI_COMM_WORLD_RANK"), number("OMPI_COMM_WORLD_SIZE"));
+    let mut config = CommConfig::new(rank, world_size, variable(STORE), secret, TransportKind::Mpi);
     change(&mut config);
     join(&config)
 }
@@ -68,7 +68,7 @@ fn say(comm: &Communicator, message: &str) {
     println!("rank {}: {message}", comm.rank());
     let said = PathBuf::from(std::env::var_os(SAID).expect("the folder of `ranks`"));
     std::fs::write(said.join(comm.rank().to_string()), "").expect("a file in the folder");
-    wait_until(|| std::fs::read_dir(&said).expect("the folder").count() == comm.world());
+    wait_until(|| std::fs::read_dir(&said).expect("the folder").count() == comm.world_size());
 }
 
 /// Waits until another process has done something. Panics after [`LIMIT`].
@@ -92,7 +92,7 @@ fn matrix_rank() {
     sizes::<f32>(&comm);
     sizes::<bf16>(&comm);
     // How a type is sent does not depend on the number of ranks.
-    if comm.world() == 3 {
+    if comm.world_size() == 3 {
         sizes::<f64>(&comm);
         sizes::<f16>(&comm);
         sizes::<i32>(&comm);
@@ -100,7 +100,7 @@ fn matrix_rank() {
         sizes::<u8>(&comm);
     }
     // A group of every second rank, a duplicate of the world, and both at once.
-    let all: Vec<usize> = (0..comm.world()).collect();
+    let all: Vec<usize> = (0..comm.world_size()).collect();
     let group: Vec<usize> = all.iter().copied().filter(|rank| rank % 2 == 0).collect();
     let even = comm.group(&group).expect("a group");
     let copy = comm.duplicate().expect("a duplicate");
@@ -117,8 +117,8 @@ fn matrix_rank() {
 
 #[test]
 fn matrix() {
-    for world in [2, 3, 4] {
-        let output = ranks("matrix_rank", world);
+    for world_size in [2, 3, 4] {
+        let output = ranks("matrix_rank", world_size);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }

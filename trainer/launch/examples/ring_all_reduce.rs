@@ -8,7 +8,7 @@ use comm::{Communicator, ReduceOp};
 
 /// Adds up all ranks' `send`. In each step a rank passes on to the right what it has received from the left.
 fn all_reduce(group: &Communicator, send: &[f32]) -> comm::Result<Vec<f32>> {
-    let (rank, size) = (group.rank(), group.world());
+    let (rank, size) = (group.rank(), group.world_size());
     let (left, right) = ((rank + size - 1) % size, (rank + 1) % size);
     let mut sum = send.to_vec();
     let mut outgoing = send.to_vec();

@@ -18,7 +18,7 @@ pub(super) struct Announcer<S> {
     /// Writes one message to the screen.
     pub(super) say: S,
     pub(super) member: Member,
-    pub(super) world: usize,
+    pub(super) world_size: usize,
     /// Host and port, for messages.
     pub(super) place: String,
     /// Interval between messages about missing members.
@@ -37,7 +37,7 @@ impl<S: Fn(&str) + Send + 'static> Announcer<S> {
         let (sender, events): (Sender<StoreEvent>, _) = channel();
         let run = move || {
             let start = Instant::now();
-            let mut state = Announcements::new(self.world);
+            let mut state = Announcements::new(self.world_size);
             loop {
                 let next = start + self.interval.saturating_mul(state.notices + 1);
                 let text = match events.recv_timeout(next.saturating_duration_since(Instant::now())) {
@@ -70,8 +70,8 @@ struct Announcements {
 }
 
 impl Announcements {
-    fn new(world: usize) -> Self {
-        Self { missing: (0..world).collect(), refused: 0, notices: 0, over: false }
+    fn new(world_size: usize) -> Self {
+        Self { missing: (0..world_size).collect(), refused: 0, notices: 0, over: false }
     }
 
     fn take(&mut self, event: StoreEvent) -> Option<String> {
@@ -156,7 +156,7 @@ mod tests {
         let say = move |text: &str| _ = sender.send(text.to_owned());
         let interval = Duration::from_millis(5);
         let limit = Duration::from_secs(300);
-        let announcer = Announcer { say, member: Member::Node, world: 2, place: "h:1".into(), interval, limit };
+        let announcer = Announcer { say, member: Member::Node, world_size: 2, place: "h:1".into(), interval, limit };
         let mut take = announcer.start().unwrap();
         take(StoreEvent::Joined(0));
         let next = |part: &str| {

@@ -65,6 +65,7 @@ mod failure_report;
 pub mod helper;
 pub mod hosts;
 mod job_secret;
+mod launch_attempt;
 mod launcher;
 mod listen;
 #[cfg_attr(not(target_os = "linux"), path = "no_local_secret.rs")]

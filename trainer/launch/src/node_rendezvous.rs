@@ -70,7 +70,7 @@ impl NodeRendezvous {
         let RendezvousParameters { nnodes, node_rank, ref master_addr, master_port, .. } = *parameters;
         let config = StoreConfig {
             secret: derive(secret, "nodes", 0),
-            world: nnodes,
+            world_size: nnodes,
             member: Member::Node,
             answer_limit: timeouts.stall,
         };
@@ -173,7 +173,7 @@ impl NodeRendezvous {
     }
 
     /// Returns the world size and the first rank of this node.
-    pub(super) fn world(&self) -> (usize, usize) {
+    pub(super) fn world_size_and_first_rank(&self) -> (usize, usize) {
         let workers = |nodes: &[NodeInfo]| nodes.iter().map(|node| node.workers).sum();
         (workers(&self.nodes), workers(&self.nodes[..self.parameters.node_rank]))
     }
@@ -283,7 +283,7 @@ fn host_store(
     let announcer = Announcer {
         say: screen.sayer(),
         member: Member::Node,
-        world: nnodes,
+        world_size: nnodes,
         place: port::joined(master_addr, master_port),
         interval: timeouts.notice,
         limit: timeouts.join,

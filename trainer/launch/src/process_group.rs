@@ -74,7 +74,7 @@ impl InitOptions {
 
 /// Returns the default transport: shared memory if all ranks are on one host that runs Linux, else TCP.
 pub fn best_transport(role: &WorkerRole) -> TransportKind {
-    TransportKind::best(role.local_world == role.world)
+    TransportKind::best(role.local_world_size == role.world_size)
 }
 
 /// A rank's membership in its job. The value dereferences to the [`Communicator`] of all ranks. Dropping the value leaves the
@@ -104,17 +104,17 @@ impl ProcessGroup {
         let joined = Worker::join(role, variables, status.clone(), timeouts)?;
         let secret = joined.secret.clone();
         // The control connection exists already, so the address is not used.
-        let mut config = CommConfig::new(role.rank, role.world, "", secret, transport);
+        let mut config = CommConfig::new(role.rank, role.world_size, "", secret, transport);
         config.timeout = timeouts.answer;
-        config.several_hosts = role.local_world < role.world;
+        config.several_hosts = role.local_world_size < role.world_size;
         status.set_status(format_args!("connecting over {transport}"));
         let (client, shutdown) = joined.into_parts();
         let comm = comm::join_through(client, &config).map_err(|error| {
             status.record_comm_error(&error);
             LaunchError { code: FAILED, ..LaunchError::failed(error.message, error.hint) }
         })?;
-        tracing::info!(rank = role.rank, world = role.world, %transport, "created the process group");
-        let (local_rank, local_world_size) = (role.local_rank, role.local_world);
+        tracing::info!(rank = role.rank, world_size = role.world_size, %transport, "created the process group");
+        let (local_rank, local_world_size) = (role.local_rank, role.local_world_size);
         Ok(Self { comm, status, local_rank, local_world_size, shutdown: ShutdownAtDrop(Some(shutdown)) })
     }
 
@@ -124,11 +124,6 @@ impl ProcessGroup {
         let comm = comm::solo().map_err(|error| failed(error.message))?;
         let status = WorkerStatus::detached().map_err(|error| failed(error.to_string()))?;
         Ok(Self { comm, status, local_rank: 0, local_world_size: 1, shutdown: ShutdownAtDrop(None) })
-    }
-
-    /// Returns the number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.comm.world()
     }
 
     /// Returns this rank's index on its host, which is also the index of its GPU.

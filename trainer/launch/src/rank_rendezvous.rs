@@ -47,7 +47,7 @@ impl RendezvousAddress {
         let secret = match secret::of_job(variables)? {
             Some(secret) => SecretSource::Given(secret),
             None if role.launcher == Launcher::Builtin => return Err(worker::missing(secret::VARIABLE)),
-            None if role.local_world == role.world => SecretSource::OnHost(local_secret::name(&job)),
+            None if role.local_world_size == role.world_size => SecretSource::OnHost(local_secret::name(&job)),
             None => return Err(no_secret(role, &host)),
         };
         let ports = role.master_port.map_or_else(|| candidates(&job), |port| vec![port]);
@@ -86,7 +86,7 @@ impl SecretSource {
         };
         if role.rank == 0 {
             let secret = Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))?;
-            let offer = (role.world > 1).then(|| SecretOffer::new(&name, &secret)).transpose()?;
+            let offer = (role.world_size > 1).then(|| SecretOffer::new(&name, &secret)).transpose()?;
             return Ok((secret, offer));
         }
         let mut notices = 0;
@@ -139,7 +139,7 @@ fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
     if !role.job.is_empty() || role.launcher == Launcher::Builtin {
         return Ok(role.job.clone());
     }
-    if role.local_world == role.world {
+    if role.local_world_size == role.world_size {
         // All ranks are children of one process on this host, so the parent's id distinguishes the job.
         let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get());
         return Ok(vec![role.launcher.to_string(), format!("children of {parent}")]);
@@ -206,13 +206,13 @@ pub(super) fn host_store(
     config: &StoreConfig,
     timeouts: JoinTimeouts,
 ) -> Result<StoreServer> {
-    let address = listen_address(host, role.local_world < role.world, |note| Screen::default().say(note));
+    let address = listen_address(host, role.local_world_size < role.world_size, |note| Screen::default().say(note));
     let mut last = None;
     for port in ports {
         let announcer = Announcer {
             say: |text: &str| Screen::default().say(text),
             member: Member::Rank,
-            world: role.world,
+            world_size: role.world_size,
             place: port::joined(host, *port),
             interval: timeouts.notice,
             limit: timeouts.join,

@@ -108,11 +108,11 @@ impl Worker {
     ) -> Result<Self> {
         let RendezvousAddress { host, ports, secret } = RendezvousAddress::find(role, variables)?;
         let attempt = variables.get(ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
-        status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world));
+        status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world_size));
         let wait = RankWait { own: role.launcher == Launcher::Builtin, start: Instant::now(), timeouts };
         let (secret, offer) = secret.get(role, &host, &wait)?;
         let answer_limit = timeouts.answer;
-        let config = StoreConfig { answer_limit, ..StoreConfig::new(secret.clone(), role.world) };
+        let config = StoreConfig { answer_limit, ..StoreConfig::new(secret.clone(), role.world_size) };
         let hosted = match (role.rank, role.launcher) {
             (_, Launcher::Builtin) | (1.., _) => None,
             (0, _) => Some(host_store(role, &host, &ports, &config, timeouts)?),
@@ -123,12 +123,12 @@ impl Worker {
             LaunchError::failed(error.message, error.hint)
         };
         let client = connect(role.rank, &host, &ports, &config, &wait)?;
-        status.set_status(format_args!("rendezvous: waiting for all of {} ranks", role.world));
+        status.set_status(format_args!("rendezvous: waiting for all of {} ranks", role.world_size));
         client.barrier("launch", timeouts.join).map_err(comm)?;
         // All ranks have the secret now.
         drop(offer);
         status.set_joined();
-        tracing::info!(rank = role.rank, world = role.world, host, ?ports, attempt, "all ranks have joined");
+        tracing::info!(rank = role.rank, world_size = role.world_size, host, ?ports, attempt, "all ranks have joined");
         Ok(Self { role: role.clone(), attempt, client, status: status.clone(), secret, hosted })
     }
 

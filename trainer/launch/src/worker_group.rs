@@ -8,13 +8,13 @@ use comm::Secret;
 
 /// The parameters of a job that the workers of a node need.
 pub(super) struct WorkerGroup {
-    pub(super) world: usize,
+    pub(super) world_size: usize,
     /// Number of nodes.
     pub(super) nodes: usize,
     /// Rank of the first worker of this node.
     pub(super) first_rank: usize,
     /// Number of workers of this node.
-    pub(super) local_world: usize,
+    pub(super) local_world_size: usize,
     pub(super) node: usize,
     pub(super) attempt: usize,
     pub(super) host: String,
@@ -47,7 +47,7 @@ impl WorkerGroup {
         let like_torchrun = [
             ("ROLE_NAME", "default".to_owned()),
             ("ROLE_RANK", rank.to_string()),
-            ("ROLE_WORLD_SIZE", self.world.to_string()),
+            ("ROLE_WORLD_SIZE", self.world_size.to_string()),
             ("GROUP_WORLD_SIZE", self.nodes.to_string()),
             ("TORCHELASTIC_RESTART_COUNT", self.attempt.to_string()),
             ("TORCHELASTIC_MAX_RESTARTS", max_restarts.to_string()),
@@ -58,7 +58,7 @@ impl WorkerGroup {
         ];
         let async_errors = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
         let by_default = std::env::var_os(async_errors).is_none().then(|| (async_errors, "1".to_owned()));
-        let threads = (threads_of_any_program(self.local_world)).map(|threads| (THREADS, threads.to_owned()));
+        let threads = (threads_of_any_program(self.local_world_size)).map(|threads| (THREADS, threads.to_owned()));
         self.common(local_rank)
             .into_iter()
             .chain(like_torchrun.into_iter().chain(by_default).chain(threads).map(entry))
@@ -69,8 +69,8 @@ impl WorkerGroup {
         [
             ("RANK", (self.first_rank + local_rank).to_string()),
             ("LOCAL_RANK", local_rank.to_string()),
-            ("WORLD_SIZE", self.world.to_string()),
-            ("LOCAL_WORLD_SIZE", self.local_world.to_string()),
+            ("WORLD_SIZE", self.world_size.to_string()),
+            ("LOCAL_WORLD_SIZE", self.local_world_size.to_string()),
             ("GROUP_RANK", self.node.to_string()),
             ("MASTER_ADDR", self.host.clone()),
             ("MASTER_PORT", self.port.to_string()),
@@ -89,8 +89,8 @@ const THREADS: &str = "OMP_NUM_THREADS";
 
 /// Returns the value of `OMP_NUM_THREADS` for a worker, as torchrun sets it: 1 if there are several workers and the user has
 /// not set the variable. `None` leaves the variable unchanged.
-pub(super) fn threads_of_any_program(local_world: usize) -> Option<&'static str> {
-    (local_world > 1 && std::env::var_os(THREADS).is_none()).then_some("1")
+pub(super) fn threads_of_any_program(local_world_size: usize) -> Option<&'static str> {
+    (local_world_size > 1 && std::env::var_os(THREADS).is_none()).then_some("1")
 }
 
 /// Variables that workers of any program must not inherit, since they describe this launcher's own role in a job.

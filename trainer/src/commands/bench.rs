@@ -74,7 +74,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
         Role::Worker(role) => {
             let local_rank = LocalRank {
                 local_rank: role.local_rank,
-                local_world: role.local_world,
+                local_world_size: role.local_world_size,
                 other_launcher: role.launcher != Launcher::Builtin,
                 oversubscribe: arguments.oversubscribe,
             };
@@ -96,7 +96,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             }
             // Check for too few GPUs here, so that one process reports the mistake and not every worker.
             target.all(&LocalRank {
-                local_world: workers,
+                local_world_size: workers,
                 oversubscribe: arguments.oversubscribe,
                 ..LocalRank::ALONE
             })?;

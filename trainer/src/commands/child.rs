@@ -90,11 +90,30 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
     }
 }
 
-/// Returns the folder for the results of `command`, and creates it: the folder `asked`, or a new folder under `runs/`.
+/// Creates the folder for the results of `command`, and locks it: the folder `asked`, or a new folder under `runs/`. `result` is the
+/// name of the file with the results.
 ///
 /// # Errors
-/// The folder cannot be created.
-pub(super) fn folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure> {
+/// The folder cannot be created, another program writes to it, or it has results already.
+pub(super) fn result_folder(
+    asked: Option<&Path>,
+    command: &str,
+    result: &str,
+) -> Result<(PathBuf, Option<RunLock>), Failure> {
+    let out = create_folder(asked, command)?;
+    let lock = lock(&out)?;
+    let file = out.join(result);
+    if file.exists() {
+        let hint = match command {
+            "sweep" => format!("continue it with `trainer sweep --resume {}`, or name another folder", out.display()),
+            _ => "name another folder with --out, or delete the file".into(),
+        };
+        return Err(FileError::input(file, "exists already", hint).into());
+    }
+    Ok((out, lock))
+}
+
+fn create_folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure> {
     let create = |path: PathBuf| match fs::create_dir_all(&path) {
         Ok(()) => Ok(path),
         Err(error) => {

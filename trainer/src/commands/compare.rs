@@ -18,6 +18,9 @@ use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::signals::Stop;
 
+/// The file with the results, in the folder of the comparison.
+const RESULT: &str = "compare.json";
+
 /// Runs all modes, prints the page and returns the exit code: 1 if a mode failed.
 ///
 /// # Errors
@@ -37,11 +40,11 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     }
     let target = DeviceSet::of(arguments.gpus.map_or(DeviceRequest::Cpu, DeviceRequest::Gpus))?;
     let plan = child::plan(&arguments.runs)?;
-    let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
+    let local_rank =
+        LocalRank { local_world_size: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&local_rank)?.remove(0).description;
     let stop = Stop::on_signals()?;
-    let out = child::folder(arguments.runs.out.as_deref(), "compare")?;
-    let _lock = child::lock(&out)?;
+    let (out, _lock) = child::result_folder(arguments.runs.out.as_deref(), "compare", RESULT)?;
     let mut runs: Vec<(Mode, Vec<Round>, Option<String>)> =
         modes.iter().map(|&mode| (mode, Vec::new(), None)).collect();
     for round in 1..=arguments.rounds {
@@ -173,7 +176,7 @@ fn write(out: &Path, comparison: &Comparison) -> Result<(), Failure> {
         |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
     let mut json = serde_json::to_vec_pretty(comparison).map_err(|error| broken(&error))?;
     writeln!(json).map_err(|error| broken(&error))?;
-    write_atomic(&out.join("compare.json"), &json)?;
+    write_atomic(&out.join(RESULT), &json)?;
     let svg = comparison::chart(comparison).map_err(|error| broken(&error))?;
     write_atomic(&out.join("compare.svg"), svg.as_bytes())?;
     Ok(())

@@ -26,6 +26,9 @@ const COMPUTED: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
 /// Environment variable that sets the number of threads of a worker.
 const THREADS: &str = "RAYON_NUM_THREADS";
 
+/// The file with the results, in the folder of the measurement.
+const RESULT: &str = "scaling.json";
+
 /// Runs the measurements, and prints the page.
 ///
 /// # Errors
@@ -40,14 +43,13 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
         return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
     }
     let stop = Stop::on_signals()?;
-    let out = child::folder(arguments.runs.out.as_deref(), "scaling")?;
-    let _lock = child::lock(&out)?;
+    let (out, _lock) = child::result_folder(arguments.runs.out.as_deref(), "scaling", RESULT)?;
     let report = measure(arguments, &plan, &workers, network, &out, &stop)?;
     let broken =
         |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
     let mut json = serde_json::to_vec_pretty(&report).map_err(|error| broken(&error))?;
     writeln!(json).map_err(|error| broken(&error))?;
-    write_atomic(&out.join("scaling.json"), &json)?;
+    write_atomic(&out.join(RESULT), &json)?;
     let svg = scaling::chart(&report).map_err(|error| broken(&error))?;
     write_atomic(&out.join("scaling.svg"), svg.as_bytes())?;
     match arguments.runs.json {
@@ -74,7 +76,7 @@ fn devices(arguments: &ScalingArgs) -> (&'static str, &[usize]) {
 /// There are fewer GPUs than workers.
 fn gpu(arguments: &ScalingArgs) -> Result<Option<String>, Failure> {
     let Some(&most) = arguments.gpus.last() else { return Ok(None) };
-    let ranks = LocalRank { local_world: most, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
+    let ranks = LocalRank { local_world_size: most, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let mut found = DeviceSet::of(DeviceRequest::Gpus(most))?.all(&ranks)?;
     Ok(Some(found.swap_remove(0).description))
 }

@@ -6,10 +6,10 @@ use crate::failure::Failure;
 /// The position of a process among the processes of its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LocalRank {
-    /// 0 to `local_world` - 1.
+    /// 0 to `local_world_size` - 1.
     pub local_rank: usize,
     /// Processes on this host.
-    pub local_world: usize,
+    pub local_world_size: usize,
     /// Another launcher started this worker. That launcher may have made only one GPU visible to each process.
     pub other_launcher: bool,
     /// `--oversubscribe`: several processes may share a GPU.
@@ -25,11 +25,11 @@ pub struct TooFewGpus {
 
 impl LocalRank {
     /// A single process.
-    pub const ALONE: Self = Self { local_rank: 0, local_world: 1, other_launcher: false, oversubscribe: false };
+    pub const ALONE: Self = Self { local_rank: 0, local_world_size: 1, other_launcher: false, oversubscribe: false };
 
     /// Returns whether several processes share a GPU. `gpus`: the number of GPUs that this process sees.
     pub fn oversubscribed(&self, gpus: usize) -> bool {
-        self.oversubscribe && self.local_world > gpus
+        self.oversubscribe && self.local_world_size > gpus
     }
 }
 
@@ -41,13 +41,13 @@ impl LocalRank {
 /// # Errors
 /// There are fewer GPUs than processes.
 pub fn gpu_index(local_rank: &LocalRank, gpus: usize) -> Result<usize, TooFewGpus> {
-    let LocalRank { local_rank, local_world, other_launcher, oversubscribe } = *local_rank;
+    let LocalRank { local_rank, local_world_size, other_launcher, oversubscribe } = *local_rank;
     match gpus {
-        0 => Err(TooFewGpus { processes: local_world, gpus }),
-        _ if local_world <= gpus => Ok(local_rank),
+        0 => Err(TooFewGpus { processes: local_world_size, gpus }),
+        _ if local_world_size <= gpus => Ok(local_rank),
         _ if oversubscribe => Ok(local_rank % gpus),
         1 if other_launcher => Ok(0),
-        _ => Err(TooFewGpus { processes: local_world, gpus }),
+        _ => Err(TooFewGpus { processes: local_world_size, gpus }),
     }
 }
 
@@ -70,8 +70,8 @@ impl TooFewGpus {
 mod tests {
     use super::*;
 
-    fn local_rank(local_rank: usize, local_world: usize) -> LocalRank {
-        LocalRank { local_rank, local_world, ..LocalRank::ALONE }
+    fn local_rank(local_rank: usize, local_world_size: usize) -> LocalRank {
+        LocalRank { local_rank, local_world_size, ..LocalRank::ALONE }
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl KernelCache {
         Self {
             name: gpus.kernel_name(ranks.oversubscribed(gpus.all.len())),
             local_rank: ranks.local_rank,
-            threads: (cores / ranks.local_world).clamp(1, MOST),
+            threads: (cores / ranks.local_world_size).clamp(1, MOST),
         }
     }
 

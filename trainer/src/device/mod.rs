@@ -193,12 +193,12 @@ impl DeviceSet {
 }
 
 impl DeviceSet {
-    /// Returns the devices of one process that uses `first.local_world` devices.
+    /// Returns the devices of one process that uses `first.local_world_size` devices.
     ///
     /// # Errors
     /// There are fewer GPUs than local ranks.
     pub fn all(&self, first: &LocalRank) -> Result<Vec<Selected>, Failure> {
-        (0..first.local_world).map(|local_rank| self.select(&LocalRank { local_rank, ..*first })).collect()
+        (0..first.local_world_size).map(|local_rank| self.select(&LocalRank { local_rank, ..*first })).collect()
     }
 }
 

@@ -7,6 +7,7 @@ use super::{Engine, FirstUse};
 use crate::device;
 use crate::failure::Failure;
 use crate::report::StepRecord;
+use crate::signals::StopReason;
 use crate::snapshot::PartialEpoch;
 use crate::strategy::{StepOutcome, percent};
 use crate::timeline::Track;
@@ -16,8 +17,8 @@ use crate::timeline::Track;
 pub(super) enum EpochEnd {
     /// All batches of the epoch were used, or the run's last step was taken.
     Complete,
-    /// A signal asked for a stop, or `train.max_time_s` is over.
-    Interrupted(i32),
+    /// The run must stop before the epoch's last batch.
+    Stopped(StopReason),
 }
 
 /// A step that was queued and is not reported yet.
@@ -52,7 +53,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         let taken = Queued { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
-        let stop_seen = engine.asked_to_stop();
+        let stop_seen = engine.stop_reason();
         let outcome = {
             let _reports = engine.report_kernel_compiles(FirstUse::Step);
             engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| at_step(engine, step, failure))?
@@ -60,9 +61,9 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         queue.push_back(taken);
 
         // Before a checkpoint or a stop, wait for all queued steps and report them. Several ranks stop together, after the step whose
-        // outcome has the signal.
+        // outcome has the reason.
         let due = every > 0 && (step + 1).is_multiple_of(every);
-        let waits = outcome.is_some() || due || (stop_seen.is_some() && engine.strategy.world() == 1);
+        let waits = outcome.is_some() || due || (stop_seen.is_some() && engine.strategy.world_size() == 1);
         let left = if waits { 0 } else { engine.strategy.max_queued() };
         for queued in queue.drain(..queue.len().saturating_sub(left)).collect::<Vec<_>>() {
             let is_last = queued.step == step;
@@ -78,7 +79,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
     for queued in queue {
         stop = stop.or(finish(engine, &queued, &mut reported)?);
     }
-    Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Interrupted))
+    Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Stopped))
 }
 
 /// Adds the epoch and the step to a failure's message.
@@ -87,19 +88,19 @@ fn at_step(engine: &Engine<'_>, step: u64, mut failure: Failure) -> Failure {
     failure
 }
 
-/// Waits for the oldest queued step and reports it. Returns the signal that asks for a stop.
-fn finish(engine: &mut Engine<'_>, queued: &Queued, reported: &mut Instant) -> Result<Option<i32>, Failure> {
+/// Waits for the oldest queued step and reports it. Returns the reason why the run must stop, if there is one.
+fn finish(engine: &mut Engine<'_>, queued: &Queued, reported: &mut Instant) -> Result<Option<StopReason>, Failure> {
     let outcome = engine.strategy.finish_step().map_err(|failure| at_step(engine, queued.step, failure))?;
     report(engine, queued, &outcome.expect("the step was queued"), reported)
 }
 
-/// Reports a step: timing and logging. Returns the signal that asks for a stop.
+/// Reports a step: timing and logging. Returns the reason why the run must stop, if there is one.
 fn report(
     engine: &mut Engine<'_>,
     queued: &Queued,
     outcome: &StepOutcome,
     reported: &mut Instant,
-) -> Result<Option<i32>, Failure> {
+) -> Result<Option<StopReason>, Failure> {
     let (epoch, &Queued { step, lr, batches, start, fetched }) = (engine.progress.epoch, queued);
     let end = Instant::now();
     engine.timeline.span(Track::Step, "data", start, fetched, &[]);

@@ -21,7 +21,7 @@ use crate::device::KernelCompileReporter;
 use crate::failure::Failure;
 use crate::optim::{Schedule, lr_factor};
 use crate::report::{EpochRecord, Reporter};
-use crate::signals::{Stop, TIME_IS_UP};
+use crate::signals::{Stop, StopReason};
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
 use crate::strategy::{EvalCounts, Evaluation, Scores, Strategy, diverged, percent};
 use crate::timeline::Timeline;
@@ -242,8 +242,8 @@ impl<'a> Engine<'a> {
             let epoch = self.progress.epoch;
             let end = epoch::train_epoch(self)?;
             match end {
-                EpochEnd::Interrupted(TIME_IS_UP) => return self.out_of_time(),
-                EpochEnd::Interrupted(signal) => return self.interrupted(signal),
+                EpochEnd::Stopped(StopReason::TimeLimit) => return self.out_of_time(),
+                EpochEnd::Stopped(StopReason::Signal(signal)) => return self.interrupted(signal),
                 EpochEnd::Complete => {}
             }
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;

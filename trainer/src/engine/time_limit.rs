@@ -4,13 +4,14 @@ use std::time::Instant;
 
 use super::{Engine, RunOutcome, eval_record};
 use crate::failure::Failure;
-use crate::signals::TIME_IS_UP;
+use crate::signals::StopReason;
 use crate::strategy::Evaluation;
 
 impl Engine<'_> {
-    /// Returns the signal that this rank has received, or [`TIME_IS_UP`] if `train.max_time_s` is over.
-    pub(super) fn asked_to_stop(&self) -> Option<i32> {
-        self.stop.signal().or(self.time_is_up(0.0).then_some(TIME_IS_UP))
+    /// Returns the reason why this rank should stop: a signal that it has received, or the end of `train.max_time_s`.
+    pub(super) fn stop_reason(&self) -> Option<StopReason> {
+        let signal = self.stop.signal().map(StopReason::Signal);
+        signal.or(self.time_is_up(0.0).then_some(StopReason::TimeLimit))
     }
 
     /// Returns whether `train.max_time_s` is over on rank 0 after `seconds` more, and `false` on the other ranks. The checkpoint has the

@@ -1,10 +1,10 @@
 //! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
-//! `run_data.rs` reads the data set and configures its loaders,
-//! `job_flags.rs` checks the flags about nodes. `ranks.rs` starts and joins processes. `setup.rs` builds everything that the
-//! first step needs. `shared_images.rs` decodes images once for all processes. `fine_tune.rs` loads initial weights and checks
-//! frozen layers. `training.rs` trains, and `finish.rs` reports the result.
+//! `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about nodes. `ranks.rs` starts and
+//! joins processes, and `worker.rs` is one rank. `setup.rs` builds everything that the first step needs. `shared_images.rs` decodes
+//! images once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers. `training.rs` trains, and
+//! `finish.rs` reports the result.
 
 mod class_weights;
 mod fine_tune;
@@ -20,8 +20,10 @@ mod shared_images;
 pub(crate) mod split_file;
 mod training;
 mod tuned;
+mod worker;
 
 pub(crate) use self::finish::by_class;
+use self::resume_command::resume_command;
 pub(crate) use self::resume_command::shell_command;
 use data::Splits;
 
@@ -29,17 +31,19 @@ use self::plan::{Access, PlanSource, PlannedRun};
 use self::run_data::{PixelAccess, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
+use self::worker::WorkerRun;
 use crate::cli::{TrainArgs, workers_flag};
 use crate::config::{Backend, BatchScope, Devices, Mode, RunPlan};
 use crate::console;
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
+use crate::engine::checkpoint;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::RunFolder;
 use launch::{
     self, Role,
-    environment::{NodeAssignment, Variables, WorkerRole},
+    environment::{NodeAssignment, Variables},
     secret,
 };
 
@@ -70,14 +74,19 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let devices_of_plan = source.devices();
     let devices = DeviceSet::of(device_request(devices_of_plan))?;
     let node = match &role {
-        Role::Worker(worker) => return run_worker(arguments, source, &role, worker, &variables, &devices),
+        Role::Worker(worker) => {
+            let folder = launcher_folder.as_deref();
+            let run = WorkerRun { arguments, role: &role, worker, variables: &variables, devices: &devices, folder };
+            return run.run(source);
+        }
         Role::Local(node) => node.as_ref(),
     };
     note_missing_gpu(&devices);
     let (workers, nodes) = (devices_of_plan.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
     let several_workers = workers > 1 || nodes > 1 || node.is_some();
     let PlannedRun { mut plan, resumed } = source.read(several_workers)?;
-    let local_rank = LocalRank { local_world: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
+    let local_rank =
+        LocalRank { local_world_size: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
     if selected.gpu.is_some() && arguments.oversubscribe {
         console::eprint("note: --oversubscribe: processes may share a GPU; timings mean nothing");
@@ -98,8 +107,10 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     }
     if !is_ddp {
         let devices = DeviceAssignment { devices: &devices, local_rank, selected };
-        return Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank: None, restarted: false }
-            .run(splits);
+        let resumed = resumed.as_ref();
+        let training =
+            Training { arguments, plan: &plan, resumed, launcher_folder: None, devices, rank: None, restarted: false };
+        return training.run(splits);
     }
     let launch = WorkerLaunch { arguments, plan: &plan, node, job, variables: &variables, workers };
     launch.run(splits, resumed)
@@ -133,8 +144,8 @@ impl WorkerLaunch<'_> {
         // The workers read the data themselves.
         drop(splits);
         let mut folder = resumed;
-        ranks::launch(arguments, plan, node, variables, workers, |world| {
-            check_batch_size(plan, world)?;
+        let code = ranks::launch(arguments, plan, node, variables, workers, |world_size| {
+            check_batch_size(plan, world_size)?;
             let folder = match &mut folder {
                 Some(resumed) => {
                     if let Some((job, 1..)) = &job {
@@ -144,14 +155,21 @@ impl WorkerLaunch<'_> {
                 }
                 None => {
                     let node = job.as_ref().map_or(0, |(_, node)| *node);
-                    let new = RunFolder::create_for_node(&arguments.run_dir, &plan.model.name, world, node)?;
+                    let new = RunFolder::create_for_node(&arguments.run_dir, &plan.model.name, world_size, node)?;
                     write_atomic(&new.config(), plan.to_toml().as_bytes())?;
                     folder.insert(new)
                 }
             };
             diagnostics::write_to(&folder.path().join("logs"))?;
             Ok(folder.path().to_owned())
-        })
+        })?;
+        if let (launch::WORKER_DIED, Some(folder), None | Some((_, 0))) = (code, &folder, &job)
+            && checkpoint::any(&folder.checkpoints()).unwrap_or(false)
+        {
+            let command = resume_command(arguments, folder.path(), false);
+            console::eprint(format_args!("the run has a checkpoint; continue with: {command}"));
+        }
+        Ok(code)
     }
 }
 
@@ -211,90 +229,4 @@ fn check_batch_size(plan: &RunPlan, workers: usize) -> Result<(), Failure> {
     }
     let cause = format!("a batch of {batch} cannot be shared by {workers} workers");
     Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into())
-}
-
-/// Trains as one rank of a job.
-fn run_worker(
-    arguments: &TrainArgs,
-    source: PlanSource,
-    role: &Role,
-    worker: &WorkerRole,
-    variables: &Variables,
-    devices: &DeviceSet,
-) -> Result<u8, Failure> {
-    let launcher_folder = ranks::folder_of_launcher(role);
-    if launcher_folder.is_none() && worker.rank == 0 {
-        console::eprint(role);
-        note_missing_gpu(devices);
-    }
-    if launcher_folder.is_none() {
-        diagnostics::write_to_stderr();
-    }
-    let PlannedRun { mut plan, mut resumed } = source.read(true)?;
-    let restarts =
-        variables.get("TORCHELASTIC_RESTART_COUNT").filter(|count| *count != "0" && launcher_folder.is_none());
-    if let (Some(count), None, 0) = (restarts, &resumed, worker.rank) {
-        console::eprint(format_args!(
-            "warning: restart {count} begins with the first epoch, in a new run folder; --resume instead of --config continues the \
-             newest run"
-        ));
-    }
-    // The launcher, which may be another program, has decided the number of workers. Record it in the plan, so that a resumed
-    // run has the same number.
-    plan.parallel.devices = Some(match devices.is_gpu() {
-        true => Devices::Gpus(worker.local_world),
-        false => Devices::Cpus(worker.local_world),
-    });
-    let local_rank = LocalRank {
-        local_rank: worker.local_rank,
-        local_world: worker.local_world,
-        other_launcher: launcher_folder.is_none(),
-        oversubscribe: arguments.oversubscribe,
-    };
-    if plan.parallel.mode == Mode::Dp {
-        let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
-        return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {role}"), hint).into());
-    }
-    if worker.world == 1 && !plan.parallel.autotune.is_empty() {
-        return Err(nothing_to_tune(&plan));
-    }
-    let rank = ranks::join(worker, variables, &plan)?;
-    if launcher_folder.is_none() {
-        ranks::share_cores(&rank)?;
-    }
-    // Selecting the device starts the thread pool, so the number of threads must be set before.
-    let selected = devices.select(&local_rank)?;
-    ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
-    let restarted = variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
-    let mut run = || {
-        rank.status.set_status(format_args!("reading {}", plan.data.name));
-        let splits = read_data(&mut plan, PixelAccess::Shared(&rank.comm))?;
-        if let (None, Some(folder), 0) = (&launcher_folder, &mut resumed, worker.rank) {
-            folder.lock(None)?;
-        }
-        if let (Some(path), None, 0) = (&launcher_folder, &resumed, worker.rank) {
-            let folder = RunFolder::open(path)?;
-            // After a restart the run continues from its newest checkpoint.
-            if restarted {
-                resumed = Some(folder);
-            }
-        }
-        tuned::adopt(&mut plan, resumed.as_ref(), restarted, &rank.comm)?;
-        if let (Some(folder), 0) = (&resumed, worker.rank) {
-            split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
-        }
-        let devices = DeviceAssignment { devices, local_rank, selected: selected.clone() };
-        let rank = Some(&rank);
-        Training { arguments, plan: &plan, resumed: resumed.as_ref(), devices, rank, restarted }.run(splits)
-    };
-    let result = run();
-    if let Err(failure) = &result {
-        rank.failed(failure);
-        if launcher_folder.is_some() {
-            // The launcher shows the failure, the root cause first.
-            return Ok(failure.code);
-        }
-    }
-    rank.leave();
-    result
 }

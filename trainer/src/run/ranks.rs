@@ -16,7 +16,7 @@ use launch::{
 };
 
 /// Environment variable that names rank 0's run folder to the workers of this program's launcher.
-pub(crate) const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
+const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
 /// NVIDIA's variable that decides whether the driver loads kernels with their module (`EAGER`) or at their first launch.
 const MODULE_LOADING: &str = "CUDA_MODULE_LOADING";
 /// Default of `--master-addr`.
@@ -86,8 +86,8 @@ pub(crate) fn launch(
             _ => None,
         },
     };
-    let code = job.run(|world| {
-        let folder = folder(world).map_err(Failure::into_launch_error)?;
+    let code = job.run(|world_size| {
+        let folder = folder(world_size).map_err(Failure::into_launch_error)?;
         let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
         let mut variables = vec![(RUN_FOLDER.to_owned(), path.into_os_string())];
         // Load modules eagerly: loading a module waits for the GPU. A rank that loads a module late would wait for a running
@@ -152,7 +152,7 @@ pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
     own.extend(cores::affinity_mask().map_err(|error| {
         Failure::run(format!("cannot read the cores of this process: {error}"), "set RAYON_NUM_THREADS")
     })?);
-    let mut all = vec![0; own.len() * rank.comm.world()];
+    let mut all = vec![0; own.len() * rank.comm.world_size()];
     rank.comm.all_gather(&own, &mut all)?;
     if std::env::var_os("RAYON_NUM_THREADS").is_some() {
         return Ok(());
@@ -174,7 +174,7 @@ pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) 
     const BYTES: usize = 64;
     let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
     own.resize(BYTES, 0);
-    let mut all = vec![0; BYTES * rank.comm.world()];
+    let mut all = vec![0; BYTES * rank.comm.world_size()];
     rank.comm.all_gather(&own, &mut all)?;
     let cards: Vec<&[u8]> = all.chunks_exact(BYTES).collect();
     match same_gpu(&cards) {

@@ -6,11 +6,11 @@ use super::job_flags;
 use crate::cli::TrainArgs;
 
 /// Returns the command that continues the run in `folder`, quoted for a shell. Mode and number of workers are in the run's
-/// config.toml. The flags of the job are not, so the command repeats them. `of_launcher` is set if another launcher started this
+/// config.toml. The flags of the job are not, so the command repeats them. `other_launcher` is set if another launcher started this
 /// process. The flags of the job then belong to that launcher's command and are left out.
-pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, of_launcher: bool) -> String {
+pub(super) fn resume_command(arguments: &TrainArgs, folder: &Path, other_launcher: bool) -> String {
     let mut words = vec!["--resume".to_owned(), folder.display().to_string()];
-    if !of_launcher {
+    if !other_launcher {
         if let (Some(count), true) = (arguments.gpus, arguments.oversubscribe) {
             words.extend(["--gpus".to_owned(), count.to_string(), "--oversubscribe".to_owned()]);
         }
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, JobArgs};
 
-    fn command(flags: &[&str], of_launcher: bool) -> String {
+    fn command(flags: &[&str], other_launcher: bool) -> String {
         let cli = Cli::parse_from([&["trainer", "--config", "x.toml"], flags].concat());
-        let command = resume_command(&cli.train, Path::new("my runs/it's"), of_launcher);
+        let command = resume_command(&cli.train, Path::new("my runs/it's"), other_launcher);
         command.split_once(" --resume ").unwrap().1.to_owned()
     }
 

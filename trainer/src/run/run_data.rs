@@ -37,7 +37,7 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
     let start = Instant::now();
     let decode = decode_time(plan);
     let comm = match pixels {
-        PixelAccess::Shared(comm) if comm.world() > 1 => Some(comm),
+        PixelAccess::Shared(comm) if comm.world_size() > 1 => Some(comm),
         _ => None,
     };
     let mut splits = formats::load(&LoadRequest {
@@ -214,7 +214,7 @@ fn common_loader_config(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool) -
     let (mean, std) = normalisation(plan)?;
     Ok(LoaderConfig {
         rank: strategy.rank(),
-        world: strategy.world(),
+        world_size: strategy.world_size(),
         seed: plan.train.seed,
         mean,
         std,

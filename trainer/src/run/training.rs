@@ -8,7 +8,7 @@ use models::Spec;
 
 use super::fine_tune;
 use super::finish::{by_class, finish, gather_rank_stats};
-use super::ranks::{self, Rank};
+use super::ranks::Rank;
 use super::resume_command::resume_command;
 use super::setup::{
     self, DeviceAssignment, build_network, count_parameters, job_facts, load_newest_checkpoint, why_augment_on_cpu,
@@ -40,6 +40,8 @@ pub(super) struct Training<'a> {
     pub plan: &'a RunPlan,
     /// The run to continue.
     pub resumed: Option<&'a RunFolder>,
+    /// The run folder that this program's launcher has made.
+    pub launcher_folder: Option<&'a Path>,
     /// The device of this process.
     pub devices: DeviceAssignment<'a>,
     /// This process's rank; `None` if it trains without other processes.
@@ -118,7 +120,7 @@ impl Training<'_> {
         let shape = splits.train.shape;
         let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
         let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
-        let processes = self.rank.map_or(1, |rank| rank.comm.world());
+        let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
         let share = match plan.train.batch_scope {
             BatchScope::Global => plan.train.batch_size.div_ceil(processes),
             BatchScope::PerWorker => plan.train.batch_size,
@@ -191,20 +193,13 @@ impl Training<'_> {
             Some(counts) => by_class(description.dataset.classes.clone(), counts),
             None => (None, None),
         };
-        let epochs = match &outcome {
-            RunOutcome::StoppedEarly { epoch, .. } => *epoch,
-            // A run whose length is given in steps only is complete after its steps.
-            RunOutcome::Finished(_) if plan.train.epochs == 0 => lengths.epochs,
-            // After early stopping, older versions set the epoch past the last one.
-            _ => (progress.epoch - 1).min((progress.step / lengths.steps_per_epoch) as usize),
-        };
         let summary = RunSummary {
             model: plan.model.name.clone(),
             parameters: description.parameters as u64,
             dataset: plan.data.name.clone(),
             data: description.data,
             device: description.device,
-            epochs,
+            epochs: complete_epochs(&outcome, &progress, &lengths, plan.train.epochs),
             planned_epochs: lengths.epochs,
             steps: progress.step,
             best: progress.best,
@@ -218,8 +213,8 @@ impl Training<'_> {
             device_bytes: stats.device_bytes,
             ..RunSummary::default()
         };
-        let of_launcher = self.rank.is_some() && std::env::var_os(ranks::RUN_FOLDER).is_none();
-        let resume = resume_command(self.arguments, folder.path(), of_launcher);
+        let other_launcher = self.rank.is_some() && self.launcher_folder.is_none();
+        let resume = resume_command(self.arguments, folder.path(), other_launcher);
         // Allow the same time again, in addition to the time of all sessions so far.
         let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
         finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s, plan.best_by())
@@ -227,10 +222,9 @@ impl Training<'_> {
 
     /// Opens the run folder of the resumed run or of this program's launcher, or creates one.
     fn run_folder(&self, devices: usize) -> Result<RunFolder, Failure> {
-        let of_launcher = std::env::var_os(ranks::RUN_FOLDER).filter(|_| self.rank.is_some());
-        Ok(match (self.resumed, of_launcher) {
+        Ok(match (self.resumed, self.launcher_folder) {
             (Some(folder), _) => folder.clone(),
-            (None, Some(path)) => RunFolder::open(Path::new(&path))?,
+            (None, Some(path)) => RunFolder::open(path)?,
             (None, None) => {
                 let mode = self.plan.parallel.mode.to_string();
                 RunFolder::create(&self.arguments.run_dir, &self.plan.model.name, &mode, devices)?
@@ -280,6 +274,16 @@ impl Training<'_> {
                 && plan.model.num_classes.unwrap_or(description.dataset.classes.len()) > 10,
         );
         Ok(reporter)
+    }
+}
+
+/// Returns the number of complete epochs. `planned` is `train.epochs`; 0: the run's length is given in steps.
+fn complete_epochs(outcome: &RunOutcome, progress: &RunProgress, lengths: &Lengths, planned: usize) -> usize {
+    match outcome {
+        RunOutcome::StoppedEarly { epoch, .. } => *epoch,
+        RunOutcome::Finished(_) if planned == 0 => lengths.epochs,
+        // After early stopping, older versions set the epoch past the last one.
+        _ => (progress.epoch - 1).min((progress.step / lengths.steps_per_epoch) as usize),
     }
 }
 

@@ -37,7 +37,7 @@ use data::{DataError, loader::Batch};
 
 use crate::{
     failure::Failure,
-    signals::Stop,
+    signals::{Stop, StopReason},
     snapshot::{RunProgress, Snapshot},
     timeline::Timeline,
 };
@@ -58,8 +58,8 @@ pub struct StepOutcome {
     pub samples: u64,
     /// Norm of all gradients before clipping, if clipping is on.
     pub grad_norm: Option<f64>,
-    /// The signal that asks this rank or another rank to stop. Every rank has the same value after the same step.
-    pub stop: Option<i32>,
+    /// The reason why this rank or another rank must stop. Every rank has the same value after the same step.
+    pub stop: Option<StopReason>,
     /// The step's time by part.
     pub seconds: StepSeconds,
     /// Mean time of a step in seconds, if the step was launched together with other steps (CUDA graph).
@@ -69,8 +69,8 @@ pub struct StepOutcome {
 }
 
 impl StepOutcome {
-    /// Starts a step over `batches`. `stop` is the signal that this rank has seen.
-    fn start(batches: &[Batch], stop: Option<i32>) -> Self {
+    /// Starts a step over `batches`. `stop` is this rank's reason to stop.
+    fn start(batches: &[Batch], stop: Option<StopReason>) -> Self {
         let weight = batches.iter().map(|batch| batch.global_weight).sum();
         Self { stop, weight, ..Self::default() }
     }
@@ -149,13 +149,13 @@ pub trait Strategy {
     }
 
     /// Returns the world size: the number of ranks that share each batch.
-    fn world(&self) -> usize {
+    fn world_size(&self) -> usize {
         1
     }
 
     /// Returns the number of devices that share each batch: the number of ranks, or of this process's devices.
     fn devices(&self) -> usize {
-        self.world()
+        self.world_size()
     }
 
     /// Returns the memory of each device of this process in bytes. Of GPUs, what the allocator has reserved
@@ -189,12 +189,11 @@ pub trait Strategy {
     }
 
     /// Takes one optimizer step with learning rate `lr` over `batches`, at least one. Gradients of several batches are
-    /// accumulated, weighted by samples. `stop` is the signal that this rank has received. [`StepOutcome::stop`] is the signal on
-    /// which all ranks agree.
+    /// accumulated, weighted by samples. `stop` is this rank's reason to stop. [`StepOutcome::stop`] is the reason of any rank.
     ///
     /// # Errors
     /// The loss is not finite; then the step does not change the weights. Or a rank does not answer.
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure>;
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure>;
 
     /// Takes a step as [`Strategy::train_step`] does, but may return before the device has finished. If the result is `None`, the
     /// device may still run the step, and [`Strategy::finish_step`] returns the outcome later. At most [`Strategy::max_queued`]
@@ -202,7 +201,12 @@ pub trait Strategy {
     ///
     /// # Errors
     /// As [`Strategy::train_step`].
-    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+    fn queue_step(
+        &mut self,
+        batches: Vec<Batch>,
+        lr: f64,
+        stop: Option<StopReason>,
+    ) -> Result<Option<StepOutcome>, Failure> {
         self.train_step(batches, lr, stop).map(Some)
     }
 

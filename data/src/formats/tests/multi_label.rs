@@ -81,7 +81,7 @@ fn batches_have_a_row_per_image_and_a_damaged_image_is_replaced_by_one_with_the_
     let config = LoaderConfig {
         global_batch: 4,
         rank: 1,
-        world: 2,
+        world_size: 2,
         shuffle: false,
         on_error: OnError::Replace,
         mean,

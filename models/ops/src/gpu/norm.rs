@@ -63,7 +63,7 @@ enum Statistics<'a> {
 pub(super) fn gather(ranks: &dyn StatisticsReduce, vectors: &[&CubeTensor]) -> (CubeTensor, usize) {
     let on_device = ranks.on_device().expect("`batch_norm_train` calls the GPU kernels only with such ranks");
     let gathered = on_device.all_gather(vectors.iter().map(|&vector| tensor_of_storage(vector.clone())).collect());
-    (storage_of(&gathered).expect("statistics are f32 and stay on the GPU"), on_device.world())
+    (storage_of(&gathered).expect("statistics are f32 and stay on the GPU"), on_device.world_size())
 }
 
 /// Computes `activation((x - mean) · inv_std · weight + bias + residual)`.
@@ -254,7 +254,7 @@ fn share_statistics(
 ) -> CubeTensor {
     let BatchStatistics { mean, inv_std, updated: [new_mean, new_variance], momentum, epsilon } = batch;
     let count = full_of_columns(x, x.rows() as f32);
-    let (gathered, world) = gather(ranks, &[moments, &count]);
+    let (gathered, world_size) = gather(ranks, &[moments, &count]);
     let inverse_count = x.of_columns(1);
     // SAFETY: as in `apply`; `gathered` has three vectors per rank.
     unsafe {
@@ -270,7 +270,7 @@ fn share_statistics(
             all(new_variance),
             all(&inverse_count),
             blocks.columns,
-            world,
+            world_size,
             epsilon,
             momentum.unwrap_or(1.0),
             momentum.is_some(),

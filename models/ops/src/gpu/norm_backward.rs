@@ -120,7 +120,7 @@ fn sums_of_gradient(saved: &SavedNorm, dy: &Rows, blocks: &Blocks, vector: usize
 
 /// Returns the means over all ranks' rows of what [`sums_of_gradient`] sums up over this rank's.
 fn share_sums(x: &Rows, shared: &Shared, own: &CubeTensor, blocks: &Blocks, vector: usize) -> CubeTensor {
-    let (gathered, world) = gather(&*shared.ranks, &[own]);
+    let (gathered, world_size) = gather(&*shared.ranks, &[own]);
     let means = x.of_columns(2);
     // SAFETY: as in `apply`; `gathered` has two vectors per rank.
     unsafe {
@@ -133,7 +133,7 @@ fn share_sums(x: &Rows, shared: &Shared, own: &CubeTensor, blocks: &Blocks, vect
             all(&shared.inverse_count),
             all(&means),
             blocks.columns,
-            world,
+            world_size,
         );
     }
     means

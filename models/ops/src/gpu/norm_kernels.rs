@@ -20,7 +20,7 @@ pub(super) fn shared_gradients<N: Size>(
     inverse_count: &[Vector<f32, N>],
     out: &mut [Vector<f32, N>],
     columns: usize,
-    world: usize,
+    world_size: usize,
 ) {
     let column = CUBE_POS_X as usize * CUBE_DIM_X as usize + UNIT_POS_X as usize;
     if column >= columns {
@@ -29,7 +29,7 @@ pub(super) fn shared_gradients<N: Size>(
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut product = Vector::<f32, N>::new(0.0);
     let mut rank = 0usize;
-    while rank < world {
+    while rank < world_size {
         let at = rank * 2 * columns + column;
         sum += ranks[at];
         product += ranks[at + columns];

@@ -278,7 +278,7 @@ pub(super) fn shared_moments<N: Size>(
     running_variance: &mut [Vector<f32, N>],
     inverse_count_out: &mut [Vector<f32, N>],
     columns: usize,
-    world: usize,
+    world_size: usize,
     epsilon: f32,
     momentum: f32,
     #[comptime] updates: bool,
@@ -291,7 +291,7 @@ pub(super) fn shared_moments<N: Size>(
     let mut squares = Vector::<f32, N>::new(0.0);
     let mut count = 0.0f32;
     let mut rank = 0usize;
-    while rank < world {
+    while rank < world_size {
         let at = rank * 3 * columns + column;
         let of_rank = ranks[at + 2 * columns].extract(0usize);
         let (new_mean, new_squares, new_count) =

@@ -48,13 +48,13 @@ fn measure(
     config: &BenchConfig,
     count: usize,
 ) -> Result<BenchRow> {
-    let (world, op) = (comm.world(), ReduceOp::Sum);
+    let (world_size, op) = (comm.world_size(), ReduceOp::Sum);
     let own: Vec<f32> = (0..count).map(|i| input(op, comm.rank(), i) as f32).collect();
     let own = Tensor::<1>::from_data(TensorData::new(own, [count]), device);
     let sum = group.all_reduce(vec![own.clone()], 1.0)?;
     group.synchronize()?;
     let sum = sum.try_into_vec_as::<f32>().map_err(|error| CommError::system(format!("reading a sum: {error}")))?;
-    let exact = |i: usize| expected(op, world, i) as f32;
+    let exact = |i: usize| expected(op, world_size, i) as f32;
     let mut wrong = [sum.iter().enumerate().filter(|(i, value)| **value != exact(*i)).count() as i64];
     comm.all_reduce(&mut wrong, ReduceOp::Sum)?;
     let seconds = timed(comm, config, &mut |calls| {
@@ -64,5 +64,5 @@ fn measure(
         }
         group.synchronize()
     })?;
-    Ok(BenchRow::new(group.wire().dtype(), op, count, world, seconds, wrong[0] as u64))
+    Ok(BenchRow::new(group.wire().dtype(), op, count, world_size, seconds, wrong[0] as u64))
 }

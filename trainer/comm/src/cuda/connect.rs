@@ -189,7 +189,7 @@ impl<'a> RouteNegotiation<'a> {
 impl DeviceGroup {
     /// Tests access to every peer's memory: stores to the memory, and loads from it.
     fn probe(&mut self) -> Result<()> {
-        if self.constants.world() < 2 {
+        if self.constants.world_size() < 2 {
             return Ok(());
         }
         let output = self.launcher.room(1);

@@ -190,11 +190,11 @@ impl DeviceGroup {
     }
 
     fn all_reduce_kernel(&self, len: usize, wire: WireType) -> Kernel {
-        let world = self.constants.world();
+        let world_size = self.constants.world_size();
         match self.route {
-            Route::Kernels { .. } => plan::all_reduce(len as u64, wire, world),
+            Route::Kernels { .. } => plan::all_reduce(len as u64, wire, world_size),
             // With NCCL the kernels only copy: to the slot, which NCCL sums in place, and back.
-            _ if world == 1 => Kernel::Broadcast,
+            _ if world_size == 1 => Kernel::Broadcast,
             _ => Kernel::TwoShot,
         }
     }
@@ -207,19 +207,19 @@ impl DeviceGroup {
     /// As [`check`](Self::check).
     pub fn all_gather_f32(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>> {
         let each: usize = tensors.iter().map(|tensor| tensor.dims()[0]).sum();
-        let (world, rank, wire) = (self.comm.world(), self.comm.rank(), WireType::F32);
+        let (world_size, rank, wire) = (self.comm.world_size(), self.comm.rank(), WireType::F32);
         if let Route::Kernels { .. } = self.route {
             let call = DeviceCall { kernel: Kernel::AllGather, wire, elements: each as u64, root: 0 };
             return self.ordered(|this| {
                 let sources = this.elements(tensors)?;
-                this.run(call, sources, each * world, 1.0)
+                this.run(call, sources, each * world_size, 1.0)
             });
         }
         // Gathers by a sum: each rank's array holds its tensors in its own part, and zeros elsewhere.
         let zeros = |ranks: usize| (ranks > 0).then(|| Tensor::zeros([ranks * each], self.launcher.device()));
-        let padded: Vec<_> = zeros(rank).into_iter().chain(tensors).chain(zeros(world - rank - 1)).collect();
+        let padded: Vec<_> = zeros(rank).into_iter().chain(tensors).chain(zeros(world_size - rank - 1)).collect();
         self.ordered(|this| {
-            let (sources, len) = (this.elements(padded)?, each * world);
+            let (sources, len) = (this.elements(padded)?, each * world_size);
             this.all_reduce_by(this.all_reduce_kernel(len, wire), wire, sources, len, 1.0)
         })
     }
@@ -270,12 +270,12 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for wrong lengths or several hosts.
     pub fn reduce_scatter(&mut self, tensor: Tensor<1>, scale: f32) -> Result<Tensor<1>> {
-        let (world, len) = (self.within_host("reduce_scatter")?, tensor.dims()[0]);
-        if !len.is_multiple_of(world) {
-            let text = format!("reduce_scatter of {len} elements over {world} ranks: the parts are not equal");
+        let (world_size, len) = (self.within_host("reduce_scatter")?, tensor.dims()[0]);
+        if !len.is_multiple_of(world_size) {
+            let text = format!("reduce_scatter of {len} elements over {world_size} ranks: the parts are not equal");
             return Err(self.process().fail(CommError::usage(text)));
         }
-        let each = len / world;
+        let each = len / world_size;
         let call = DeviceCall { kernel: Kernel::ReduceScatter, wire: self.wire, elements: each as u64, root: 0 };
         self.one(call, tensor, each, scale)
     }
@@ -285,9 +285,9 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) for several hosts.
     pub fn all_gather(&mut self, tensor: Tensor<1>) -> Result<Tensor<1>> {
-        let (world, each) = (self.within_host("all_gather")?, tensor.dims()[0]);
+        let (world_size, each) = (self.within_host("all_gather")?, tensor.dims()[0]);
         let call = DeviceCall { kernel: Kernel::AllGather, wire: self.wire, elements: each as u64, root: 0 };
-        self.one(call, tensor, each * world, 1.0)
+        self.one(call, tensor, each * world_size, 1.0)
     }
 
     /// Returns rank `root`'s `tensor`. Works inside one host only. With [`WireType::F32`] bits do not change.
@@ -313,7 +313,7 @@ impl DeviceGroup {
 
     fn within_host(&self, what: &str) -> Result<usize> {
         match self.route {
-            Route::Kernels { .. } => Ok(self.constants.world()),
+            Route::Kernels { .. } => Ok(self.constants.world_size()),
             _ => Err(self.process().fail(CommError::usage(format!("{what} on GPUs works within one host only")))),
         }
     }

@@ -132,7 +132,7 @@ impl Nccl {
         });
         let stream = super::window::agree(ordered, comm)?;
         // Half of the timeout of the exchange that follows, so that all ranks reach the exchange in time.
-        let made = library.connect(gpu, id, comm.world(), comm.rank(), &process.abort, process.timeout / 2);
+        let made = library.connect(gpu, id, comm.world_size(), comm.rank(), &process.abort, process.timeout / 2);
         let connected = made.map(|comm| Self { library, gpu: gpu.clone(), comm, stream, abort: process.abort.clone() });
         super::window::agree(connected, comm)
     }
@@ -207,7 +207,7 @@ impl Library {
         &'static self,
         gpu: &Arc<Context>,
         id: UniqueId,
-        world: usize,
+        world_size: usize,
         rank: usize,
         abort: &Abort,
         limit: Duration,
@@ -222,7 +222,7 @@ impl Library {
             let made = gpu.enter().map_err(|error| gpu.failed(&error)).map(|()| {
                 let mut handle: Comm = null_mut();
                 // SAFETY: the context is current. All ranks call this with the same id and their own ranks.
-                let code = unsafe { init(&mut handle, world as c_int, id, rank as c_int) };
+                let code = unsafe { init(&mut handle, world_size as c_int, id, rank as c_int) };
                 (handle as usize, code)
             });
             // Nobody listens after the limit.
@@ -245,7 +245,7 @@ impl Library {
             }
             if start.elapsed() > limit {
                 return Err(CommError::setup(format!(
-                    "ncclCommInitRank did not connect {world} ranks within {limit:.1?}"
+                    "ncclCommInitRank did not connect {world_size} ranks within {limit:.1?}"
                 ))
                 .hint(
                     "NCCL_DEBUG=INFO shows where NCCL waits; NCCL_SOCKET_IFNAME names the network interface that all \

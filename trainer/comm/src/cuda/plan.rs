@@ -51,16 +51,16 @@ const ONE_SHOT: [(usize, usize); 2] = [(4, 512 << 10), (8, 256 << 10)];
 /// With two ranks one-shot is always faster: with both kernels a rank reads as much data, and one-shot waits once. For more
 /// ranks, the limits are those that vLLM and TensorRT-LLM measured on machines with eight GPUs. This project has not measured
 /// them.
-pub fn all_reduce(elements: u64, wire: WireType, world: usize) -> Kernel {
+pub fn all_reduce(elements: u64, wire: WireType, world_size: usize) -> Kernel {
     let bytes = elements as usize * wire.size();
-    let limit = ONE_SHOT.iter().find(|(most, _)| world <= *most).map_or(0, |(_, limit)| *limit);
-    if world <= 2 || bytes <= limit { Kernel::OneShot } else { Kernel::TwoShot }
+    let limit = ONE_SHOT.iter().find(|(most, _)| world_size <= *most).map_or(0, |(_, limit)| *limit);
+    if world_size <= 2 || bytes <= limit { Kernel::OneShot } else { Kernel::TwoShot }
 }
 
 /// Cuts a call into chunks for slots of `slot` bytes. All chunks but the last fill their slot.
-pub fn chunks(call: &DeviceCall, world: usize, slot: usize) -> Vec<Chunk> {
+pub fn chunks(call: &DeviceCall, world_size: usize, slot: usize) -> Vec<Chunk> {
     let values = call.wire.values() as u64;
-    let parts = if call.kernel == Kernel::ReduceScatter { world } else { 1 };
+    let parts = if call.kernel == Kernel::ReduceScatter { world_size } else { 1 };
     let most = (slot / PACK / parts) as u64 * values;
     let most = most.min(u64::from(u32::MAX) / values * values).max(values);
     let mut chunks = Vec::new();
@@ -68,7 +68,7 @@ pub fn chunks(call: &DeviceCall, world: usize, slot: usize) -> Vec<Chunk> {
     while first < call.elements {
         let count = most.min(call.elements - first);
         let packs = count.div_ceil(values) as u32;
-        let part = packs.div_ceil(world as u32);
+        let part = packs.div_ceil(world_size as u32);
         let longest = if call.kernel == Kernel::TwoShot { part } else { packs };
         let blocks = longest.div_ceil(THREADS).clamp(1, MAX_BLOCKS);
         chunks.push(Chunk { first, count: count as u32, packs, part, blocks });
@@ -83,21 +83,21 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_array_once_and_fit() {
-        for world in [2usize, 3, 4, 7, 8] {
+        for world_size in [2usize, 3, 4, 7, 8] {
             for wire in WireType::ALL {
                 for kernel in Kernel::ALL {
                     for elements in [0u64, 1, 3, 4, 5, 1023, 1024, 65_537] {
                         let slot = 4096;
                         let call = DeviceCall { kernel, wire, elements, root: 0 };
-                        let chunks = chunks(&call, world, slot);
+                        let chunks = chunks(&call, world_size, slot);
                         let mut next = 0;
                         for chunk in &chunks {
                             assert_eq!(chunk.first, next);
                             assert!(chunk.count > 0 && chunk.first.is_multiple_of(wire.values() as u64));
-                            let parts = if kernel == Kernel::ReduceScatter { world } else { 1 };
+                            let parts = if kernel == Kernel::ReduceScatter { world_size } else { 1 };
                             assert!(chunk.packs as usize * PACK * parts <= slot, "{chunk:?}");
                             assert!(chunk.packs as usize * wire.values() >= chunk.count as usize);
-                            assert!(chunk.part as usize * world >= chunk.packs as usize);
+                            assert!(chunk.part as usize * world_size >= chunk.packs as usize);
                             assert!((1..=MAX_BLOCKS).contains(&chunk.blocks));
                             next += u64::from(chunk.count);
                         }

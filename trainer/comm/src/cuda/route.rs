@@ -55,9 +55,9 @@ impl Route {
         topology: &Topology,
         nccl: Result<(), &str>,
     ) -> Result<Self, NoRoute> {
-        let world = topology.locations.len();
+        let world_size = topology.locations.len();
         let bytes = elements as u64 * wire.size() as u64;
-        let kernels = supports(wire.dtype(), bytes, world, topology);
+        let kernels = supports(wire.dtype(), bytes, world_size, topology);
         let shared = topology.shares_devices();
         let nccl = Self::nccl(topology, nccl);
         let no = |refusal: &Refusal| NoRoute { cause: refusal.to_string(), hint: refusal.hint().into() };
@@ -105,27 +105,27 @@ impl Route {
 
     /// Describes the route for the user.
     pub fn describe(&self, topology: &Topology) -> String {
-        let (world, hosts) = (topology.locations.len(), topology.hosts().len());
+        let (world_size, hosts) = (topology.locations.len(), topology.hosts().len());
         match self {
             Self::Kernels { on_host: false } if topology.shares_devices() => {
                 format!(
-                    "all-reduce kernels, {world} ranks that share GPUs and synchronise on them: timings mean nothing"
+                    "all-reduce kernels, {world_size} ranks that share GPUs and synchronise on them: timings mean nothing"
                 )
             }
             Self::Kernels { on_host: false } => {
                 format!(
-                    "all-reduce kernels over {world} GPUs of one host; one-shot for short arrays, two-shot for long ones"
+                    "all-reduce kernels over {world_size} GPUs of one host; one-shot for short arrays, two-shot for long ones"
                 )
             }
             Self::Kernels { on_host: true } => {
                 format!(
-                    "all-reduce kernels, {world} ranks that share GPUs and synchronise on the host between steps: timings mean nothing"
+                    "all-reduce kernels, {world_size} ranks that share GPUs and synchronise on the host between steps: timings mean nothing"
                 )
             }
-            Self::Nccl => format!("NCCL over {world} GPUs"),
+            Self::Nccl => format!("NCCL over {world_size} GPUs"),
             Self::Hierarchical { nccl } => {
                 let between = if *nccl { "NCCL" } else { "TCP" };
-                format!("all-reduce kernels inside each of {hosts} hosts, {between} between them ({world} GPUs)")
+                format!("all-reduce kernels inside each of {hosts} hosts, {between} between them ({world_size} GPUs)")
             }
         }
     }

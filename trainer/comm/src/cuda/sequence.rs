@@ -24,7 +24,7 @@ pub struct LaunchConstants {
 
 impl LaunchConstants {
     /// Returns the number of ranks.
-    pub fn world(&self) -> usize {
+    pub fn world_size(&self) -> usize {
         self.windows.len()
     }
 }
@@ -112,11 +112,11 @@ impl Sequence {
         lengths: &[usize],
         scale: f32,
     ) -> Option<Vec<Launch>> {
-        let (world, fingerprint) = (constants.world(), call.fingerprint());
+        let (world_size, fingerprint) = (constants.world_size(), call.fingerprint());
         let parts = parts(lengths.len())?;
-        let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world, parts };
+        let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world_size, parts };
         let mut windows = [0; MAX_WORLD];
-        windows[..world].copy_from_slice(&constants.windows);
+        windows[..world_size].copy_from_slice(&constants.windows);
         let mut end = 0;
         let ends: Vec<u32> = lengths
             .iter()
@@ -147,7 +147,7 @@ impl Sequence {
             };
             Launch { variant, params, blocks: chunk.blocks, chunk, launch_number: self.launch_count }
         };
-        Some(chunks(call, world, constants.slot).into_iter().map(launch).collect())
+        Some(chunks(call, world_size, constants.slot).into_iter().map(launch).collect())
     }
 
     /// Returns the launch that orders NCCL's stream after the pack of `before` (`PHASE_PACK`), or before its gather
@@ -156,7 +156,7 @@ impl Sequence {
         let variant = KernelVariant {
             kernel: Kernel::Order,
             wire: WireType::F32,
-            world: before.variant.world,
+            world_size: before.variant.world_size,
             parts: super::source::PARTS[0],
         };
         let params = LaunchParams { phases: phase, ends: Vec::new(), ..before.params.clone() };

@@ -27,7 +27,7 @@ pub struct KernelVariant {
     /// Type of the elements on the wire.
     pub wire: WireType,
     /// Number of ranks.
-    pub world: usize,
+    pub world_size: usize,
     /// Number of source tensors, one of [`PARTS`].
     pub parts: usize,
 }
@@ -47,7 +47,7 @@ impl KernelVariant {
             let _ = writeln!(text, "#define {name} {value}");
         };
         let numbers = [
-            ("WORLD", self.world),
+            ("WORLD", self.world_size),
             ("PARTS", self.parts),
             ("THREADS", threads as usize),
             ("FINGERPRINT_BITS", FINGERPRINT_BITS as usize),
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_text_names_one_entry_and_its_parameters() {
-        let variant = KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world: 4, parts: 2 };
+        let variant = KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world_size: 4, parts: 2 };
         let text = variant.source();
         assert!(text.ends_with("\nENTRY(two_shot)\n"));
         assert!(text.contains("#define PARAMETERS const float* source0, const float* source1\n"));

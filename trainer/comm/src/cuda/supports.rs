@@ -51,16 +51,16 @@ impl Refusal {
     }
 }
 
-/// Checks whether the kernels can reduce `bytes` bytes of `dtype` over `world` ranks of this topology.
+/// Checks whether the kernels can reduce `bytes` bytes of `dtype` over `world_size` ranks of this topology.
 ///
 /// # Errors
 /// The first reason why not.
-pub fn supports(dtype: DType, bytes: u64, world: usize, topology: &Topology) -> Result<(), Refusal> {
+pub fn supports(dtype: DType, bytes: u64, world_size: usize, topology: &Topology) -> Result<(), Refusal> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
         return Err(Refusal::Type(dtype));
     }
-    if !(2..=MAX_WORLD).contains(&world) {
-        return Err(Refusal::World(world));
+    if !(2..=MAX_WORLD).contains(&world_size) {
+        return Err(Refusal::World(world_size));
     }
     // The ends of tensors are u32.
     if bytes / dtype.size() as u64 > u64::from(u32::MAX) {
@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn what_they_refuse_and_why() {
         let two = topology(&[("a", 0), ("a", 1)]);
-        let refused = |dtype, bytes, world, topology: &Topology| supports(dtype, bytes, world, topology).unwrap_err();
+        let refused =
+            |dtype, bytes, world_size, topology: &Topology| supports(dtype, bytes, world_size, topology).unwrap_err();
         let text = |refusal: Refusal| format!("{refusal}; {}", refusal.hint());
         assert_eq!(refused(DType::I64, 8, 2, &two), Refusal::Type(DType::I64));
         assert_eq!(refused(DType::F32, 8, 1, &two), Refusal::World(1));

@@ -68,7 +68,7 @@ mod gather {
         record.extend(host::of_shared_memory().bytes());
         let records = comm.all_gather_v(&record)?;
         let mut rest = records.data.as_slice();
-        let mut locations = Vec::with_capacity(comm.world());
+        let mut locations = Vec::with_capacity(comm.world_size());
         for count in &records.counts {
             let record = rest.split_off(..*count).unwrap_or_default();
             let (Some((gpu, [major, minor])), Some(host)) =

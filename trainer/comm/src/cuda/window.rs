@@ -51,7 +51,7 @@ impl Windows {
     pub(super) fn shared(gpu: &Arc<Context>, slot: usize, comm: &Communicator) -> Result<Self> {
         let mut windows = agree(Self::alone(gpu, slot), comm)?;
         let own = agree(windows.export(), comm)?;
-        let mut exports = vec![0u8; EXPORT_BYTES * comm.world()];
+        let mut exports = vec![0u8; EXPORT_BYTES * comm.world_size()];
         comm.all_gather(&own, &mut exports)?;
         windows.rank = comm.rank();
         let opened = exports.chunks_exact(EXPORT_BYTES).enumerate().filter(|(rank, _)| *rank != comm.rank());

@@ -152,7 +152,7 @@ pub(crate) struct Runtime(Worker<()>);
 
 impl Runtime {
     /// Starts MPI, and checks that MPI has the same rank and world size as the job.
-    pub(crate) fn start(rank: usize, world: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
+    pub(crate) fn start(rank: usize, world_size: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (sender, started) = channel::<ResultSender<Result<(), String>>>();
         let ended = abort.clone();
         let worker = Worker::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
@@ -160,7 +160,7 @@ impl Runtime {
             let Some((universe, threading)) = mpi::initialize_with_threading(Threading::Multiple) else {
                 return answer.give(Err("MPI was started before in this process, and starts only once".into()));
             };
-            answer.give(fits(&universe.world(), threading, rank, world));
+            answer.give(fits(&universe.world(), threading, rank, world_size));
             // The loop ends when the queue is closed.
             while queue.recv().is_ok() {}
             if ended.is_raised() {
@@ -181,7 +181,7 @@ impl Runtime {
         // The thread may hang in `MPI_Init`, so do not join it.
         std::mem::forget(worker);
         Err(CommError::setup(format!("rank {rank} cannot use MPI: {cause}"))
-            .hint(format!("start the job with mpirun: mpirun -np {world} trainer … --backend mpi"))
+            .hint(format!("start the job with mpirun: mpirun -np {world_size} trainer … --backend mpi"))
             .blame(rank))
     }
 }
@@ -198,15 +198,15 @@ pub fn mpi_thread_support() -> Option<&'static str> {
     })
 }
 
-fn fits(comm: &SimpleCommunicator, threading: Threading, rank: usize, world: usize) -> Result<(), String> {
+fn fits(comm: &SimpleCommunicator, threading: Threading, rank: usize, world_size: usize) -> Result<(), String> {
     if threading != Threading::Multiple {
         return Err(format!("this MPI library provides {threading:?} threads, and Multiple is needed"));
     }
     let (own, size) = (comm.rank(), comm.size());
-    if (own, size) == (rank as i32, world as i32) {
+    if (own, size) == (rank as i32, world_size as i32) {
         return Ok(());
     }
-    Err(format!("MPI counts this process as rank {own} of {size}, the job as rank {rank} of {world}"))
+    Err(format!("MPI counts this process as rank {own} of {size}, the job as rank {rank} of {world_size}"))
 }
 
 impl Drop for Runtime {

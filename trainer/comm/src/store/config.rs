@@ -39,7 +39,7 @@ pub struct StoreConfig {
     /// The secret that members must prove to join.
     pub secret: Secret,
     /// Number of members.
-    pub world: usize,
+    pub world_size: usize,
     /// The kind of the members.
     pub member: Member,
     /// A connection ends when the other end's host has not answered for this long. The connection survives shorter outages of the
@@ -48,8 +48,8 @@ pub struct StoreConfig {
 }
 
 impl StoreConfig {
-    /// Returns the settings for a rendezvous of `world` ranks, with an `answer_limit` of 10 minutes.
-    pub fn new(secret: Secret, world: usize) -> Self {
-        Self { secret, world, member: Member::Rank, answer_limit: Duration::from_secs(600) }
+    /// Returns the settings for a rendezvous of `world_size` ranks, with an `answer_limit` of 10 minutes.
+    pub fn new(secret: Secret, world_size: usize) -> Self {
+        Self { secret, world_size, member: Member::Rank, answer_limit: Duration::from_secs(600) }
     }
 }

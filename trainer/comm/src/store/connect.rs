@@ -94,7 +94,8 @@ impl StoreClient {
         rank: usize,
     ) -> std::result::Result<TcpStream, HandshakeError> {
         let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
-        let hello = Hello::new(Purpose::Store, rank, config.world).map_err(|e| HandshakeError::Broken(e.message))?;
+        let hello =
+            Hello::new(Purpose::Store, rank, config.world_size).map_err(|e| HandshakeError::Broken(e.message))?;
         let mut last = HandshakeError::Broken("the address names no host".into());
         for address in addresses {
             match TcpStream::connect_timeout(address, auth::HANDSHAKE_LIMIT) {

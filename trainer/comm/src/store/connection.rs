@@ -28,7 +28,7 @@ pub(super) enum Incoming {
     /// A peer has authenticated and waits for [`Connection::admit`].
     Authenticated {
         rank: u32,
-        world: u32,
+        world_size: u32,
     },
     Requests(Vec<Request>),
     Over(Disconnect),
@@ -188,7 +188,9 @@ impl Connection {
         match (&self.phase, closed) {
             (Phase::Member(_), closed) => self.requests(closed),
             (_, Some(cause)) => Incoming::Over(cause),
-            (Phase::Authenticated(hello), None) => Incoming::Authenticated { rank: hello.rank, world: hello.world },
+            (Phase::Authenticated(hello), None) => {
+                Incoming::Authenticated { rank: hello.rank, world_size: hello.world_size }
+            }
             _ => Incoming::Nothing,
         }
     }

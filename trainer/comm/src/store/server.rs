@@ -54,7 +54,7 @@ pub struct StoreServer {
     commands: Arc<Mutex<Vec<Command>>>,
     /// Number of ranks that are members now, and of ranks that have ever joined.
     member_count: Arc<(Mutex<(usize, usize)>, Condvar)>,
-    world: usize,
+    world_size: usize,
     wakeup: UnixStream,
     thread: Option<JoinHandle<()>>,
 }
@@ -98,7 +98,7 @@ impl StoreServer {
         wakeup_reader.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
         let commands = Arc::new(Mutex::new(Vec::new()));
         let member_count = Arc::new((Mutex::new((0, 0)), Condvar::new()));
-        let world = config.world;
+        let world_size = config.world_size;
         let served = EventLoop {
             member_count: member_count.clone(),
             listener,
@@ -115,7 +115,7 @@ impl StoreServer {
             .name("comm-store".into())
             .spawn(move || served.run())
             .map_err(|e| cannot("start a thread for", e))?;
-        Ok(Self { address, commands, member_count, world, wakeup, thread: Some(thread) })
+        Ok(Self { address, commands, member_count, world_size, wakeup, thread: Some(thread) })
     }
 
     /// Returns the address of the server, with the port that the kernel chose.
@@ -134,9 +134,9 @@ impl StoreServer {
     pub fn wait_until_left(&self, limit: Duration) -> bool {
         let (member_count, changed) = &*self.member_count;
         let mut count = member_count.lock();
-        let here = |(present, joined): &mut (usize, usize)| *present > 0 || *joined < self.world;
+        let here = |(present, joined): &mut (usize, usize)| *present > 0 || *joined < self.world_size;
         changed.wait_while_for(&mut count, here, limit);
-        *count == (0, self.world)
+        *count == (0, self.world_size)
     }
 
     fn command(&self, command: Command) {
@@ -261,7 +261,7 @@ impl EventLoop {
                     let why = connection.write_error.take().unwrap_or(why);
                     return self.disconnect(id, why);
                 }
-                Incoming::Authenticated { rank, world } => self.admit(id, rank, world),
+                Incoming::Authenticated { rank, world_size } => self.admit(id, rank, world_size),
                 Incoming::Requests(requests) => {
                     let Some(rank) = connection.member() else { return };
                     if requests.is_empty() {
@@ -287,8 +287,8 @@ impl EventLoop {
         }
     }
 
-    fn admit(&mut self, id: u64, rank: u32, world: u32) {
-        let refusal = self.state.admit(rank, world).err();
+    fn admit(&mut self, id: u64, rank: u32, world_size: u32) {
+        let refusal = self.state.admit(rank, world_size).err();
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let from = connection.peer;
         connection.admit(rank, refusal.as_deref());

@@ -27,7 +27,7 @@ pub(super) type Outgoing = Vec<(u32, Push)>;
 
 /// The keys, the barriers, the members and the job's first error.
 pub(super) struct State {
-    world: u32,
+    world_size: u32,
     member: Member,
     answer_limit: Duration,
     members: BTreeSet<u32>,
@@ -41,7 +41,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(config: &StoreConfig) -> Self {
         Self {
-            world: config.world as u32,
+            world_size: config.world_size as u32,
             member: config.member,
             answer_limit: config.answer_limit,
             members: BTreeSet::new(),
@@ -58,13 +58,13 @@ impl State {
     }
 
     /// Checks whether a rank that has authenticated may join. The error is the reason why not.
-    pub(super) fn admit(&self, rank: u32, world: u32) -> Result<(), String> {
+    pub(super) fn admit(&self, rank: u32, world_size: u32) -> Result<(), String> {
         let member = self.member;
-        if world != self.world {
-            return Err(format!("it was started for {world} {member}s, this job has {}", self.world));
+        if world_size != self.world_size {
+            return Err(format!("it was started for {world_size} {member}s, this job has {}", self.world_size));
         }
-        if rank >= self.world {
-            return Err(format!("there is no {member} {rank} in a job of {}", self.world));
+        if rank >= self.world_size {
+            return Err(format!("there is no {member} {rank} in a job of {}", self.world_size));
         }
         if self.ever.contains(&rank) {
             let setting = member.setting();
@@ -137,7 +137,7 @@ impl State {
             Request::Barrier { id, name, limit_ms } => {
                 let barrier = self.barriers.entry(name.clone()).or_default();
                 barrier.arrived.insert(rank, (id, until(limit_ms)));
-                if barrier.arrived.len() < self.world as usize {
+                if barrier.arrived.len() < self.world_size as usize {
                     return Vec::new();
                 }
                 let done = self.barriers.remove(&name).unwrap_or_default();
@@ -166,7 +166,7 @@ impl State {
         }
         self.waiting.retain(|_, w| !w.is_empty());
         for barrier in self.barriers.values() {
-            let missing: Vec<u32> = (0..self.world).filter(|r| !barrier.arrived.contains_key(r)).collect();
+            let missing: Vec<u32> = (0..self.world_size).filter(|r| !barrier.arrived.contains_key(r)).collect();
             for (rank, (id, until)) in &barrier.arrived {
                 if *until <= now {
                     out.push((*rank, Push::Barrier { id: *id, missing: missing.clone() }));
@@ -193,9 +193,9 @@ mod tests {
     use super::*;
     use crate::auth::Secret;
 
-    fn state(world: usize) -> State {
+    fn state(world_size: usize) -> State {
         let limit = Duration::from_secs(10);
-        let config = StoreConfig::new(Secret::random().unwrap(), world);
+        let config = StoreConfig::new(Secret::random().unwrap(), world_size);
         State::new(&StoreConfig { answer_limit: limit, ..config })
     }
 

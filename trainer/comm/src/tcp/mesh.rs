@@ -87,10 +87,10 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
-    /// Connects the ranks of `setup`, in a job of `world` ranks. Each wait in a collective takes at most `timeout`.
-    pub(crate) fn new(setup: &MeshSetup<'_>, world: usize, timeout: Duration) -> Result<Self> {
+    /// Connects the ranks of `setup`, in a job of `world_size` ranks. Each wait in a collective takes at most `timeout`.
+    pub(crate) fn new(setup: &MeshSetup<'_>, world_size: usize, timeout: Duration) -> Result<Self> {
         let rank = setup.group.job_rank();
-        let peers = setup.connect(world, timeout + SILENCE_GRACE)?;
+        let peers = setup.connect(world_size, timeout + SILENCE_GRACE)?;
         let wakeup =
             Wakeup::new().map_err(|e| CommError::setup(format!("rank {rank} cannot make {}: {e}", Wakeup::NAME)))?;
         let wakeup = Arc::new(wakeup);

@@ -37,10 +37,10 @@ pub(crate) struct MeshSetup<'a> {
 }
 
 impl MeshSetup<'_> {
-    /// Makes a connection to every other rank of the group. Returns the connections by rank in the job of `world` ranks. Each
+    /// Makes a connection to every other rank of the group. Returns the connections by rank in the job of `world_size` ranks. Each
     /// rank dials the lower ranks and accepts connections of the higher ranks. Later, a connection ends when the other host has
     /// not answered for `answer_limit`.
-    pub(super) fn connect(&self, world: usize, answer_limit: Duration) -> Result<Vec<Option<Peer>>> {
+    pub(super) fn connect(&self, world_size: usize, answer_limit: Duration) -> Result<Vec<Option<Peer>>> {
         let rank = self.group.job_rank();
         let until = Instant::now() + self.limit;
         let own = self.store.own_address()?;
@@ -60,16 +60,16 @@ impl MeshSetup<'_> {
         let announced = SocketAddr::new(if bind.is_unspecified() { own } else { bind }, port);
         self.store.set(&self.key(rank), announced.to_string().as_bytes())?;
 
-        let mut peers: Vec<Option<Peer>> = (0..world).map(|_| None).collect();
+        let mut peers: Vec<Option<Peer>> = (0..world_size).map(|_| None).collect();
         let (sender, arrivals) = channel();
         let (abort, higher) = (self.store.abort_flag(), self.higher().collect::<Vec<_>>());
-        let acceptor = Acceptor { listener, secret: self.secret.clone(), rank, world, higher, until, abort };
+        let acceptor = Acceptor { listener, secret: self.secret.clone(), rank, world_size, higher, until, abort };
         let acceptor_thread = std::thread::Builder::new()
             .name("comm-accept".into())
             .spawn(move || acceptor.run(&sender))
             .map_err(failed)?;
         for lower in self.group.ranks.iter().copied().filter(|lower| *lower < rank) {
-            peers[lower] = Some(self.dial(lower, world, until, answer_limit)?);
+            peers[lower] = Some(self.dial(lower, world_size, until, answer_limit)?);
         }
         self.receive(&arrivals, &mut peers, until, answer_limit)?;
         drop(arrivals);
@@ -87,7 +87,7 @@ impl MeshSetup<'_> {
         self.group.ranks.iter().copied().filter(|rank| *rank > self.group.job_rank())
     }
 
-    fn dial(&self, to: usize, world: usize, until: Instant, answer_limit: Duration) -> Result<Peer> {
+    fn dial(&self, to: usize, world_size: usize, until: Instant, answer_limit: Duration) -> Result<Peer> {
         let rank = self.group.job_rank();
         let left = || until.saturating_duration_since(Instant::now());
         let address = String::from_utf8_lossy(&self.store.wait(&self.key(to), left())?).into_owned();
@@ -104,7 +104,8 @@ impl MeshSetup<'_> {
             self.store.abort_flag().check()?;
             let attempt = || -> std::result::Result<TcpStream, HandshakeError> {
                 let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
-                let hello = Hello::new(Purpose::Mesh, rank, world).map_err(|e| HandshakeError::Broken(e.message))?;
+                let hello =
+                    Hello::new(Purpose::Mesh, rank, world_size).map_err(|e| HandshakeError::Broken(e.message))?;
                 let stream = TcpStream::connect_timeout(&address, left().max(SLICE)).map_err(broken)?;
                 auth::dial(&stream, self.secret, &hello)?;
                 Ok(stream)
@@ -157,7 +158,7 @@ struct Acceptor {
     listener: TcpListener,
     secret: Secret,
     rank: usize,
-    world: usize,
+    world_size: usize,
     /// The ranks that may connect.
     higher: Vec<usize>,
     until: Instant,
@@ -179,11 +180,13 @@ impl Acceptor {
                     continue;
                 }
                 in_handshake.fetch_add(1, Ordering::AcqRel);
-                let (secret, rank, world, higher) = (self.secret.clone(), self.rank, self.world, self.higher.clone());
+                let (secret, rank, world_size, higher) =
+                    (self.secret.clone(), self.rank, self.world_size, self.higher.clone());
                 let (in_handshake_here, arrived, arrivals) = (in_handshake.clone(), arrived.clone(), arrivals.clone());
                 let handshake = move || {
                     if stream.set_nonblocking(false).is_ok()
-                        && let Ok(hello) = auth::listen(&stream, &secret, |hello| admit(hello, rank, world, &higher))
+                        && let Ok(hello) =
+                            auth::listen(&stream, &secret, |hello| admit(hello, rank, world_size, &higher))
                     {
                         arrived.lock().insert(hello.rank);
                         // The receiver is gone only if set-up has failed already.
@@ -199,10 +202,10 @@ impl Acceptor {
     }
 }
 
-fn admit(hello: &Hello, rank: usize, world: usize, higher: &[usize]) -> std::result::Result<(), String> {
+fn admit(hello: &Hello, rank: usize, world_size: usize, higher: &[usize]) -> std::result::Result<(), String> {
     let from = hello.rank as usize;
-    if hello.purpose == Purpose::Mesh && hello.world as usize == world && higher.contains(&from) {
+    if hello.purpose == Purpose::Mesh && hello.world_size as usize == world_size && higher.contains(&from) {
         return Ok(());
     }
-    Err(format!("rank {rank} of {world} expects no connection from rank {from} of {}", hello.world))
+    Err(format!("rank {rank} of {world_size} expects no connection from rank {from} of {}", hello.world_size))
 }

@@ -48,9 +48,9 @@ impl Program {
         let mut text = String::from(include_str!("emulator.h"));
         let mut table = String::new();
         for wire in wires {
-            for &world in worlds {
-                let name = format!("{}_{world}", wire.name());
-                let variant = KernelVariant { kernel: Kernel::Probe, wire: *wire, world, parts: PARTS };
+            for &world_size in worlds {
+                let name = format!("{}_{world_size}", wire.name());
+                let variant = KernelVariant { kernel: Kernel::Probe, wire: *wire, world_size, parts: PARTS };
                 let source = variant.source_for(include_str!("platform.h"), THREADS);
                 let _ = writeln!(text, "namespace {name} {{\n{source}");
                 for kernel in Kernel::ALL {
@@ -112,7 +112,8 @@ impl Device {
     }
 
     fn submit(&mut self, stream: usize, launch: &Launch, stagger: u32, output: u64, sources: &[u64]) {
-        let name = format!("{}_{}.{}", launch.variant.wire.name(), launch.variant.world, launch.variant.kernel.name());
+        let name =
+            format!("{}_{}.{}", launch.variant.wire.name(), launch.variant.world_size, launch.variant.kernel.name());
         let padded = (0..PARTS).map(|i| sources.get(i).or(sources.first()).copied().unwrap_or(0));
         let words = [output].into_iter().chain(padded).chain(launch.params.words(PARTS));
         let words: Vec<String> = words.map(|word| word.to_string()).collect();
@@ -205,21 +206,27 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Makes `world` ranks with slots of `slot` bytes: each on its own device (a process) if `apart`, otherwise all on one.
-    pub fn new(program: &Program, world: usize, slot: usize, apart: bool) -> Self {
+    /// Makes `world_size` ranks with slots of `slot` bytes: each on its own device (a process) if `apart`, otherwise all on one.
+    pub fn new(program: &Program, world_size: usize, slot: usize, apart: bool) -> Self {
         let mut memory = Memory::new(&program.folder, 96 << 20);
         let bytes = (layout::SLOTS_AT + 2 * slot) as u64;
-        let windows: Vec<u64> = (0..world).map(|_| memory.alloc(bytes)).collect();
-        let constants = (0..world).map(|rank| {
+        let windows: Vec<u64> = (0..world_size).map(|_| memory.alloc(bytes)).collect();
+        let constants = (0..world_size).map(|rank| {
             let (faults, abort) = (memory.alloc(64), memory.alloc(64));
             LaunchConstants { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
         });
         let constants = constants.collect();
-        let devices = (0..if apart { world } else { 1 }).map(|_| program.start(&memory)).collect();
-        Self { memory, constants, sequences: vec![Sequence::default(); world], stagger: vec![0; world], devices }
+        let devices = (0..if apart { world_size } else { 1 }).map(|_| program.start(&memory)).collect();
+        Self {
+            memory,
+            constants,
+            sequences: vec![Sequence::default(); world_size],
+            stagger: vec![0; world_size],
+            devices,
+        }
     }
 
-    pub fn world(&self) -> usize {
+    pub fn world_size(&self) -> usize {
         self.constants.len()
     }
 
@@ -248,7 +255,7 @@ impl Ranks {
                 at
             })
             .collect();
-        let elements = call.elements as usize * if call.kernel == Kernel::AllGather { self.world() } else { 1 };
+        let elements = call.elements as usize * if call.kernel == Kernel::AllGather { self.world_size() } else { 1 };
         // Behind it is a guard that no kernel may write.
         let output = Output(self.memory.alloc(4 * elements as u64 + 16), elements);
         self.memory.write(output.0, &vec![0xEE; 4 * elements + 16]);
@@ -286,7 +293,8 @@ impl Ranks {
 
     /// Runs a call of all ranks as if they shared a device: one rank at a time, with the hosts' meetings between the steps.
     pub fn call_in_turn(&mut self, call: &DeviceCall, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
-        let prepared: Vec<_> = (0..self.world()).map(|rank| self.prepare(rank, call, &tensors[rank], scale)).collect();
+        let prepared: Vec<_> =
+            (0..self.world_size()).map(|rank| self.prepare(rank, call, &tensors[rank], scale)).collect();
         for chunk in 0..prepared[0].0.len() {
             for turn in host_steps(call.kernel, true) {
                 let HostStep::Launch(phases) = turn else { continue };
@@ -305,7 +313,7 @@ impl Ranks {
     /// Tests that all peers are accessible, with a change of a rank's constants for the reading half.
     pub fn probe(&mut self, change: impl Fn(&mut LaunchConstants)) {
         for write in [true, false] {
-            for rank in 0..self.world() {
+            for rank in 0..self.world_size() {
                 let mut constants = self.constants[rank].clone();
                 if !write {
                     change(&mut constants);
@@ -346,7 +354,7 @@ impl Ranks {
 
     /// Returns the faults that the kernels of `rank` have reported.
     pub fn faults(&self, rank: usize) -> Vec<Fault> {
-        Fault::read(&self.memory.words(self.constants[rank].faults, self.world()))
+        Fault::read(&self.memory.words(self.constants[rank].faults, self.world_size()))
     }
 
     /// Ends all devices. Returns their exit codes and messages.

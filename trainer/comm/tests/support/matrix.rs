@@ -25,19 +25,19 @@ fn compare<T: Number>(got: &[T], want: impl Fn(usize) -> T, what: &str) {
 
 /// Runs all collectives of one type and size, each twice.
 pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
-    let (me, world) = (comm.rank(), comm.world());
-    let all: Vec<usize> = (0..world).collect();
-    let name = |what: &str| format!("{what} {} n={n} world={world} {} rank {me}", T::DTYPE, comm.transport());
+    let (me, world_size) = (comm.rank(), comm.world_size());
+    let all: Vec<usize> = (0..world_size).collect();
+    let name = |what: &str| format!("{what} {} n={n} world={world_size} {} rank {me}", T::DTYPE, comm.transport());
     let mine = |op, len: usize| -> Vec<T> { (0..len).map(|i| T::of(input(op, me, i))).collect() };
     // One array for both turns, longer than the part that is reduced.
     let mut shared = Some(comm.shared::<T>(n + 3).unwrap());
     for op in ops::<T>() {
         // The same in both turns.
-        let given = mine(op, (n * world).max(n + 3));
+        let given = mine(op, (n * world_size).max(n + 3));
         let whole: Vec<T> = (0..n).map(|i| expected(op, &all, i)).collect();
         let part: Vec<T> = (0..n).map(|i| expected(op, &all, me * n + i)).collect();
         for turn in 0..2 {
-            let root = (n + turn) % world;
+            let root = (n + turn) % world_size;
             let mut data = shared.take().unwrap();
             data.copy_from_slice(&given[..n + 3]);
             let data = comm.all_reduce_shared(data, n, op).unwrap();
@@ -55,45 +55,45 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
             compare(&data, |i| want[i], &name(&format!("reduce {op} root {root}")));
 
             let mut recv = vec![T::of(99); n];
-            comm.reduce_scatter(&given[..n * world], &mut recv, op).unwrap();
+            comm.reduce_scatter(&given[..n * world_size], &mut recv, op).unwrap();
             compare(&recv, |i| part[i], &name(&format!("reduce_scatter {op}")));
         }
     }
     for turn in 0..2 {
-        let root = (n + turn) % world;
+        let root = (n + turn) % world_size;
         let op = ReduceOp::Sum;
         let mut data = mine(op, n);
         comm.broadcast(&mut data, root).unwrap();
         compare(&data, |i| T::of(input(op, root, i)), &name("broadcast"));
 
-        let mut recv = vec![T::of(99); n * world];
+        let mut recv = vec![T::of(99); n * world_size];
         comm.all_gather(&mine(op, n), &mut recv).unwrap();
         compare(&recv, |i| T::of(input(op, i / n, i % n)), &name("all_gather"));
 
         // Lengths n, n+1, … and one rank without elements.
         let len = |rank: usize| if rank == 1 { 0 } else { n + rank };
         let got = comm.all_gather_v(&mine(op, len(me))).unwrap();
-        assert_eq!(got.counts, (0..world).map(len).collect::<Vec<_>>());
-        let want: Vec<T> = (0..world).flat_map(|r| (0..len(r)).map(move |i| T::of(input(op, r, i)))).collect();
+        assert_eq!(got.counts, (0..world_size).map(len).collect::<Vec<_>>());
+        let want: Vec<T> = (0..world_size).flat_map(|r| (0..len(r)).map(move |i| T::of(input(op, r, i)))).collect();
         compare(&got.data, |i| want[i], &name("all_gather_v"));
         assert_eq!(got.data.len(), want.len());
 
-        let mut recv = vec![T::of(99); if me == root { n * world } else { 0 }];
+        let mut recv = vec![T::of(99); if me == root { n * world_size } else { 0 }];
         comm.gather(&mine(op, n), &mut recv, root).unwrap();
         compare(&recv, |i| T::of(input(op, i / n, i % n)), &name("gather"));
 
-        let send = if me == root { mine(op, n * world) } else { Vec::new() };
+        let send = if me == root { mine(op, n * world_size) } else { Vec::new() };
         let mut recv = vec![T::of(99); n];
         comm.scatter(&send, &mut recv, root).unwrap();
         compare(&recv, |i| T::of(input(op, root, me * n + i)), &name("scatter"));
 
-        let mut recv = vec![T::of(99); n * world];
-        comm.all_to_all(&mine(op, n * world), &mut recv).unwrap();
+        let mut recv = vec![T::of(99); n * world_size];
+        comm.all_to_all(&mine(op, n * world_size), &mut recv).unwrap();
         compare(&recv, |i| T::of(input(op, i / n, me * n + i % n)), &name("all_to_all"));
 
         // Round the ring: even ranks send first. One rank alone has no peer.
-        if world > 1 {
-            let (left, right) = ((me + world - 1) % world, (me + 1) % world);
+        if world_size > 1 {
+            let (left, right) = ((me + world_size - 1) % world_size, (me + 1) % world_size);
             let mut recv = vec![T::of(99); n];
             if me % 2 == 0 {
                 comm.send(&mine(op, n), right, 5).unwrap();
@@ -114,11 +114,11 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
         }
 
         // Parts of different lengths. Rank 1 gets nothing from rank 0.
-        let len = |from: usize, to: usize| if (from, to) == (0, 1) { 0 } else { n / world + from * to };
-        let counts: Vec<usize> = (0..world).map(|to| len(me, to)).collect();
+        let len = |from: usize, to: usize| if (from, to) == (0, 1) { 0 } else { n / world_size + from * to };
+        let counts: Vec<usize> = (0..world_size).map(|to| len(me, to)).collect();
         let got = comm.all_to_all_v(&mine(op, counts.iter().sum()), &counts).unwrap();
-        assert_eq!(got.counts, (0..world).map(|from| len(from, me)).collect::<Vec<_>>());
-        let want: Vec<T> = (0..world)
+        assert_eq!(got.counts, (0..world_size).map(|from| len(from, me)).collect::<Vec<_>>());
+        let want: Vec<T> = (0..world_size)
             .flat_map(|from| {
                 let start: usize = (0..me).map(|to| len(from, to)).sum();
                 (start..start + len(from, me)).map(move |i| T::of(input(op, from, i)))

@@ -24,16 +24,16 @@ pub const LIMIT: Duration = Duration::from_secs(300);
 pub struct Job {
     pub server: StoreServer,
     pub secret: Secret,
-    pub world: usize,
+    pub world_size: usize,
     events: Arc<(Mutex<Vec<StoreEvent>>, Condvar)>,
 }
 
 impl Job {
-    pub fn new(world: usize) -> Self {
-        Self::on("127.0.0.1:0", world)
+    pub fn new(world_size: usize) -> Self {
+        Self::on("127.0.0.1:0", world_size)
     }
 
-    pub fn on(address: &str, world: usize) -> Self {
+    pub fn on(address: &str, world_size: usize) -> Self {
         let secret = Secret::random().unwrap();
         let events = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
         let seen = events.clone();
@@ -41,13 +41,13 @@ impl Job {
             seen.0.lock().unwrap().push(event);
             seen.1.notify_all();
         };
-        let server = StoreServer::bind(address, StoreConfig::new(secret.clone(), world), record).unwrap();
-        Self { server, secret, world, events }
+        let server = StoreServer::bind(address, StoreConfig::new(secret.clone(), world_size), record).unwrap();
+        Self { server, secret, world_size, events }
     }
 
     pub fn config(&self, rank: usize, kind: TransportKind) -> CommConfig {
         let store = self.server.local_addr().to_string();
-        let mut config = CommConfig::new(rank, self.world, store, self.secret.clone(), kind);
+        let mut config = CommConfig::new(rank, self.world_size, store, self.secret.clone(), kind);
         config.timeout = LIMIT;
         config.connect_timeout = LIMIT;
         config
@@ -64,22 +64,22 @@ impl Job {
 /// Runs `body` as every rank of a job, and returns the ranks' results. Passes panics of ranks on.
 pub fn ranks<R: Send + 'static>(
     kind: TransportKind,
-    world: usize,
+    world_size: usize,
     body: impl Fn(Communicator) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
-    ranks_with(kind, world, |_| {}, body)
+    ranks_with(kind, world_size, |_| {}, body)
 }
 
 pub fn ranks_with<R: Send + 'static>(
     kind: TransportKind,
-    world: usize,
+    world_size: usize,
     change: impl Fn(&mut CommConfig),
     body: impl Fn(Communicator) -> R + Send + Sync + 'static,
 ) -> Vec<R> {
-    let job = Job::new(world);
+    let job = Job::new(world_size);
     let body = Arc::new(body);
     let (joined, all_joined) = channel();
-    let threads: Vec<_> = (0..world)
+    let threads: Vec<_> = (0..world_size)
         .map(|rank| {
             let (body, joined, mut config) = (body.clone(), joined.clone(), job.config(rank, kind));
             change(&mut config);
@@ -95,7 +95,7 @@ pub fn ranks_with<R: Send + 'static>(
         .collect();
     drop(joined);
     // The body starts when all ranks have joined, so that a test's short timeout does not include joining.
-    let complete = (0..world).all(|_| all_joined.recv().is_ok());
+    let complete = (0..world_size).all(|_| all_joined.recv().is_ok());
     let (starts, threads): (Vec<_>, Vec<_>) = threads.into_iter().unzip();
     if complete {
         starts.iter().for_each(|go| go.send(()).unwrap());
@@ -136,9 +136,9 @@ pub fn reduced(op: ReduceOp, ranks: &[usize], i: usize) -> i64 {
     }
 }
 
-/// Returns `sum / world`, rounded once to the type.
-pub fn mean<T: Number>(sum: i64, world: usize) -> T {
-    let (exact, narrow) = (sum as f64 / world as f64, sum as f32 / world as f32);
+/// Returns `sum / world_size`, rounded once to the type.
+pub fn mean<T: Number>(sum: i64, world_size: usize) -> T {
+    let (exact, narrow) = (sum as f64 / world_size as f64, sum as f32 / world_size as f32);
     let out = match T::DTYPE {
         DType::F64 => exact.to_le_bytes().to_vec(),
         DType::F32 => narrow.to_le_bytes().to_vec(),

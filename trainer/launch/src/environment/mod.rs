@@ -95,14 +95,14 @@ pub enum Role {
 /// One rank of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRole {
-    /// 0 to `world` - 1.
+    /// 0 to `world_size` - 1.
     pub rank: usize,
-    /// 0 to `local_world` - 1, on this host.
+    /// 0 to `local_world_size` - 1, on this host.
     pub local_rank: usize,
     /// Number of ranks of the job.
-    pub world: usize,
+    pub world_size: usize,
     /// Number of ranks on this host.
-    pub local_world: usize,
+    pub local_world_size: usize,
     /// Index of this host in the job. `None` if no variable has it: MPI has no such variable.
     pub node_rank: Option<usize>,
     /// Host of rank 0 (with this program's launcher: host of the store). `None` if no variable has it.
@@ -250,8 +250,8 @@ fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
 }
 
 fn same_rank(a: &Candidate, b: &Candidate) -> bool {
-    let global = |c: &Candidate| (c.role.rank, c.role.world);
-    let local = |c: &Candidate| (c.role.local_rank, c.role.local_world);
+    let global = |c: &Candidate| (c.role.rank, c.role.world_size);
+    let local = |c: &Candidate| (c.role.local_rank, c.role.local_world_size);
     global(a) == global(b) && (!a.local_known || !b.local_known || local(a) == local(b))
 }
 
@@ -268,17 +268,21 @@ fn flag(launcher: Launcher) -> &'static str {
 fn check_workers(role: &Role, workers: Option<(&str, usize)>) -> Result<()> {
     let Some((flag, asked)) = workers else { return Ok(()) };
     match role {
-        Role::Worker(worker) if asked != worker.world && asked != worker.local_world => Err(LaunchError::usage(
-            format!(
-                "{flag} {asked}, but {} has started this process as {}",
-                worker.launcher,
-                match worker.world {
-                    1 => "the only task of its allocation".to_owned(),
-                    world => format!("rank {} of {world}", worker.rank),
-                }
-            ),
-            format!("leave {flag} out to be that worker, or say --launcher local to start {asked} workers from here"),
-        )),
+        Role::Worker(worker) if asked != worker.world_size && asked != worker.local_world_size => {
+            Err(LaunchError::usage(
+                format!(
+                    "{flag} {asked}, but {} has started this process as {}",
+                    worker.launcher,
+                    match worker.world_size {
+                        1 => "the only task of its allocation".to_owned(),
+                        world_size => format!("rank {} of {world_size}", worker.rank),
+                    }
+                ),
+                format!(
+                    "leave {flag} out to be that worker, or say --launcher local to start {asked} workers from here"
+                ),
+            ))
+        }
         Role::Local(Some(NodeAssignment { workers: Some(workers), .. })) if *workers != asked => {
             Err(LaunchError::usage(
                 format!("{flag} {asked}, but PET_NPROC_PER_NODE={workers}"),
@@ -294,8 +298,8 @@ impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Worker(w) => {
-                write!(f, "started by {}: rank {} of {}", w.launcher, w.rank, w.world)?;
-                write!(f, ", local rank {} of {}", w.local_rank, w.local_world)?;
+                write!(f, "started by {}: rank {} of {}", w.launcher, w.rank, w.world_size)?;
+                write!(f, ", local rank {} of {}", w.local_rank, w.local_world_size)?;
                 if let Some(node) = w.node_rank {
                     write!(f, ", node {node}")?;
                 }

@@ -39,23 +39,23 @@ fn ranks(
 fn candidate(
     variables: &VariableReader<'_>,
     names: [&str; 4],
-    [rank, world, local_rank, local_world]: [usize; 4],
+    [rank, world_size, local_rank, local_world_size]: [usize; 4],
     launcher: Launcher,
     job: Vec<String>,
 ) -> Result<Candidate> {
     let role = WorkerRole {
         rank,
         local_rank,
-        world,
-        local_world,
-        node_rank: (local_world == world).then_some(0),
-        master_addr: master(variables, local_world == world),
+        world_size,
+        local_world_size,
+        node_rank: (local_world_size == world_size).then_some(0),
+        master_addr: master(variables, local_world_size == world_size),
         master_port: variables.port("MASTER_PORT")?,
         job,
         launcher,
     };
     check(&role, names)?;
-    let evidence = format!("{}={rank} of {}={world}", names[0], names[1]);
+    let evidence = format!("{}={rank} of {}={world_size}", names[0], names[1]);
     Ok(Candidate { role, local_known: true, evidence })
 }
 
@@ -64,18 +64,18 @@ pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     let Some(because) = ["PMI_RANK", "PMI_SIZE"].into_iter().find(|name| variables.text(name).is_some()) else {
         return Ok(None);
     };
-    let (rank, world) = (variables.need("PMI_RANK", because)?, variables.need("PMI_SIZE", because)?);
+    let (rank, world_size) = (variables.need("PMI_RANK", because)?, variables.need("PMI_SIZE", because)?);
     let local = match (variables.number("MPI_LOCALRANKID")?, variables.number("MPI_LOCALNRANKS")?) {
-        (Some(rank), Some(world)) => Some((rank, world)),
+        (Some(rank), Some(world_size)) => Some((rank, world_size)),
         (None, None) => None,
         (Some(_), None) => return Err(variables.missing("MPI_LOCALNRANKS", "MPI_LOCALRANKID")),
         (None, Some(_)) => return Err(variables.missing("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
     };
     // Without local ranks, assume that all ranks are on this host. MASTER_ADDR, if set, is still rank 0's address.
-    let (local_rank, local_world) = local.unwrap_or((rank, world));
+    let (local_rank, local_world_size) = local.unwrap_or((rank, world_size));
     let names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
     let job = job_words("pmi", variables.owned("PMI_JOBID"), variables);
-    let found = candidate(variables, names, [rank, world, local_rank, local_world], Launcher::Mpich, job)?;
+    let found = candidate(variables, names, [rank, world_size, local_rank, local_world_size], Launcher::Mpich, job)?;
     Ok(Some(Candidate { local_known: local.is_some(), ..found }))
 }
 

@@ -9,17 +9,17 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
     // In an allocation without srun (salloc), SLURM_PROCID is not set: the shell is not a task.
     let Some(rank) = variables.number("SLURM_PROCID")? else { return Ok(None) };
     let step = variables.owned("SLURM_STEP_ID").or_else(|| variables.owned("SLURM_STEPID"));
-    let world = match variables.number("SLURM_STEP_NUM_TASKS")? {
-        Some(world) => world,
+    let world_size = match variables.number("SLURM_STEP_NUM_TASKS")? {
+        Some(world_size) => world_size,
         None => variables.need("SLURM_NTASKS", "SLURM_PROCID")?,
     };
     // sbatch runs its script once, with the variables of rank 0. Only srun starts the tasks.
     if variables.text("ENVIRONMENT") == Some("BATCH") && step.is_none() {
-        if world <= 1 {
+        if world_size <= 1 {
             return Ok(None);
         }
         return Err(LaunchError::usage(
-            format!("SLURM_NTASKS={world}, but this process was started by the batch script, not by srun"),
+            format!("SLURM_NTASKS={world_size}, but this process was started by the batch script, not by srun"),
             "start it with srun, which starts every task; or say --launcher local to start workers on this node alone",
         ));
     }
@@ -33,15 +33,15 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
         (None, None, None) => 1,
     };
     let node_rank = variables.number("SLURM_NODEID")?;
-    let local_world = local_world(variables, world, nodes, node_rank)?;
+    let local_world_size = local_world_size(variables, world_size, nodes, node_rank)?;
     let first = hosts.map(|(name, list)| first_host(list).map_err(|cause| bad_list(name, list, &cause))).transpose()?;
     let id = variables.owned("SLURM_JOB_ID").or_else(|| variables.owned("SLURM_JOBID"));
-    let one_host = local_world == world;
+    let one_host = local_world_size == world_size;
     let role = WorkerRole {
         rank,
         local_rank,
-        world,
-        local_world,
+        world_size,
+        local_world_size,
         node_rank: node_rank.or(one_host.then_some(0)),
         master_addr: variables
             .owned("MASTER_ADDR")
@@ -55,7 +55,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
         launcher: Launcher::Slurm,
     };
     check(&role, ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "the tasks on this node"])?;
-    let evidence = format!("SLURM_PROCID={rank} of SLURM_NTASKS={world}");
+    let evidence = format!("SLURM_PROCID={rank} of SLURM_NTASKS={world_size}");
     Ok(Some(Candidate { role, local_known: true, evidence }))
 }
 
@@ -67,9 +67,14 @@ fn bad_list(name: &str, list: &str, cause: &str) -> LaunchError {
 }
 
 /// Returns the number of tasks on this node, from srun's counts of all nodes: `2(x3),1`.
-fn local_world(variables: &VariableReader<'_>, world: usize, nodes: usize, node_rank: Option<usize>) -> Result<usize> {
+fn local_world_size(
+    variables: &VariableReader<'_>,
+    world_size: usize,
+    nodes: usize,
+    node_rank: Option<usize>,
+) -> Result<usize> {
     if nodes <= 1 {
-        return Ok(world);
+        return Ok(world_size);
     }
     for name in ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"] {
         let Some(text) = variables.text(name) else { continue };
@@ -77,17 +82,19 @@ fn local_world(variables: &VariableReader<'_>, world: usize, nodes: usize, node_
             LaunchError::usage(format!("{name}={text} is not a list of counts"), "expected something like 2(x3),1")
         })?;
         // If a step uses only some of the allocation's tasks, the allocation's counts do not add up to the step's tasks.
-        if counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)) == Some(world)
+        if counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count)) == Some(world_size)
             && let Some(count) = node_rank.and_then(|node| counts.get(node)).or((counts.len() == 1).then(|| &counts[0]))
         {
             return Ok(*count);
         }
     }
-    if world.is_multiple_of(nodes) {
-        return Ok(world / nodes);
+    if world_size.is_multiple_of(nodes) {
+        return Ok(world_size / nodes);
     }
     Err(LaunchError::usage(
-        format!("{world} tasks on {nodes} nodes, and SLURM_STEP_TASKS_PER_NODE does not say how many run on this one"),
+        format!(
+            "{world_size} tasks on {nodes} nodes, and SLURM_STEP_TASKS_PER_NODE does not say how many run on this one"
+        ),
         "start the tasks with srun --ntasks-per-node",
     ))
 }

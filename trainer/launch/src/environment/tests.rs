@@ -240,9 +240,9 @@ fn the_command_line_is_heard() {
     assert!(asked(KUBEFLOW, "auto", Some(2)).unwrap_err().message.contains("PET_NPROC_PER_NODE=4"));
     // one launcher's variables picked out of two that disagree
     let both = format!("{OPEN_MPI} {SLURM}");
-    for (launcher, world) in [("mpi", 4), ("slurm", 8)] {
+    for (launcher, world_size) in [("mpi", 4), ("slurm", 8)] {
         let Ok(Role::Worker(worker)) = asked(&both, launcher, None) else { panic!("{launcher}") };
-        assert_eq!(worker.world, world);
+        assert_eq!(worker.world_size, world_size);
     }
     assert!(matches!(asked(KUBEFLOW, "env", None), Ok(Role::Local(Some(_)))));
     // asked for, and not there

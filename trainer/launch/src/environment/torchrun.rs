@@ -12,8 +12,8 @@ pub(super) fn own(variables: &VariableReader<'_>) -> Result<WorkerRole> {
     let role = WorkerRole {
         rank: variables.need("RANK", super::WORKER)?,
         local_rank: variables.need("LOCAL_RANK", super::WORKER)?,
-        world: variables.need("WORLD_SIZE", super::WORKER)?,
-        local_world: variables.need("LOCAL_WORLD_SIZE", super::WORKER)?,
+        world_size: variables.need("WORLD_SIZE", super::WORKER)?,
+        local_world_size: variables.need("LOCAL_WORLD_SIZE", super::WORKER)?,
         node_rank: Some(variables.need("GROUP_RANK", super::WORKER)?),
         master_addr: variables.owned("MASTER_ADDR"),
         master_port: variables.port("MASTER_PORT")?,
@@ -32,18 +32,20 @@ pub(super) fn own(variables: &VariableReader<'_>) -> Result<WorkerRole> {
 /// Reads the variables of torchrun. Returns `None` if none of them is set.
 pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     let Some(because) = NAMES.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
-    let (rank, world) = (variables.need("RANK", because)?, variables.need("WORLD_SIZE", because)?);
+    let (rank, world_size) = (variables.need("RANK", because)?, variables.need("WORLD_SIZE", because)?);
     let local_rank = variables.number("LOCAL_RANK")?.ok_or_else(|| {
         LaunchError::usage(
-            format!("RANK={rank} and WORLD_SIZE={world} are set but LOCAL_RANK is not: they may count pods or hosts"),
+            format!(
+                "RANK={rank} and WORLD_SIZE={world_size} are set but LOCAL_RANK is not: they may count pods or hosts"
+            ),
             "where they count processes set LOCAL_RANK and LOCAL_WORLD_SIZE too; where they count hosts say --nnodes, \
              --node-rank, --master-addr and --master-port; --launcher local ignores them",
         )
     })?;
     let (master_addr, port) = (variables.owned("MASTER_ADDR"), variables.port("MASTER_PORT")?);
-    let local_world = match variables.number("LOCAL_WORLD_SIZE")? {
-        Some(local_world) => local_world,
-        None if master_addr.as_deref().is_none_or(is_loopback) => world,
+    let local_world_size = match variables.number("LOCAL_WORLD_SIZE")? {
+        Some(local_world_size) => local_world_size,
+        None if master_addr.as_deref().is_none_or(is_loopback) => world_size,
         None => return Err(variables.missing("LOCAL_WORLD_SIZE", "LOCAL_RANK")),
     };
     let run = variables.owned("TORCHELASTIC_RUN_ID");
@@ -54,10 +56,10 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
     let role = WorkerRole {
         rank,
         local_rank,
-        world,
-        local_world,
-        node_rank: variables.number("GROUP_RANK")?.or((local_world == world).then_some(0)),
-        master_addr: master_addr.or((local_world == world).then(|| "127.0.0.1".to_owned())),
+        world_size,
+        local_world_size,
+        node_rank: variables.number("GROUP_RANK")?.or((local_world_size == world_size).then_some(0)),
+        master_addr: master_addr.or((local_world_size == world_size).then(|| "127.0.0.1".to_owned())),
         master_port: port.filter(|_| !agent),
         // Without a run id and a port, these words would be the same for all jobs.
         job: if run.is_some() || port.is_some() {
@@ -68,7 +70,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
         launcher: if run.is_some() { Launcher::Torchrun } else { Launcher::Env },
     };
     check(&role, NAMES)?;
-    let evidence = format!("RANK={rank} of WORLD_SIZE={world}, LOCAL_RANK={local_rank}");
+    let evidence = format!("RANK={rank} of WORLD_SIZE={world_size}, LOCAL_RANK={local_rank}");
     Ok(Some(Candidate { role, local_known: true, evidence }))
 }
 

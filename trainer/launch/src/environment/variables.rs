@@ -64,18 +64,20 @@ pub(super) fn check(role: &WorkerRole, names: [&str; 4]) -> Result<()> {
             "ranks count from 0; is a variable left over from another job? --launcher local ignores all of them",
         ))
     };
-    let [rank, world, local_rank, local_world] = names;
-    if role.world > MOST_MEMBERS {
+    let [rank, world_size, local_rank, local_world_size] = names;
+    if role.world_size > MOST_MEMBERS {
         return Err(LaunchError::usage(
-            format!("{world}={} is more ranks than a job may have, {MOST_MEMBERS}", role.world),
-            format!("{world} comes from a launcher or the shell: correct it, or unset it and say --launcher local"),
+            format!("{world_size}={} is more ranks than a job may have, {MOST_MEMBERS}", role.world_size),
+            format!(
+                "{world_size} comes from a launcher or the shell: correct it, or unset it and say --launcher local"
+            ),
         ));
     }
-    below((rank, role.rank), (world, role.world))?;
-    below((local_rank, role.local_rank), (local_world, role.local_world))?;
-    if role.local_world > role.world {
+    below((rank, role.rank), (world_size, role.world_size))?;
+    below((local_rank, role.local_rank), (local_world_size, role.local_world_size))?;
+    if role.local_world_size > role.world_size {
         return Err(LaunchError::usage(
-            format!("{local_world}={} is more than {world}={}", role.local_world, role.world),
+            format!("{local_world_size}={} is more than {world_size}={}", role.local_world_size, role.world_size),
             "a host has at most all ranks of the job; is a variable left over from another job?",
         ));
     }

@@ -47,16 +47,11 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
         }
     };
     let mut slots = find_slots(&sweep)?;
-    let out = match &arguments.resume {
-        Some(folder) => folder.clone(),
-        None => child::folder(arguments.out.as_deref(), "sweep")?,
+    let (out, _lock) = match &arguments.resume {
+        Some(folder) => (folder.clone(), child::lock(folder)?),
+        None => child::result_folder(arguments.out.as_deref(), "sweep", STATE)?,
     };
-    let _lock = child::lock(&out)?;
     if let Some(source) = source {
-        if out.join(STATE).exists() {
-            let hint = format!("continue it with `trainer sweep --resume {}`, or name another folder", out.display());
-            return Err(FileError::input(&out, "has a sweep already", hint).into());
-        }
         write_atomic(&out.join(CONFIG), source.text.as_bytes())?;
     }
     save(&out, &sweep)?;
@@ -183,7 +178,7 @@ fn find_slots(sweep: &Sweep) -> Result<DeviceSlots, Failure> {
         return Ok(DeviceSlots::cpus(count));
     }
     let found = DeviceSet::of(DeviceRequest::Gpus(count))?;
-    found.all(&LocalRank { local_world: count, ..LocalRank::ALONE })?;
+    found.all(&LocalRank { local_world_size: count, ..LocalRank::ALONE })?;
     match found {
         DeviceSet::Gpus(gpus) => Ok(DeviceSlots::gpus(count, gpus.visible.as_deref())),
         DeviceSet::Cpu(_) => Err(damaged()),

@@ -48,7 +48,7 @@ pub(super) fn connect(
             )),
         };
     }
-    if comm.world() == 1 {
+    if comm.world_size() == 1 {
         return Ok(None);
     }
     let lengths = buckets::lengths(parameters);

@@ -10,7 +10,7 @@ use super::{
     OnDevice,
     reducer::{ReducedGradients, Reducer},
     statistics::SharedStatistics,
-    step,
+    step::{self, StepCounts},
     verify::UnusedParameters,
 };
 use crate::{
@@ -97,7 +97,7 @@ impl GraphRanks for Ranks<'_> {
     }
 
     fn sum_outcomes(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure> {
-        let own: Vec<_> = outcomes.iter().map(|outcome| step::counts(outcome, 0)).collect();
+        let own: Vec<_> = outcomes.iter().map(|outcome| StepCounts::of_rank(outcome, 0)).collect();
         let bytes_moved = self.reducer.bytes_moved();
         for (outcome, sums) in outcomes.iter_mut().zip(step::sum_counts(&own, self.comm)?) {
             sums.write(outcome);

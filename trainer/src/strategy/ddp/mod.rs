@@ -71,7 +71,7 @@ use crate::{
     config::{BatchNormPolicy, Devices, RunPlan, Tta, Tunable},
     console,
     failure::Failure,
-    signals::Stop,
+    signals::{Stop, StopReason},
     snapshot::{RunProgress, Snapshot},
 };
 use comm::{Communicator, ReduceOp};
@@ -199,7 +199,7 @@ impl Ddp {
         let Some(tuner) = &mut self.tuner else { return Ok(()) };
         let Some(own) = tuner.record(seconds) else { return Ok(()) };
         self.status.set_status(format_args!("autotuning after {} steps", self.steps));
-        let mut medians = vec![0.0; self.comm.world()];
+        let mut medians = vec![0.0; self.comm.world_size()];
         self.comm.all_gather(&[own], &mut medians)?;
         let slowest = medians.into_iter().fold(0.0, f64::max);
         let Some((order, lengths)) = self.reducer.layout() else { return Ok(()) };
@@ -308,22 +308,27 @@ impl Strategy for Ddp {
         self.comm.rank()
     }
 
-    fn world(&self) -> usize {
-        self.comm.world()
+    fn world_size(&self) -> usize {
+        self.comm.world_size()
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         Ok(self.comm.all_gather_v(bytes)?.parts().map(<[u8]>::to_vec).collect())
     }
 
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
         match self.queue_step(batches, lr, stop)? {
             Some(outcome) => Ok(outcome),
             None => Ok(self.finish_step()?.expect("the step is queued, and none before it")),
         }
     }
 
-    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+    fn queue_step(
+        &mut self,
+        batches: Vec<Batch>,
+        lr: f64,
+        stop: Option<StopReason>,
+    ) -> Result<Option<StepOutcome>, Failure> {
         let start = Instant::now();
         let outcome = step::queue_step(self, batches, lr, stop)?;
         if outcome.is_some() {

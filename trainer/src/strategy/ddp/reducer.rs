@@ -159,7 +159,7 @@ impl Reducer {
 
     /// Returns the bytes that all ranks move in a step. Counts the bytes that a ring moves. No algorithm moves less.
     pub(super) fn bytes_moved(&self) -> u64 {
-        2 * (self.comm.world() as u64 - 1) * self.bytes.get()
+        2 * (self.comm.world_size() as u64 - 1) * self.bytes.get()
     }
 
     /// Checks that no rank was missing in the reductions on a GPU so far. Does not wait.

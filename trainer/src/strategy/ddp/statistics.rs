@@ -59,8 +59,8 @@ impl StatisticsReduce for SharedStatistics {
 }
 
 impl DeviceGather for SharedStatistics {
-    fn world(&self) -> usize {
-        self.comm.world()
+    fn world_size(&self) -> usize {
+        self.comm.world_size()
     }
 
     fn all_gather(&self, vectors: Vec<Tensor<1>>) -> Tensor<1> {
@@ -73,7 +73,7 @@ impl DeviceGather for SharedStatistics {
         };
         gathered.unwrap_or_else(|error| {
             self.failed.lock().get_or_insert(error);
-            Tensor::zeros([self.world() * each], &device)
+            Tensor::zeros([self.world_size() * each], &device)
         })
     }
 }

@@ -9,6 +9,7 @@ use ops::StatisticsReduce;
 use super::{Ddp, reducer::ReducedGradients, verify::UnusedParameters};
 use crate::{
     failure::Failure,
+    signals::StopReason,
     strategy::{StepOutcome, graph, threads::on_threads},
     timeline::{BucketSpan, Track},
 };
@@ -23,7 +24,7 @@ pub(super) fn queue_step(
     ddp: &mut Ddp,
     mut batches: Vec<Batch>,
     lr: f64,
-    stop: Option<i32>,
+    stop: Option<StopReason>,
 ) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
     // Autotuning changes the buckets, and so the launches of a step.
@@ -84,58 +85,65 @@ pub(super) fn queue_step(
     Ok(Some(outcome))
 }
 
-/// The counts of a step that ranks exchange, as numbers that an all-gather moves.
-type Counts = [f64; 5];
-
-/// Counts of a step over all ranks.
-pub(super) struct SummedCounts {
+/// Counts of a step: of one rank, or summed over ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct StepCounts {
     loss_sum: f64,
     correct: u64,
     samples: u64,
-    stop: Option<i32>,
-    /// Number of parameters that a rank did not use, summed over ranks.
-    missing: u64,
+    stop: Option<StopReason>,
+    /// Number of parameters that got no gradient.
+    unused: u64,
 }
 
-impl SummedCounts {
+impl StepCounts {
+    /// Numbers per step in the all-gather.
+    const LEN: usize = 5;
+
+    /// Returns the counts of a rank in whose step `unused` parameters got no gradient.
+    pub(super) fn of_rank(outcome: &StepOutcome, unused: usize) -> Self {
+        let &StepOutcome { loss_sum, correct, samples, stop, .. } = outcome;
+        Self { loss_sum, correct, samples, stop, unused: unused as u64 }
+    }
+
     /// Replaces a rank's counts in `outcome`.
     pub(super) fn write(&self, outcome: &mut StepOutcome) {
         let &Self { loss_sum, correct, samples, stop, .. } = self;
         (outcome.loss_sum, outcome.correct, outcome.samples, outcome.stop) = (loss_sum, correct, samples, stop);
     }
+
+    fn encode(&self) -> [f64; Self::LEN] {
+        let stop = f64::from(StopReason::encode(self.stop));
+        [self.loss_sum, self.correct as f64, self.samples as f64, stop, self.unused as f64]
+    }
+
+    /// Sums the encoded counts of ranks, in rank order. Any rank's reason to stop is the common one.
+    fn sum<'a>(ranks: impl Iterator<Item = &'a [f64; Self::LEN]> + Clone) -> Self {
+        let of_ranks = |index: usize| ranks.clone().map(move |counts| counts[index]);
+        let sum = |index| of_ranks(index).sum::<f64>();
+        let stop = StopReason::decode(of_ranks(3).fold(0.0, f64::max) as i32);
+        Self { loss_sum: sum(0), correct: sum(1) as u64, samples: sum(2) as u64, stop, unused: sum(4) as u64 }
+    }
 }
 
-/// Returns the counts of a rank that did not use `missing` parameters.
-pub(super) fn counts(outcome: &StepOutcome, missing: usize) -> Counts {
-    let stop = f64::from(outcome.stop.unwrap_or(0));
-    [outcome.loss_sum, outcome.correct as f64, outcome.samples as f64, stop, missing as f64]
-}
-
-/// Sums the counts of steps over ranks. The signal of any rank becomes the common stop signal.
+/// Sums the counts of steps over ranks. `own` has this rank's counts of each step.
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn sum_counts(own: &[Counts], comm: &Communicator) -> Result<Vec<SummedCounts>, Failure> {
-    let own = own.as_flattened();
-    let mut all = vec![0.0; own.len() * comm.world()];
-    comm.all_gather(own, &mut all)?;
-    let of_ranks = |word: usize| all.iter().skip(word).step_by(own.len());
-    let of_step = |first: usize| {
-        let sum = |word: usize| of_ranks(first + word).sum::<f64>();
-        let stop = of_ranks(first + 3).fold(0.0, |a: f64, &b| a.max(b));
-        let stop = (stop != 0.0).then_some(stop as i32);
-        SummedCounts { loss_sum: sum(0), correct: sum(1) as u64, samples: sum(2) as u64, stop, missing: sum(4) as u64 }
-    };
-    Ok((0..own.len()).step_by(size_of::<Counts>() / size_of::<f64>()).map(of_step).collect())
+pub(super) fn sum_counts(own: &[StepCounts], comm: &Communicator) -> Result<Vec<StepCounts>, Failure> {
+    let own: Vec<_> = own.iter().map(StepCounts::encode).collect();
+    let mut all = vec![[0.0; StepCounts::LEN]; own.len() * comm.world_size()];
+    comm.all_gather(own.as_flattened(), all.as_flattened_mut())?;
+    Ok((0..own.len()).map(|step| StepCounts::sum(all.iter().skip(step).step_by(own.len()))).collect())
 }
 
-/// Sums the counts and the loss over ranks, and takes the signal of any rank as the common stop signal. Returns the parameters
-/// that no rank used, as indices in registration order.
+/// Replaces the counts in `outcome` with the sums over ranks. Returns the parameters that no rank used, as indices in registration
+/// order.
 fn reduce_outcome(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Result<Vec<usize>, Failure> {
-    let missing = used.iter().filter(|used| !**used).count();
-    let sums = sum_counts(&[counts(outcome, missing)], &ddp.comm)?.remove(0);
+    let unused = used.iter().filter(|used| !**used).count();
+    let sums = sum_counts(&[StepCounts::of_rank(outcome, unused)], &ddp.comm)?.remove(0);
     sums.write(outcome);
-    if sums.missing == 0 {
+    if sums.unused == 0 {
         return Ok(Vec::new());
     }
     unused_everywhere(used, &mut ddp.unused, &ddp.learner.replica.parameters, ddp.steps, &ddp.comm)
@@ -153,9 +161,28 @@ pub(super) fn unused_everywhere(
     comm: &Communicator,
 ) -> Result<Vec<usize>, Failure> {
     let own: Vec<u8> = used.iter().map(|&used| u8::from(used)).collect();
-    let mut all = vec![0; own.len() * comm.world()];
+    let mut all = vec![0; own.len() * comm.world_size()];
     comm.all_gather(&own, &mut all)?;
     let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
     known.warn(step, &by_rank, parameters, comm.rank() == 0);
     Ok((0..own.len()).filter(|&index| by_rank.iter().all(|used| used[index] == 0)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two ranks' reasons to stop, all ranks take the same one.
+    #[test]
+    fn counts_are_summed_and_a_reason_to_stop_is_kept() {
+        let counts = |loss_sum, stop| StepCounts { loss_sum, correct: 3, samples: 4, stop, unused: 1 };
+        let (signal, time) = (Some(StopReason::Signal(15)), Some(StopReason::TimeLimit));
+        for (stops, expected) in
+            [([None, None], None), ([None, signal], signal), ([time, None], time), ([time, signal], time)]
+        {
+            let ranks = [counts(0.5, stops[0]).encode(), counts(0.25, stops[1]).encode()];
+            let sum = StepCounts { loss_sum: 0.75, correct: 6, samples: 8, stop: expected, unused: 2 };
+            assert_eq!(StepCounts::sum(ranks.iter()), sum);
+        }
+    }
 }

@@ -31,13 +31,13 @@ use comm::{CommConfig, CommError, Communicator, ReduceOp, Secret, StoreConfig, S
 use launch::WorkerStatus;
 
 /// Runs `body` as every rank.
-fn ranks<R: Send + 'static>(world: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
+fn ranks<R: Send + 'static>(world_size: usize, body: impl Fn(Communicator) -> R + Send + Sync + 'static) -> Vec<R> {
     let secret = Secret::random().unwrap();
-    let server = StoreServer::bind("127.0.0.1:0", StoreConfig::new(secret.clone(), world), |_| ()).unwrap();
+    let server = StoreServer::bind("127.0.0.1:0", StoreConfig::new(secret.clone(), world_size), |_| ()).unwrap();
     let (address, body) = (server.local_addr().to_string(), Arc::new(body));
-    let threads: Vec<_> = (0..world)
+    let threads: Vec<_> = (0..world_size)
         .map(|rank| {
-            let mut config = CommConfig::new(rank, world, address.clone(), secret.clone(), TransportKind::Shm);
+            let mut config = CommConfig::new(rank, world_size, address.clone(), secret.clone(), TransportKind::Shm);
             config.timeout = Duration::from_secs(60);
             let body = body.clone();
             thread::spawn(move || body(join(&config).unwrap()))
@@ -104,7 +104,7 @@ impl DeviceCollectives for FakeGpu {
 
     fn all_gather(&mut self, tensors: Vec<Tensor<1>>) -> Result<Tensor<1>, CommError> {
         let own = values(Tensor::cat(tensors, 0));
-        let mut all = vec![0.0; own.len() * self.comm.world()];
+        let mut all = vec![0.0; own.len() * self.comm.world_size()];
         self.comm.all_gather(&own, &mut all)?;
         Ok(Tensor::from_floats(all.as_slice(), &Device::flex()))
     }
@@ -123,7 +123,7 @@ fn a_hundred_iterations_average_exactly() {
     let kinds = [(true, false), (false, false), (true, true), (false, true)];
     for ((overlap, stay), forks) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         ranks(4, move |comm| {
-            let (parameters, device, world) = (parameters(), Device::flex(), comm.world());
+            let (parameters, device, world_size) = (parameters(), Device::flex(), comm.world_size());
             let gpu: Arc<Mutex<dyn DeviceCollectives>> =
                 Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, forks }));
             let on_device = stay.then(|| (device.clone(), gpu));
@@ -140,7 +140,7 @@ fn a_hundred_iterations_average_exactly() {
                     order.rotate_left(iteration as usize % 3);
                     order.iter().for_each(|&place| sink.used(parameters[place].id));
                     for place in order {
-                        let value = (comm.rank() as u64 + iteration + place as u64) as f32 / (2 * world) as f32;
+                        let value = (comm.rank() as u64 + iteration + place as u64) as f32 / (2 * world_size) as f32;
                         sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], value, &device));
                     }
                 }

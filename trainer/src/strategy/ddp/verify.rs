@@ -17,9 +17,9 @@ use comm::Communicator;
 fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> Result<(), Failure> {
     let own = lines.join("\n");
     let digest: [u8; 32] = Sha256::digest(own.as_bytes()).into();
-    let mut all = vec![0u8; 32 * comm.world()];
+    let mut all = vec![0u8; 32 * comm.world_size()];
     comm.all_gather(&digest, &mut all)?;
-    let others: Vec<usize> = (1..comm.world()).filter(|rank| all[rank * 32..][..32] != all[..32]).collect();
+    let others: Vec<usize> = (1..comm.world_size()).filter(|rank| all[rank * 32..][..32] != all[..32]).collect();
     if others.is_empty() {
         return Ok(());
     }

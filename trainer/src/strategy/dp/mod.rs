@@ -32,7 +32,7 @@ use crate::{
     config::{BatchNormPolicy, RunPlan, Tta},
     device,
     failure::Failure,
-    signals::Stop,
+    signals::{Stop, StopReason},
 };
 
 /// The strategy of one process with several devices.
@@ -103,7 +103,7 @@ impl Strategy for Dp {
         Err(Failure::run("mode dp takes its pixels from the loader", "please report this"))
     }
 
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
         step::train_step(self, batches, lr, stop)
     }
 

@@ -15,6 +15,7 @@ use crate::{
     config::BatchNormPolicy,
     failure::Failure,
     optim::FlatGradients,
+    signals::StopReason,
     strategy::{StepOutcome, replica::host_logits},
     timeline::Track,
 };
@@ -23,7 +24,12 @@ use crate::{
 ///
 /// # Errors
 /// The loss is not finite, or a device fails.
-pub(super) fn train_step(dp: &mut Dp, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+pub(super) fn train_step(
+    dp: &mut Dp,
+    batches: Vec<Batch>,
+    lr: f64,
+    stop: Option<StopReason>,
+) -> Result<StepOutcome, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
 
     let mut gradients = FlatGradients::default();

@@ -7,7 +7,11 @@ use data::loader::Batch;
 use models::Network;
 
 use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph, graph_capture::OneProcess};
-use crate::{config::RunPlan, failure::Failure, signals::Stop};
+use crate::{
+    config::RunPlan,
+    failure::Failure,
+    signals::{Stop, StopReason},
+};
 
 /// The strategy of one process with one device.
 #[derive(Debug)]
@@ -33,14 +37,19 @@ impl Strategy for Single {
         &mut self.learner
     }
 
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<StepOutcome, Failure> {
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
         match self.queue_step(batches, lr, stop)? {
             Some(outcome) => Ok(outcome),
             None => Ok(self.finish_step()?.expect("the step is queued, and none before it")),
         }
     }
 
-    fn queue_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<i32>) -> Result<Option<StepOutcome>, Failure> {
+    fn queue_step(
+        &mut self,
+        batches: Vec<Batch>,
+        lr: f64,
+        stop: Option<StopReason>,
+    ) -> Result<Option<StepOutcome>, Failure> {
         step::queue_step(self, batches, lr, stop)
     }
 

@@ -7,6 +7,7 @@ use super::Single;
 use crate::{
     failure::Failure,
     optim::FlatGradients,
+    signals::StopReason,
     strategy::{StepOutcome, graph, graph_capture::OneProcess, threads},
 };
 
@@ -18,7 +19,7 @@ pub(super) fn queue_step(
     single: &mut Single,
     batches: Vec<Batch>,
     lr: f64,
-    stop: Option<i32>,
+    stop: Option<StopReason>,
 ) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
     let queued = graph::queue_step(&mut single.learner, &mut OneProcess::default(), batches, lr, outcome)?;

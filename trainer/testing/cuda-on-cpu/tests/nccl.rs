@@ -23,11 +23,11 @@ const SLOT: usize = 1 << 18;
 type Environment<'a> = &'a [(&'a str, &'a str)];
 
 /// Starts the process of a rank. Rank r uses GPU r unless `environment` changes that.
-fn rank(test: &str, id: UniqueId, rank: usize, world: usize, environment: Environment<'_>) -> Child {
+fn rank(test: &str, id: UniqueId, rank: usize, world_size: usize, environment: Environment<'_>) -> Child {
     let id: String = id.internal.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
-    command.env("CHILD", "1").env("RANK", rank.to_string()).env("WORLD", world.to_string()).env("ID", id);
+    command.env("CHILD", "1").env("RANK", rank.to_string()).env("WORLD", world_size.to_string()).env("ID", id);
     command.env("CUDA_ON_CPU_GPUS", "3").env("CUDA_VISIBLE_DEVICES", rank.to_string());
     command.env("CUDA_ON_CPU_MEMORY", (256 << 20).to_string()).envs(environment.iter().copied());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
@@ -60,10 +60,10 @@ fn me() -> (usize, usize, UniqueId) {
 }
 
 fn join() -> (usize, usize, usize) {
-    let (rank, world, id) = me();
-    let comm = get(|comm| ncclCommInitRank(comm, world as c_int, id, rank as c_int));
+    let (rank, world_size, id) = me();
+    let comm = get(|comm| ncclCommInitRank(comm, world_size as c_int, id, rank as c_int));
     assert!(!Path::new(&file(id)).exists(), "the file is unlinked when all ranks have joined");
-    (comm, rank, world)
+    (comm, rank, world_size)
 }
 
 /// Waits for a line from the parent process.
@@ -74,10 +74,10 @@ fn line() {
 #[test]
 fn ranks_are_processes() {
     let _gpu = gpu();
-    for world in [1, 2, 3] {
+    for world_size in [1, 2, 3] {
         let id = id();
         assert!(Path::new(&file(id)).exists());
-        assert_all_succeed((0..world).map(|number| rank("collectives", id, number, world, &[])));
+        assert_all_succeed((0..world_size).map(|number| rank("collectives", id, number, world_size, &[])));
     }
 }
 
@@ -88,46 +88,46 @@ fn collectives() {
         return;
     }
     let _gpu = gpu();
-    let (comm, rank, world) = join();
+    let (comm, rank, world_size) = join();
     let stream = stream();
     let done = |code: i32| {
         assert_eq!(code, 0);
         assert_eq!(cuStreamSynchronize(stream), 0);
     };
-    assert_eq!(get(|count| ncclCommCount(comm, count)), world as c_int);
+    assert_eq!(get(|count| ncclCommCount(comm, count)), world_size as c_int);
     assert_eq!(get(|found| ncclCommUserRank(comm, found)), rank as c_int);
     assert_eq!(get(|device| ncclCommCuDevice(comm, device)), 0);
     assert_eq!(get(|error| ncclCommGetAsyncError(comm, error)), 0);
-    let last = world - 1;
+    let last = world_size - 1;
     for count in [0, 1, 3, 1001, SLOT, 2 * SLOT + 7] {
         let (own, room) = (array(&values(rank, count.max(1))), allocate(4 * count.max(1)));
         done(ncclAllReduce(own, room, count, F32, SUM, comm, stream));
-        assert_eq!(read::<f32>(room, count), sums(world, count), "{count}");
+        assert_eq!(read::<f32>(room, count), sums(world_size, count), "{count}");
         assert_eq!(read::<f32>(own, count), values(rank, count));
         // Null pointers where nothing is read or written.
         let to = if rank == last { room } else { 0 };
         assert_eq!(cuMemsetD8_v2(room, 0, 4 * count.max(1)), 0);
         done(ncclReduce(own, to, count, F32, SUM, last as c_int, comm, stream));
-        assert_eq!(read::<f32>(room, count), if rank == last { sums(world, count) } else { vec![0.0; count] });
+        assert_eq!(read::<f32>(room, count), if rank == last { sums(world_size, count) } else { vec![0.0; count] });
         let from = if rank == last { own } else { 0 };
         done(ncclBroadcast(from, room, count, F32, last as c_int, comm, stream));
         assert_eq!(read::<f32>(room, count), values(last, count));
         done(ncclAllReduce(own, own, count, F32, SUM, comm, stream));
-        assert_eq!(read::<f32>(own, count), sums(world, count), "in place");
+        assert_eq!(read::<f32>(own, count), sums(world_size, count), "in place");
         assert_eq!((cuMemFree_v2(own), cuMemFree_v2(room)), (0, 0));
     }
     for count in [1, 1001, SLOT + 5] {
-        let all: Vec<f32> = (0..world).flat_map(|from| values(from, count)).collect();
-        let (own, room) = (array(&values(rank, count)), allocate(4 * count * world));
+        let all: Vec<f32> = (0..world_size).flat_map(|from| values(from, count)).collect();
+        let (own, room) = (array(&values(rank, count)), allocate(4 * count * world_size));
         done(ncclAllGather(own, room, count, F32, comm, stream));
-        assert_eq!(read::<f32>(room, count * world), all, "{count}");
-        upload(room, &vec![0; 4 * count * world]);
+        assert_eq!(read::<f32>(room, count * world_size), all, "{count}");
+        upload(room, &vec![0; 4 * count * world_size]);
         let part = room + 4 * count * rank;
         upload(part, &values(rank, count).iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<_>>());
         done(ncclAllGather(part, room, count, F32, comm, stream));
-        assert_eq!(read::<f32>(room, count * world), all, "in place");
-        let parts = sums(world, count * world)[count * rank..][..count].to_vec();
-        let long = array(&values(rank, count * world));
+        assert_eq!(read::<f32>(room, count * world_size), all, "in place");
+        let parts = sums(world_size, count * world_size)[count * rank..][..count].to_vec();
+        let long = array(&values(rank, count * world_size));
         done(ncclReduceScatter(long, own, count, F32, SUM, comm, stream));
         assert_eq!(read::<f32>(own, count), parts, "{count}");
         let part = long + 4 * count * rank;
@@ -135,16 +135,16 @@ fn collectives() {
         assert_eq!(read::<f32>(part, count), parts, "in place");
         free(&[own, room, long]);
     }
-    types(comm, rank, world, stream);
+    types(comm, rank, world_size, stream);
     assert_eq!(ncclCommFinalize(comm), 0);
     assert_eq!((ncclCommDestroy(comm), ncclCommDestroy(comm)), (0, 4));
 }
 
 /// Tests all reductions of all data types: of 3 on rank 0, then 4, 5.
-fn types(comm: usize, rank: usize, world: usize, stream: usize) {
-    let ours: Vec<u8> = (0..world as u8).map(|rank| 3 + rank).collect();
+fn types(comm: usize, rank: usize, world_size: usize, stream: usize) {
+    let ours: Vec<u8> = (0..world_size as u8).map(|rank| 3 + rank).collect();
     let sum: u8 = ours.iter().sum();
-    let results = [sum, ours.iter().product(), 2 + world as u8, 3, sum / world as u8];
+    let results = [sum, ours.iter().product(), 2 + world_size as u8, 3, sum / world_size as u8];
     let own = 3 + rank as u8;
     let f16 = |value: u8| {
         let exponent = value.ilog2();
@@ -168,7 +168,7 @@ fn types(comm: usize, rank: usize, world: usize, stream: usize) {
     for (of, bytes) in bytes {
         for (reduction, result) in results.iter().enumerate() {
             // The average of 3 and 4 is not an integer.
-            if of >= 6 && world == 2 && reduction == 4 {
+            if of >= 6 && world_size == 2 && reduction == 4 {
                 continue;
             }
             let address = array(&bytes(own).repeat(5));
@@ -181,7 +181,7 @@ fn types(comm: usize, rank: usize, world: usize, stream: usize) {
     }
     let refused = |of, reduction| ncclAllReduce(stream, stream, 1, of, reduction, comm, stream);
     assert_eq!((refused(12, SUM), refused(-1, SUM), refused(F32, 5)), (4, 4, 4));
-    assert_eq!(ncclBroadcast(0, 0, 1, F32, world as c_int, comm, stream), 4);
+    assert_eq!(ncclBroadcast(0, 0, 1, F32, world_size as c_int, comm, stream), 4);
     assert_eq!(ncclReduce(0, 0, 1, F32, SUM, -1, comm, stream), 4);
 }
 
@@ -242,8 +242,8 @@ fn mismatched_ranks_are_refused() {
     let (first, elsewhere) = (("CUDA_VISIBLE_DEVICES", "0"), ("NCCL_HOSTID", "elsewhere"));
     let refused = |codes: &[&str], ranks: &[(usize, usize, Environment<'_>)]| {
         let id = id();
-        let start = |(code, (number, world, environment)): (&&str, &(usize, usize, Environment<'_>))| {
-            rank("is_answered", id, *number, *world, &[environment, [("CODE", *code)].as_slice()].concat())
+        let start = |(code, (number, world_size, environment)): (&&str, &(usize, usize, Environment<'_>))| {
+            rank("is_answered", id, *number, *world_size, &[environment, [("CODE", *code)].as_slice()].concat())
         };
         assert_all_succeed(codes.iter().zip(ranks).map(start));
         let _ = std::fs::remove_file(file(id));
@@ -263,9 +263,9 @@ fn is_answered() {
         return;
     }
     let _gpu = gpu();
-    let (rank, world, id) = me();
+    let (rank, world_size, id) = me();
     let mut comm = 1;
-    let code = ncclCommInitRank(Some(&mut comm), world as c_int, id, rank as c_int);
+    let code = ncclCommInitRank(Some(&mut comm), world_size as c_int, id, rank as c_int);
     assert!(variable("CODE").contains(&code.to_string()), "{code}, not {}", variable("CODE"));
     assert_eq!(comm == 0, code != 0);
     // SAFETY: static strings.

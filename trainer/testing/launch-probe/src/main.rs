@@ -141,7 +141,7 @@ fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Resu
     }
     let faults: Vec<&str> =
         arguments.faults.iter().filter(|(_, rank)| *rank == role.rank).map(|(fault, _)| fault.as_str()).collect();
-    println!("hello from rank {} of {}", role.rank, role.world);
+    println!("hello from rank {} of {}", role.rank, role.world_size);
     show_place();
     for fault in &faults {
         match *fault {

@@ -42,27 +42,28 @@ impl Collective {
         send: usize,
         receive: usize,
     ) -> DriverResult<Arc<Self>> {
-        let world = comm.segment.world;
-        if count.checked_mul(data_type.size()).and_then(|bytes| bytes.checked_mul(world)).is_none() {
+        let world_size = comm.segment.world_size;
+        if count.checked_mul(data_type.size()).and_then(|bytes| bytes.checked_mul(world_size)).is_none() {
             return Err(refuse(INVALID_ARGUMENT, &format!("{count} elements")));
         }
         match kind {
-            CollectiveKind::Reduce(_, root) | CollectiveKind::Broadcast(root) if root >= world => {
-                Err(refuse(INVALID_ARGUMENT, &format!("invalid root {root} (root should be in the 0..{world} range)")))
-            }
+            CollectiveKind::Reduce(_, root) | CollectiveKind::Broadcast(root) if root >= world_size => Err(refuse(
+                INVALID_ARGUMENT,
+                &format!("invalid root {root} (root should be in the 0..{world_size} range)"),
+            )),
             _ => Ok(Arc::new(Self { comm: comm.clone(), kind, data_type, count, send, receive })),
         }
     }
 
     /// Returns whether all memory that the call reads and writes is valid.
     fn is_mapped(&self) -> bool {
-        let (rank, world) = (self.comm.segment.rank, self.comm.segment.world);
+        let (rank, world_size) = (self.comm.segment.rank, self.comm.segment.world_size);
         let one = self.count * self.data_type.size();
         let (read, written) = match self.kind {
             CollectiveKind::AllReduce(_) => (one, one),
             CollectiveKind::Reduce(_, root) => (one, if root == rank { one } else { 0 }),
-            CollectiveKind::ReduceScatter(_) => (world * one, one),
-            CollectiveKind::AllGather => (one, world * one),
+            CollectiveKind::ReduceScatter(_) => (world_size * one, one),
+            CollectiveKind::AllGather => (one, world_size * one),
             CollectiveKind::Broadcast(root) => (if root == rank { one } else { 0 }, one),
         };
         let is_mapped = |address, bytes| bytes == 0 || memory::reachable(address, bytes).is_ok();
@@ -80,7 +81,7 @@ impl Collective {
             device.set_fault(ILLEGAL_ADDRESS);
             return;
         }
-        let parts = if matches!(self.kind, CollectiveKind::ReduceScatter(_)) { comm.segment.world } else { 1 };
+        let parts = if matches!(self.kind, CollectiveKind::ReduceScatter(_)) { comm.segment.world_size } else { 1 };
         let room = SLOT_BYTES / self.data_type.size() / parts;
         for first in (0..self.count).step_by(room) {
             let piece = Piece { call: self, first, count: room.min(self.count - first), room, step: *steps + 1 };
@@ -133,10 +134,10 @@ impl Piece<'_> {
     /// # Safety
     /// The arrays are valid, and no rank reads the slot.
     unsafe fn write(&self) {
-        let (rank, world, send) = (self.call.comm.segment.rank, self.call.comm.segment.world, self.call.send);
+        let (rank, world_size, send) = (self.call.comm.segment.rank, self.call.comm.segment.world_size, self.call.send);
         let parts = match self.call.kind {
             CollectiveKind::AllReduce(_) | CollectiveKind::Reduce(..) | CollectiveKind::AllGather => 1,
-            CollectiveKind::ReduceScatter(_) => world,
+            CollectiveKind::ReduceScatter(_) => world_size,
             CollectiveKind::Broadcast(root) => usize::from(root == rank),
         };
         for part in 0..parts {
@@ -150,9 +151,10 @@ impl Piece<'_> {
     /// # Safety
     /// The arrays are valid, and no rank writes to the slots.
     unsafe fn read(&self) {
-        let (rank, world, receive) = (self.call.comm.segment.rank, self.call.comm.segment.world, self.call.receive);
+        let (rank, world_size, receive) =
+            (self.call.comm.segment.rank, self.call.comm.segment.world_size, self.call.receive);
         let reduce = |reduction, part| {
-            let sources: Vec<*const u8> = (0..world).map(|from| self.slot(from, part).cast_const()).collect();
+            let sources: Vec<*const u8> = (0..world_size).map(|from| self.slot(from, part).cast_const()).collect();
             // SAFETY: required of the caller; slots and their parts are aligned.
             unsafe { self.call.data_type.reduce(reduction, &sources, self.at(receive, 0), self.count) };
         };
@@ -162,7 +164,7 @@ impl Piece<'_> {
             CollectiveKind::Reduce(..) => {}
             CollectiveKind::ReduceScatter(reduction) => reduce(reduction, rank),
             CollectiveKind::AllGather => {
-                for from in 0..world {
+                for from in 0..world_size {
                     // SAFETY: required of the caller.
                     unsafe { self.copy(self.slot(from, 0), self.at(receive, from)) };
                 }

@@ -37,25 +37,25 @@ pub(crate) struct Comm {
 /// The arguments of `ncclCommInitRank`.
 pub(super) struct Join {
     pub(super) id: UniqueId,
-    pub(super) world: usize,
+    pub(super) world_size: usize,
     pub(super) rank: usize,
     pub(super) device: &'static Device,
 }
 
 impl Join {
     /// Checks the arguments that need no other rank.
-    pub(super) fn new(id: UniqueId, world: i32, rank: i32, device: &'static Device) -> DriverResult<Self> {
-        let wrong = || refuse(INVALID_ARGUMENT, &format!("invalid rank requested : {rank}/{world}"));
+    pub(super) fn new(id: UniqueId, world_size: i32, rank: i32, device: &'static Device) -> DriverResult<Self> {
+        let wrong = || refuse(INVALID_ARGUMENT, &format!("invalid rank requested : {rank}/{world_size}"));
         let number = |number: i32| usize::try_from(number).map_err(|_| wrong());
-        let (world, rank) = (number(world)?, number(rank)?);
-        if rank < world { Ok(Self { id, world, rank, device }) } else { Err(wrong()) }
+        let (world_size, rank) = (number(world_size)?, number(rank)?);
+        if rank < world_size { Ok(Self { id, world_size, rank, device }) } else { Err(wrong()) }
     }
 
     /// Waits for all ranks; returns the handle.
     pub(super) fn run(&self) -> DriverResult<usize> {
         Ok(COMMS.add(Arc::new(Comm {
             device: self.device,
-            segment: Segment::join(&self.id, self.world, self.rank, self.device)?,
+            segment: Segment::join(&self.id, self.world_size, self.rank, self.device)?,
             aborted: AtomicBool::new(false),
             steps: Mutex::new(0),
             last_stream: Mutex::new(None),

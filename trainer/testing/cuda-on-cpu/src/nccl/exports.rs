@@ -36,7 +36,7 @@ fn write_out<T: std::fmt::Debug>(to: Option<&mut T>, value: T) -> DriverResult {
     Ok(())
 }
 
-fn join(to: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) -> DriverResult {
+fn join(to: Option<&mut usize>, world_size: c_int, id: UniqueId, rank: c_int) -> DriverResult {
     let to = to.ok_or_else(|| refuse(INVALID_ARGUMENT, "the output argument is null"))?;
     *to = 0;
     if machine().map_err(driver_error)?.is_nccl_stuck() {
@@ -44,7 +44,7 @@ fn join(to: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) -> Driv
             std::thread::park();
         }
     }
-    let join = Join::new(id, world, rank, current().map_err(driver_error)?)?;
+    let join = Join::new(id, world_size, rank, current().map_err(driver_error)?)?;
     group::submit_or_defer(GroupCall::Join(join, std::ptr::from_mut(to) as usize))
 }
 
@@ -82,18 +82,18 @@ exports! {
     }
 
     /// Waits for all ranks.
-    fn ncclCommInitRank(comm: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int) {
-        join(comm, world, id, rank)
+    fn ncclCommInitRank(comm: Option<&mut usize>, world_size: c_int, id: UniqueId, rank: c_int) {
+        join(comm, world_size, id, rank)
     }
 
     /// The configuration is ignored.
-    fn ncclCommInitRankConfig(comm: Option<&mut usize>, world: c_int, id: UniqueId, rank: c_int, config: usize) {
+    fn ncclCommInitRankConfig(comm: Option<&mut usize>, world_size: c_int, id: UniqueId, rank: c_int, config: usize) {
         let _ = config;
-        join(comm, world, id, rank)
+        join(comm, world_size, id, rank)
     }
 
     fn ncclCommCount(comm: usize, count: Option<&mut c_int>) {
-        write_out(count, comm::get(comm)?.segment.world as c_int)
+        write_out(count, comm::get(comm)?.segment.world_size as c_int)
     }
 
     fn ncclCommUserRank(comm: usize, rank: Option<&mut c_int>) {

@@ -105,7 +105,7 @@ const JOINED: u32 = 2;
 /// The start of the file; initially zero.
 #[repr(C)]
 struct Header {
-    world: AtomicU32,
+    world_size: AtomicU32,
     /// The error that all ranks return.
     refused: AtomicI32,
     ranks: [RankEntry; MAX_RANKS],
@@ -118,14 +118,17 @@ const HEADER: usize = size_of::<Header>().next_multiple_of(PAGE);
 pub(super) struct Segment {
     mapping: Mapping,
     pub(super) rank: usize,
-    pub(super) world: usize,
+    pub(super) world_size: usize,
 }
 
 impl Segment {
     /// Maps the segment and waits for all ranks. The file is unlinked when all have joined.
-    pub(super) fn join(id: &UniqueId, world: usize, rank: usize, device: &Device) -> DriverResult<Self> {
-        if world > MAX_RANKS {
-            return Err(refuse(INVALID_ARGUMENT, &format!("{world} ranks: the stand-in has room for {MAX_RANKS}")));
+    pub(super) fn join(id: &UniqueId, world_size: usize, rank: usize, device: &Device) -> DriverResult<Self> {
+        if world_size > MAX_RANKS {
+            return Err(refuse(
+                INVALID_ARGUMENT,
+                &format!("{world_size} ranks: the stand-in has room for {MAX_RANKS}"),
+            ));
         }
         let path = id.path().ok_or_else(|| refuse(INVALID_ARGUMENT, "the id was not made by ncclGetUniqueId"))?;
         let failed = |error: Error| refuse(SYSTEM, &format!("{}: {error}", path.display()));
@@ -135,8 +138,8 @@ impl Segment {
             return Err(failed(ErrorKind::UnexpectedEof.into()));
         }
         let file = OwnedFd::from(file);
-        let bytes = HEADER + 2 * world * SLOT_BYTES;
-        let segment = Self { mapping: Mapping::new(bytes, Some(&file)).map_err(driver_error)?, rank, world };
+        let bytes = HEADER + 2 * world_size * SLOT_BYTES;
+        let segment = Self { mapping: Mapping::new(bytes, Some(&file)).map_err(driver_error)?, rank, world_size };
         let joined = segment.check_in(device).and_then(|()| segment.wait_for_all()).and_then(|()| segment.check_gpus());
         // All ranks have opened the file, or joining has failed and nobody may open it.
         let _ = fs::remove_file(&path);
@@ -154,7 +157,7 @@ impl Segment {
     }
 
     fn entries(&self) -> &[RankEntry] {
-        &self.header().ranks[..self.world]
+        &self.header().ranks[..self.world_size]
     }
 
     /// Makes joining an error on all ranks.
@@ -165,16 +168,17 @@ impl Segment {
 
     /// Claims this rank's entry and writes its GPU and host.
     fn check_in(&self, device: &Device) -> DriverResult {
-        let (rank, world) = (self.rank, self.world);
-        let first = self.header().world.compare_exchange(0, world as u32, Ordering::AcqRel, Ordering::Acquire);
+        let (rank, world_size) = (self.rank, self.world_size);
+        let first =
+            self.header().world_size.compare_exchange(0, world_size as u32, Ordering::AcqRel, Ordering::Acquire);
         if let Err(theirs) = first
-            && theirs as usize != world
+            && theirs as usize != world_size
         {
-            return Err(self.refuse_all(&format!("rank {rank} says {world} ranks, another one {theirs}")));
+            return Err(self.refuse_all(&format!("rank {rank} says {world_size} ranks, another one {theirs}")));
         }
         let entry = &self.entries()[rank];
         if entry.state.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return Err(self.refuse_all(&format!("rank {rank} of {world} ranks has already checked in")));
+            return Err(self.refuse_all(&format!("rank {rank} of {world_size} ranks has already checked in")));
         }
         entry.gpu.store(device.physical as u64, Ordering::Relaxed);
         entry.host.store(host_id(), Ordering::Relaxed);
@@ -198,14 +202,15 @@ impl Segment {
     fn check_gpus(&self) -> DriverResult {
         let location = |entry: &RankEntry| (entry.host.load(Ordering::Relaxed), entry.gpu.load(Ordering::Relaxed));
         let locations: Vec<_> = self.entries().iter().map(location).collect();
-        let other = |rank: usize| (0..self.world).find(|other| *other != rank && locations[*other] == locations[rank]);
+        let other =
+            |rank: usize| (0..self.world_size).find(|other| *other != rank && locations[*other] == locations[rank]);
         if let Some(other) = other(self.rank) {
             let (rank, gpu) = (self.rank, locations[self.rank].1);
             let text =
                 format!("Duplicate GPU detected : rank {rank} and rank {other} both on GPU {gpu} of the machine");
             return Err(refuse(INVALID_USAGE, &text));
         }
-        match (0..self.world).find(|rank| other(*rank).is_some()) {
+        match (0..self.world_size).find(|rank| other(*rank).is_some()) {
             Some(rank) => Err(refuse(REMOTE, &format!("rank {rank} has left: its GPU is another rank's too"))),
             None => Ok(()),
         }

@@ -53,8 +53,8 @@ pub(crate) fn values(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(|index| value(rank, index)).collect()
 }
 
-pub(crate) fn sums(world: usize, count: usize) -> Vec<f32> {
-    (0..count).map(|index| (0..world).map(|rank| value(rank, index)).sum()).collect()
+pub(crate) fn sums(world_size: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|index| (0..world_size).map(|rank| value(rank, index)).sum()).collect()
 }
 
 /// Frees arrays.
