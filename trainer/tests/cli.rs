@@ -1,6 +1,6 @@
 //! Tests the binary's output and the files that it writes.
 
-use std::{fs, process::Command};
+use std::{fs, path::Path, process::Command};
 
 use crate::common::{self, Bench, CONFIG, Ended, checkpoint_file, entries, pictures::save_png};
 
@@ -258,6 +258,17 @@ fn committed_results_are_whole() {
             let text = fs::read_to_string(run.join(file)).unwrap();
             assert!(!text.contains("\"/") && !text.contains("=/"), "{}/{file} names a path", run.display());
         }
-        bench.run(&["--config", run.join("config.toml").to_str().unwrap(), "--dry-run"]).expect(0);
+        let config = run.join("config.toml");
+        // The weights that a run started from are those of another committed run
+        let text = fs::read_to_string(&config).unwrap();
+        let weights = text.lines().find_map(|line| line.strip_prefix("weights = "));
+        let run_of = |path: &str| path.trim_matches('"').split('/').next().unwrap().to_owned();
+        let started_from = weights.map(|path| Path::new(results).join(run_of(path)));
+        assert!(started_from.as_ref().is_none_or(|other| other.is_dir()), "{}: {weights:?}", run.display());
+        let said = bench.run(&["--config", config.to_str().unwrap(), "--dry-run"]);
+        match started_from {
+            None => assert_eq!(said.code, Some(0), "{}", said.stderr),
+            Some(_) => assert!(said.expect(2).stderr.contains("No such file"), "the weights are not committed"),
+        }
     }
 }

@@ -46,10 +46,12 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns a run's configuration without the settings that belong to one machine: the data folder and the devices.
+/// Returns a run's configuration without the settings that belong to one machine: the data folder, the devices, and the folder of
+/// the weights.
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
     let mut plan = plan::load(&run.folder.config(), &Overrides::default())?;
     plan.data.dir = None;
+    plan.model.weights = plan.model.weights.as_deref().map(table::weights_name);
     plan.parallel.devices = None;
     Ok(plan.to_toml())
 }

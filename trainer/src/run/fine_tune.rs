@@ -4,6 +4,7 @@ use burn::tensor::Device;
 use data::Splits;
 use models::{Network, Spec, StateKind, StateTensor, state};
 
+use super::setup::network_spec;
 use crate::config::{self, RunPlan, SetBy};
 use crate::engine::checkpoint;
 use crate::failure::Failure;
@@ -23,9 +24,7 @@ pub(super) fn check(plan: &RunPlan, splits: &Splits, resumed: Option<&RunFolder>
     if plan.model.weights.is_none() && plan.model.freeze.is_empty() && plan.optimizer.lr_factors.is_empty() {
         return Ok(());
     }
-    let shape = splits.train.shape;
-    let num_classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
-    let spec = Spec { num_classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
+    let spec = network_spec(plan, splits);
     // Use the CPU, since the launcher must not use a GPU.
     let network = models::build_frozen(&plan.model.name, &spec, plan.train.seed, &Device::flex(), &plan.model.freeze)
         .map_err(|error| super::plan::model_mistake(plan, &error))?;

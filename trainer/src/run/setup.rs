@@ -51,6 +51,16 @@ pub(super) struct DeviceAssignment<'a> {
     pub selected: Selected,
 }
 
+/// Returns the classes and the shape of the images that the run's network is built for.
+pub(super) fn network_spec(plan: &RunPlan, splits: &Splits) -> Spec {
+    let Splits { train, .. } = splits;
+    Spec {
+        num_classes: plan.model.num_classes.unwrap_or(train.classes.len()),
+        in_channels: train.shape.channels,
+        image_size: [train.shape.height, train.shape.width],
+    }
+}
+
 /// Returns the reason why the loader augments images on the CPU, or `None` if the GPU does.
 pub(super) fn why_augment_on_cpu(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };

@@ -4,14 +4,14 @@
 use std::path::Path;
 
 use data::{SplitRecord, Splits};
-use models::Spec;
 
 use super::fine_tune;
 use super::finish::{by_class, finish, gather_rank_stats};
 use super::ranks::Rank;
 use super::resume_command::resume_command;
 use super::setup::{
-    self, DeviceAssignment, build_network, count_parameters, job_facts, load_newest_checkpoint, why_augment_on_cpu,
+    self, DeviceAssignment, build_network, count_parameters, job_facts, load_newest_checkpoint, network_spec,
+    why_augment_on_cpu,
 };
 use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
@@ -117,9 +117,8 @@ impl Training<'_> {
     /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
     fn build_strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize, fine_tune::Rows), Failure> {
         let (plan, selected) = (self.plan, &self.devices.selected);
-        let shape = splits.train.shape;
-        let classes = plan.model.num_classes.unwrap_or(splits.train.classes.len());
-        let spec = Spec { num_classes: classes, in_channels: shape.channels, image_size: [shape.height, shape.width] };
+        let spec = network_spec(plan, splits);
+        let classes = spec.num_classes;
         let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
         let share = match plan.train.batch_scope {
             BatchScope::Global => plan.train.batch_size.div_ceil(processes),

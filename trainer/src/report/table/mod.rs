@@ -7,7 +7,7 @@ mod read;
 mod render;
 mod save;
 
-pub use read::{Found, RunRecord, read_runs};
+pub use read::{Found, RunRecord, read_runs, weights_name};
 pub use render::{markdown, text};
 pub use save::save;
 
@@ -40,6 +40,8 @@ pub struct Row {
     pub epochs: Option<usize>,
     /// Number of planned epochs.
     pub planned_epochs: Option<usize>,
+    /// Name of the run or file whose weights the runs started from.
+    pub weights: Option<String>,
     /// Device and strategy, as readable text.
     pub device: Option<String>,
     /// Mean wall-clock minutes per run.
@@ -90,6 +92,7 @@ impl Row {
             runs: 0,
             epochs: None,
             planned_epochs: None,
+            weights: None,
             device: None,
             minutes: None,
             commits: Vec::new(),
@@ -127,6 +130,7 @@ fn row(group: &[&RunRecord], published: &[Published]) -> Row {
         runs: group.len(),
         epochs: group.iter().map(|run| run.epochs).min(),
         planned_epochs: Some(first.planned_epochs),
+        weights: first.weights.clone(),
         device: Some(first.device.clone()),
         minutes: Some(mean(|run| run.seconds) / 60.0),
         commits,

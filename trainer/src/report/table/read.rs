@@ -36,6 +36,8 @@ pub struct RunRecord {
     pub epochs: usize,
     /// Number of planned epochs.
     pub planned_epochs: usize,
+    /// Name of the run or file whose weights the run started from (`model.weights`).
+    pub weights: Option<String>,
     /// Device and strategy, as readable text.
     pub device: String,
     /// Wall-clock seconds.
@@ -170,6 +172,8 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
             || data("fraction").and_then(toml::Value::as_float).is_some_and(|fraction| fraction < 1.0);
     let has = |section: &str, key: &str| recipe.get(section).is_some_and(|section| section.get(key).is_some());
     let several_classes = has("data", "label_delim");
+    let weights = recipe.get("model").and_then(|model| model.get("weights")).and_then(toml::Value::as_str);
+    let weights = weights.map(|path| weights_name(Path::new(path)).display().to_string());
     remove_nondeterministic_settings(&mut recipe, summary.test.is_some());
     // `summary.json` counts a run that `train.max_steps` ended as complete.
     let evaluated = read_summary(&folder.summary_csv())?.last().map_or(summary.epochs, |row| row.epoch);
@@ -188,12 +192,20 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
         last_top1: summary.test.is_none().then_some(last.top1),
         epochs: summary.epochs.min(evaluated),
         planned_epochs: summary.planned_epochs,
+        weights,
         device: summary.device,
         seconds: summary.seconds,
         commit,
         recipe,
         folder,
     }))
+}
+
+/// Returns the end of a path of weights: the file name, or `RUN/checkpoints/NAME` of a run's checkpoint.
+pub fn weights_name(path: &Path) -> PathBuf {
+    let parent = path.parent().and_then(Path::file_name);
+    let kept = if parent.is_some_and(|name| name == "checkpoints") { 3 } else { 1 };
+    path.iter().skip(path.iter().count().saturating_sub(kept)).collect()
 }
 
 /// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the settings

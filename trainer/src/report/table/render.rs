@@ -33,6 +33,7 @@ fn cells(row: &Row) -> [String; COLUMNS] {
         (Some(done), Some(planned)) if done != planned => format!("{done} of {planned}"),
         (done, _) => done.map_or_else(none, |done| done.to_string()),
     };
+    let epochs = if row.weights.is_some() { format!("{epochs} from weights") } else { epochs };
     // Show the first name and the number of the others.
     let several = |names: &[String], length: usize| match names {
         [] => none(),

@@ -42,25 +42,30 @@ fn runs_stand_beside_what_is_published() {
         run(root.path(), name, "resnet18", &config, Some(top1));
     }
     run(root.path(), "4-resnet18", "resnet18", "seed = 0\nepochs = 3\nema = 0.9", Some(94.0));
+    // A run from another run's weights is no repetition
+    let config = "seed = 3\nepochs = 3\n[model]\nweights = \"/home/me/runs/1-resnet18/checkpoints/best\"";
+    run(root.path(), "6-resnet18", "resnet18", config, Some(95.0));
     run(root.path(), "5-lenet", "lenet", "", Some(74.5));
     let rows = table(root.path());
     insta::assert_snapshot!(text(&rows), @r"
-        model     data     published             reached  epochs  device          minutes  commit     run
-        lenet     cifar10          –               74.50       3  CPU, single x1      1.5  8d5a1f6f0  5-lenet
-        vgg16     cifar10      92.64              no run       –  –                     –  –          –
-        resnet18  cifar10      93.02               94.00       3  CPU, single x1      1.5  8d5a1f6f0  4-resnet18
-        resnet18  cifar10      93.02  93.20 ± 0.20 (n=3)       3  CPU, single x1      1.5  8d5a1f6f0  1-resnet18 +2
+        model     data     published             reached          epochs  device          minutes  commit     run
+        lenet     cifar10          –               74.50               3  CPU, single x1      1.5  8d5a1f6f0  5-lenet
+        vgg16     cifar10      92.64              no run               –  –                     –  –          –
+        resnet18  cifar10      93.02               95.00  3 from weights  CPU, single x1      1.5  8d5a1f6f0  6-resnet18
+        resnet18  cifar10      93.02               94.00               3  CPU, single x1      1.5  8d5a1f6f0  4-resnet18
+        resnet18  cifar10      93.02  93.20 ± 0.20 (n=3)               3  CPU, single x1      1.5  8d5a1f6f0  1-resnet18 +2
         ");
     insta::assert_snapshot!(markdown(&rows), @r"
         | model | data | published | reached | epochs | device | minutes | commit | run |
         | --- | --- | ---: | ---: | ---: | --- | ---: | --- | --- |
         | lenet | cifar10 | – | 74.50 | 3 | CPU, single x1 | 1.5 | 8d5a1f6f0 | 5-lenet |
         | vgg16 | cifar10 | 92.64 | no run | – | – | – | – | – |
+        | resnet18 | cifar10 | 93.02 | 95.00 | 3 from weights | CPU, single x1 | 1.5 | 8d5a1f6f0 | 6-resnet18 |
         | resnet18 | cifar10 | 93.02 | 94.00 | 3 | CPU, single x1 | 1.5 | 8d5a1f6f0 | 4-resnet18 |
         | resnet18 | cifar10 | 93.02 | 93.20 ± 0.20 (n=3) | 3 | CPU, single x1 | 1.5 | 8d5a1f6f0 | 1-resnet18 +2 |
         ");
     let json = serde_json::to_value(&rows).unwrap();
-    let three = &json[3];
+    let three = &json[4];
     assert_eq!(
         (&three["model"], &three["published_top1"], &three["runs"]),
         (&"resnet18".into(), &93.02.into(), &3.into())
