@@ -1,6 +1,6 @@
 //! The error type of commands: a message, a hint and an exit code.
 
-use std::{fmt::Display, sync::OnceLock};
+use std::{any::Any, fmt::Display, sync::OnceLock};
 
 use data::DataError;
 
@@ -68,6 +68,11 @@ impl Failure {
     /// Returns the error for the callbacks of the crate `launch`.
     pub fn into_launch_error(self) -> LaunchError {
         LaunchError { code: self.code, message: self.message, hint: self.hint.unwrap_or_default() }
+    }
+
+    /// Converts the value of a panic to a failure, as [`of_panic`](Self::of_panic) does.
+    pub fn of_panic_value(panic: &(dyn Any + Send)) -> Option<Self> {
+        Self::of_panic(panic_text(panic)?)
     }
 
     /// Converts a panic's text to a failure if the GPU is out of memory or has stopped, as burn panics with these errors wherever it
@@ -222,6 +227,12 @@ impl From<ConfigErrors> for Failure {
         let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();
         Self { code: USAGE, message, hint: None, is_permanent: false }
     }
+}
+
+/// Returns the text of a panic; `None` if its value is not text.
+pub fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
 #[cfg(test)]

@@ -46,8 +46,7 @@ pub fn main() -> ExitCode {
     let result = panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let message = "the program stopped at an internal error, shown above";
         let defect = || Failure::run(message, "please report it; checkpoints saved before are intact");
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        Err(text.and_then(Failure::of_panic).unwrap_or_else(defect))
+        Err(Failure::of_panic_value(&*panic).unwrap_or_else(defect))
     });
     device::keep_kernels();
     diagnostics::write_to_stderr();

@@ -12,7 +12,7 @@ use crate::text::thousands;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
     self, JobFolder, LaunchConfig, OnSignal, Role,
-    environment::{self, Launcher, WorkerRole},
+    environment::{self, WorkerRole},
 };
 
 /// Timeout of one all-reduce.
@@ -72,12 +72,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
     let workers = workers_flag(arguments.gpus, arguments.cpus);
     match launch::detect(&variables, arguments.launcher.parse()?, workers)? {
         Role::Worker(role) => {
-            let local_rank = LocalRank {
-                local_rank: role.local_rank,
-                local_world_size: role.local_world_size,
-                other_launcher: role.launcher != Launcher::Builtin,
-                oversubscribe: arguments.oversubscribe,
-            };
+            let local_rank = ranks::local_rank(&role, arguments.oversubscribe);
             let selected = target.select(&local_rank)?;
             // A measurement has nothing to save, so signals keep their default action: they end the process.
             let rank = ranks::join_over(&role, &variables, backend.transport(&role), TIMEOUT, Stop::never())?;

@@ -74,7 +74,7 @@ pub(super) fn train(arguments: &TrainArgs, asked: &[Host], variables: Variables)
     if arguments.dry_run {
         return run::run(&first, variables);
     }
-    run::check_plan(&first, workers > 1 || launcher.hosts.len() > 1)?;
+    run::check_plan(&first, None, workers > 1 || launcher.hosts.len() > 1)?;
     Ok(launcher.run()?)
 }
 

@@ -1,6 +1,6 @@
 //! Assigns GPUs to processes.
 
-use super::{Gpus, hidden};
+use super::{Gpus, visible_devices_note};
 use crate::failure::Failure;
 
 /// The position of a process among the processes of its host.
@@ -56,7 +56,8 @@ impl TooFewGpus {
     pub fn failure(self, gpus: &Gpus) -> Failure {
         let Self { processes, gpus: count } = self;
         let few = if count == 1 { "there is 1 GPU".to_owned() } else { format!("there are {count} GPUs") };
-        let hidden = hidden(gpus.visible.as_deref()).map(|clause| format!(" ({clause})")).unwrap_or_default();
+        let hidden =
+            visible_devices_note(gpus.visible.as_deref()).map(|clause| format!(" ({clause})")).unwrap_or_default();
         Failure::usage(
             format!("{processes} processes want a GPU each: {few}{hidden}"),
             format!(

@@ -94,7 +94,7 @@ fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
 
 /// Describes a driver without a GPU.
 fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> Missing {
-    let (clause, hint) = match hidden(visible) {
+    let (clause, hint) = match visible_devices_note(visible) {
         Some(clause) => (format!("; {clause}"), "unset CUDA_VISIBLE_DEVICES, or name GPUs that `nvidia-smi -L` lists"),
         None => (String::new(), "does `nvidia-smi -L` list one? a container needs --gpus all; without GPUs: --cpus N"),
     };
@@ -103,7 +103,7 @@ fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> Missing {
 
 /// Describes the effect of `CUDA_VISIBLE_DEVICES`; `None` if it is not set. The driver lists the GPUs that the variable names,
 /// by number or by UUID, up to the first entry that names no GPU.
-pub fn hidden(visible: Option<&str>) -> Option<String> {
+pub fn visible_devices_note(visible: Option<&str>) -> Option<String> {
     let value = visible?;
     if value.trim().is_empty() {
         return Some("CUDA_VISIBLE_DEVICES is empty, which hides every GPU".into());
@@ -113,7 +113,7 @@ pub fn hidden(visible: Option<&str>) -> Option<String> {
     Some(match entries.find(|word| !entry(word)) {
         None => format!("CUDA_VISIBLE_DEVICES is `{value}`"),
         Some(word) => format!(
-            "CUDA_VISIBLE_DEVICES is `{value}`: `{word}` is neither a number nor a UUID, and hides itself and all behind it"
+            "CUDA_VISIBLE_DEVICES is `{value}`: `{word}` is neither the index nor the UUID of a GPU, so the driver hides it and all entries after it"
         ),
     })
 }
@@ -150,12 +150,12 @@ mod tests {
 
     #[test]
     fn visible_devices_are_numbers_and_uuids_up_to_the_first_other_word() {
-        assert_eq!(hidden(None), None);
-        assert_eq!(hidden(Some("1,0")).unwrap(), "CUDA_VISIBLE_DEVICES is `1,0`");
+        assert_eq!(visible_devices_note(None), None);
+        assert_eq!(visible_devices_note(Some("1,0")).unwrap(), "CUDA_VISIBLE_DEVICES is `1,0`");
         let uuids = "GPU-8a56,MIG-77";
-        assert_eq!(hidden(Some(uuids)).unwrap(), format!("CUDA_VISIBLE_DEVICES is `{uuids}`"));
+        assert_eq!(visible_devices_note(Some(uuids)).unwrap(), format!("CUDA_VISIBLE_DEVICES is `{uuids}`"));
         for (value, word) in [("0,-1,1", "-1"), ("none", "none"), ("0,,1", "")] {
-            let text = hidden(Some(value)).unwrap();
+            let text = visible_devices_note(Some(value)).unwrap();
             assert!(text.contains(&format!("`{word}` is neither")), "{text}");
         }
     }

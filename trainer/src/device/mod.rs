@@ -28,7 +28,7 @@ pub use self::stream_event::StreamEvent;
 pub use self::{
     assign::{LocalRank, gpu_index},
     configure::configure,
-    gpus::{Gpus, Missing, find, hidden},
+    gpus::{Gpus, Missing, find, visible_devices_note},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
     versions::check_versions,
 };

@@ -27,13 +27,13 @@ use self::resume_command::resume_command;
 pub(crate) use self::resume_command::shell_command;
 use data::Splits;
 
-use self::plan::{Access, PlanSource, PlannedRun};
+use self::plan::{Access, PlanSource, PlannedRun, print_notes};
 use self::run_data::{PixelAccess, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use self::worker::WorkerRun;
 use crate::cli::{TrainArgs, workers_flag};
-use crate::config::{Backend, BatchScope, Devices, Mode, RunPlan};
+use crate::config::{Backend, BatchScope, ConfigSource, Devices, Mode, RunPlan};
 use crate::console;
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
@@ -85,6 +85,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let (workers, nodes) = (devices_of_plan.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
     let several_workers = workers > 1 || nodes > 1 || node.is_some();
     let PlannedRun { mut plan, resumed } = source.read(several_workers)?;
+    print_notes(&plan);
     let local_rank =
         LocalRank { local_world_size: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
@@ -179,12 +180,21 @@ pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
     matches!(devices, Some(Devices::Gpus(_)))
 }
 
-/// Reads the plan and checks it without reading data, for a job whose ranks run elsewhere.
+/// Checks a plan without reading data or printing notes, for a run that other processes start. `source` is the text of `--config`,
+/// if it was read before.
 ///
 /// # Errors
 /// Flags or the plan are wrong.
-pub(crate) fn check_plan(arguments: &TrainArgs, several: bool) -> Result<RunPlan, Failure> {
-    let PlannedRun { plan, .. } = PlanSource::find(arguments, Access::Read)?.read(several)?;
+pub(crate) fn check_plan(
+    arguments: &TrainArgs,
+    source: Option<&ConfigSource>,
+    several: bool,
+) -> Result<RunPlan, Failure> {
+    let source = match source {
+        Some(text) => PlanSource::of_text(arguments, text.clone()),
+        None => PlanSource::find(arguments, Access::Read)?,
+    };
+    let PlannedRun { plan, .. } = source.read(several)?;
     let nodes = arguments.job.nnodes.unwrap_or(1);
     if uses_ddp(&plan, several, nodes)? {
         check_batch_size(&plan, plan.parallel.devices.map_or(1, Devices::count))?;

@@ -87,6 +87,11 @@ impl<'a> PlanSource<'a> {
         Ok(Self { arguments, text: ConfigSource::read(&folder.config()), resumed: Some(folder) })
     }
 
+    /// Makes the source of a new run from a file that was read before.
+    pub(super) fn of_text(arguments: &'a TrainArgs, text: ConfigSource) -> Self {
+        Self { arguments, text: Ok(text), resumed: None }
+    }
+
     /// Returns the devices of the run on this machine, from the flags or else from the file. A resumed run keeps its devices. A
     /// mistake in the file is reported later, by [`PlanSource::read`].
     pub(super) fn devices(&self) -> Option<Devices> {
@@ -111,7 +116,7 @@ impl<'a> PlanSource<'a> {
         if several && overrides.mode.is_none() && !dp(&overrides) {
             overrides.mode = Some(Mode::Ddp.to_string());
         }
-        let mut plan = with_notes(self.resolve(&overrides)?);
+        let mut plan = self.resolve(&overrides)?;
         plan.parallel.devices = self.devices();
         if let (Some(folder), Some(path)) = (&self.resumed, &self.arguments.config) {
             same_plan(path, &overrides, folder, &plan)?;
@@ -172,15 +177,16 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
 /// # Errors
 /// Every mistake in the file, with its location.
 pub(crate) fn load(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
-    Ok(with_notes(read(path, overrides)?))
+    let plan = read(path, overrides)?;
+    print_notes(&plan);
+    Ok(plan)
 }
 
 /// Prints the notes of a plan.
-fn with_notes(plan: RunPlan) -> RunPlan {
+pub(crate) fn print_notes(plan: &RunPlan) {
     for note in plan.notes() {
         console::eprint(format_args!("note: {note}"));
     }
-    plan
 }
 
 /// Does the work of [`load`] without printing notes.

@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
+use crate::device::LocalRank;
 use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{Communicator, TransportKind, cuda::driver::Gpu};
@@ -138,6 +139,16 @@ impl Rank {
     }
 }
 
+/// Returns the position of a rank among the ranks of its host.
+pub(crate) fn local_rank(role: &WorkerRole, oversubscribe: bool) -> LocalRank {
+    LocalRank {
+        local_rank: role.local_rank,
+        local_world_size: role.local_world_size,
+        other_launcher: role.launcher != Launcher::Builtin,
+        oversubscribe,
+    }
+}
+
 /// Limits this process's threads to its share of the host's cores. Call this function only if another launcher started the
 /// process: this program's launcher has already split the cores. Launchers that bind ranks to cores (mpirun, srun) leave each
 /// rank its own cores. torchrun binds nothing, so each of its ranks would start one thread per core. `RAYON_NUM_THREADS` takes
@@ -146,9 +157,13 @@ impl Rank {
 /// # Errors
 /// A rank has left the job.
 pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
-    let mut own = comm::host::boot().into_bytes();
-    own.resize(36, 0);
-    let host = own.len();
+    // Bytes of a boot id, or of the start of a host name.
+    const HOST: usize = 36;
+    // The kernel may hide the boot id.
+    let boot = Some(comm::host::boot()).filter(|boot| !boot.is_empty());
+    let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let mut own = boot.unwrap_or_else(name).into_bytes();
+    own.resize(HOST, 0);
     own.extend(cores::affinity_mask().map_err(|error| {
         Failure::run(format!("cannot read the cores of this process: {error}"), "set RAYON_NUM_THREADS")
     })?);
@@ -158,8 +173,8 @@ pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
         return Ok(());
     }
     let masks: Vec<&[u8]> =
-        all.chunks_exact(own.len()).filter(|o| o[..host] == own[..host]).map(|o| &o[host..]).collect();
-    let threads = cores::threads_of_rank(&own[host..], &masks);
+        all.chunks_exact(own.len()).filter(|o| o[..HOST] == own[..HOST]).map(|o| &o[HOST..]).collect();
+    let threads = cores::threads_of_rank(&own[HOST..], &masks);
     // An error means that a test's process has already built the pool. The pool then keeps its size.
     let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
     Ok(())

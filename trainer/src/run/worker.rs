@@ -9,7 +9,7 @@ use launch::{
 
 use super::{
     nothing_to_tune,
-    plan::{PlanSource, PlannedRun},
+    plan::{PlanSource, PlannedRun, print_notes},
     ranks::{self, Rank},
     run_data::{PixelAccess, read_data},
     setup::{DeviceAssignment, note_missing_gpu},
@@ -21,7 +21,7 @@ use crate::{
     cli::TrainArgs,
     config::{Devices, Mode, RunPlan},
     console,
-    device::{DeviceSet, LocalRank},
+    device::DeviceSet,
     diagnostics,
     failure::Failure,
     report::RunFolder,
@@ -47,7 +47,7 @@ impl WorkerRun<'_> {
     /// The plan is wrong, the ranks do not join, or the run failed. If this program's launcher has started the rank, the launcher
     /// shows the failure of a rank that has joined, and the result is the exit code.
     pub(super) fn run(&self, source: PlanSource) -> Result<u8, Failure> {
-        let &Self { arguments, worker, folder, .. } = self;
+        let &Self { worker, folder, .. } = self;
         if folder.is_none() {
             if worker.rank == 0 {
                 console::eprint(self.role);
@@ -56,25 +56,13 @@ impl WorkerRun<'_> {
             diagnostics::write_to_stderr();
         }
         let PlannedRun { mut plan, resumed } = source.read(true)?;
+        print_notes(&plan);
         if resumed.is_none() {
             self.warn_of_torchrun_restart();
         }
         self.check_plan(&mut plan)?;
-        let local_rank = LocalRank {
-            local_rank: worker.local_rank,
-            local_world_size: worker.local_world_size,
-            other_launcher: folder.is_none(),
-            oversubscribe: arguments.oversubscribe,
-        };
         let rank = ranks::join(worker, self.variables, &plan)?;
-        if folder.is_none() {
-            ranks::share_cores(&rank)?;
-        }
-        // Selecting the device starts the thread pool, so the number of threads must be set before.
-        let selected = self.devices.select(&local_rank)?;
-        ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)?;
-        let devices = DeviceAssignment { devices: self.devices, local_rank, selected };
-        let result = self.train(plan, resumed, devices, &rank);
+        let result = self.train(plan, resumed, &rank);
         if let Err(failure) = &result {
             rank.failed(failure);
             if folder.is_some() {
@@ -114,14 +102,22 @@ impl WorkerRun<'_> {
         Ok(())
     }
 
-    /// Reads the data and trains. After a restart the run continues from its newest checkpoint.
-    fn train(
-        &self,
-        mut plan: RunPlan,
-        mut resumed: Option<RunFolder>,
-        devices: DeviceAssignment<'_>,
-        rank: &Rank,
-    ) -> Result<u8, Failure> {
+    /// Selects the device, and returns it.
+    fn select_device(&self, rank: &Rank) -> Result<DeviceAssignment<'_>, Failure> {
+        let oversubscribe = self.arguments.oversubscribe;
+        let local_rank = ranks::local_rank(self.worker, oversubscribe);
+        if local_rank.other_launcher {
+            ranks::share_cores(rank)?;
+        }
+        // Selecting the device starts the thread pool, so the number of threads must be set before.
+        let selected = self.devices.select(&local_rank)?;
+        ranks::one_gpu_each(rank, selected.gpu.as_ref(), oversubscribe)?;
+        Ok(DeviceAssignment { devices: self.devices, local_rank, selected })
+    }
+
+    /// Selects the device, reads the data and trains. After a restart the run continues from its newest checkpoint.
+    fn train(&self, mut plan: RunPlan, mut resumed: Option<RunFolder>, rank: &Rank) -> Result<u8, Failure> {
+        let devices = self.select_device(rank)?;
         let (is_rank_0, launcher_folder) = (self.worker.rank == 0, self.folder);
         let restarted = self.variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
         rank.status.set_status(format_args!("reading {}", plan.data.name));

@@ -18,6 +18,8 @@ use data::{
 };
 use ops::{GatherLines, gather_images};
 
+use crate::text;
+
 /// The data sets of a run on one device.
 #[derive(Debug)]
 pub struct DeviceDatasets {
@@ -60,14 +62,15 @@ impl Lines {
 }
 
 impl DeviceDataset {
-    /// Returns the reason why a data set cannot be kept on a device with `room` bytes for it, or `None` if it can.
-    pub fn refusal(dataset: &Dataset, room: u64) -> Option<String> {
+    /// Returns the reason why a data set cannot be kept on a device with `max_bytes` for it, or `None` if it can.
+    pub fn refusal(dataset: &Dataset, max_bytes: u64) -> Option<String> {
         if dataset.encoded.is_some() {
             return Some("the images are decoded in each epoch".into());
         }
         let bytes = dataset.all_pixels().len();
-        if bytes as u64 > room {
-            return Some(format!("{bytes} bytes of images are more than a quarter of the device's memory"));
+        if bytes as u64 > max_bytes {
+            let [images, most] = [bytes as u64, max_bytes].map(text::bytes);
+            return Some(format!("the images take {images}, and the GPU may hold a data set of {most}"));
         }
         // Indices are 32-bit numbers.
         (i32::try_from(bytes).is_err()).then(|| format!("{bytes} bytes of images are more than {}", i32::MAX))
@@ -253,7 +256,7 @@ mod tests {
     fn a_data_set_that_does_not_fit_is_refused() {
         let set = dataset(ImageShape { channels: 1, height: 4, width: 4 }, 10);
         assert_eq!(DeviceDataset::refusal(&set, 160), None);
-        assert!(DeviceDataset::refusal(&set, 159).unwrap().contains("160 bytes"));
+        assert!(DeviceDataset::refusal(&set, 159).unwrap().contains("take 160 B"));
     }
 
     #[test]

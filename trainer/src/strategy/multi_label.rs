@@ -93,13 +93,17 @@ pub(super) fn judge(logits: &[f32], target: &[f32]) -> (f64, bool) {
 
 /// Checks that a batch belongs to a multi-label data set if `multi_label` is set, and to a single-label data set otherwise.
 pub(super) fn check_batch(multi_label: bool, multi_hot: &[f32]) -> Result<(), DataError> {
-    match multi_label != multi_hot.is_empty() {
-        true => Ok(()),
-        false => Err(DataError::new(
-            "",
-            "the run is for images with several classes each, and the data set's images have one, or the other way round",
+    let mistake = |cause: &str, hint: &str| Err(DataError::new("", cause, hint));
+    match (multi_label, multi_hot.is_empty()) {
+        (true, true) => mistake(
+            "the run is multi-label, and each image of the data set has one class",
             "set data.label_delim as it was in training (--label-delim of `trainer eval`)",
-        )),
+        ),
+        (false, false) => mistake(
+            "the run is single-label, and the data set's images have several classes",
+            "remove data.label_delim, which the training did not have",
+        ),
+        _ => Ok(()),
     }
 }
 

@@ -50,7 +50,13 @@ fn element(dtype: Dtype) -> WeightDType {
         Dtype::BF16 => WeightDType::Bf16,
         Dtype::I64 => WeightDType::Other("int64"),
         Dtype::I32 => WeightDType::Other("int32"),
+        Dtype::I16 => WeightDType::Other("int16"),
+        Dtype::I8 => WeightDType::Other("int8"),
+        Dtype::U64 => WeightDType::Other("uint64"),
+        Dtype::U32 => WeightDType::Other("uint32"),
+        Dtype::U16 => WeightDType::Other("uint16"),
+        Dtype::U8 => WeightDType::Other("uint8"),
         Dtype::BOOL => WeightDType::Other("bool"),
-        _ => WeightDType::Other("neither float64, float32, float16 nor bfloat16"),
+        _ => WeightDType::Other("another type"),
     }
 }

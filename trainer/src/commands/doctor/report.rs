@@ -140,7 +140,7 @@ impl Report {
             trainer: env!("CARGO_PKG_VERSION"),
             features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect(),
             cpu: Cpu::detect(),
-            visible: device::hidden(visible.as_deref()),
+            visible: device::visible_devices_note(visible.as_deref()),
             would_use: choice(&peers, &ipc, &nccl),
             peers,
             ipc,

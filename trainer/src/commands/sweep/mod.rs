@@ -133,7 +133,10 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         let Some(Command::Train(train)) = cli.command else {
             return Err(Failure::run("a run of the sweep is not a training", "please report this"));
         };
-        let plan = run::check_plan(&train, workers > 1)?;
+        let plan = run::check_plan(&train, Some(&source), workers > 1)?;
+        if one.number == 1 {
+            run::plan::print_notes(&plan);
+        }
         let metric = |best_by| Metric::of(best_by, plan.is_multi_label());
         metrics.push((metric(plan.best_by()), metric(BestBy::Accuracy)));
     }

@@ -116,12 +116,15 @@ fn describe_unused(used: &[&[u8]], parameters: &[ParameterInfo]) -> String {
     let mut lines = Vec::new();
     let unused = names(&by_no_rank);
     if !unused.is_empty() {
-        lines.push(format!("no rank used {}: the optimizer leaves them alone", list(&unused)));
+        lines.push(format!("no rank used {}: the optimizer does not update unused parameters", list(&unused)));
     }
     for (rank, used) in used.iter().enumerate() {
         let here = names(&|index| used[index] == 0 && !by_no_rank(index));
         if !here.is_empty() {
-            lines.push(format!("rank {rank} did not use {}: it adds nothing to their gradients", list(&here)));
+            lines.push(format!(
+                "rank {rank} did not use {}: rank {rank} contributes zeros to these gradients",
+                list(&here)
+            ));
         }
     }
     lines.join("; ")
@@ -156,8 +159,8 @@ mod tests {
         let text = describe_unused(&[&[1, 0, 0], &[1, 0, 1]], &parameters);
         assert_eq!(
             text,
-            "no rank used `b`: the optimizer leaves them alone; rank 0 did not use `c`: it adds nothing to their \
-             gradients"
+            "no rank used `b`: the optimizer does not update unused parameters; rank 0 did not use `c`: rank 0 contributes \
+             zeros to these gradients"
         );
     }
 }

@@ -2,7 +2,6 @@
 //! (`torch.nn.parallel.parallel_apply`).
 
 use std::{
-    any::Any,
     panic::{self, AssertUnwindSafe},
     sync::{Arc, mpsc},
 };
@@ -11,7 +10,10 @@ use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use super::statistics::SyncGroup;
-use crate::{device::StreamEvent, failure::Failure};
+use crate::{
+    device::StreamEvent,
+    failure::{Failure, panic_text},
+};
 
 /// Devices, each with a thread pool. Each operation runs in the pool of its device only.
 pub(super) struct Devices {
@@ -109,7 +111,7 @@ impl Devices {
                 }
                 Err(panic) => {
                     failure.get_or_insert_with(|| {
-                        let text = message(&*panic);
+                        let text = panic_text(&*panic).unwrap_or("no message");
                         if let Some(known) = Failure::of_panic(text) {
                             return Failure {
                                 message: format!("device {index} of {devices}: {}", known.message),
@@ -136,12 +138,6 @@ impl Devices {
             .collect::<Option<Vec<T>>>()
             .ok_or_else(|| Failure::run(format!("a device ended in {what} without a result"), "please report this"))
     }
-}
-
-/// Returns a panic's message.
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
 #[cfg(test)]
