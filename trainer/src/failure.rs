@@ -15,7 +15,8 @@ pub use crate::files::{FAILED, USAGE};
 /// An error for the user. `Display` is the full text that follows `error: ` on the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// Exit code of the process: 1 failed, 2 wrong usage or input, 128 + n ended by signal n after a checkpoint.
+    /// Exit code of the process: 1 the run failed, 2 wrong usage or input, 3 a worker died or the job could not start,
+    /// 128 + n stopped by signal n.
     pub code: u8,
     /// What happened: file, location, cause.
     pub message: String,

@@ -41,9 +41,9 @@ pub fn weigh(targets: &mut [f32], weights: &[f64]) {
     }
 }
 
-/// Returns the differentiable loss `[1]`: the sum over the batch divided by `weight` (that of the batch for a mean; that of the
-/// whole optimizer step where the batch is one of several that are accumulated). The loss is 0 where `weight` is 0: no sample
-/// counts.
+/// Returns the differentiable loss `[1]`: the sum over the batch divided by `weight`. For a mean over one batch, `weight` is the sum
+/// of the batch's sample weights. With accumulation or several ranks, it is the sum over the whole optimizer step. If `weight` is 0,
+/// the loss is 0.
 ///
 /// `torch.nn.functional.cross_entropy` with class probabilities as targets and `reduction="sum"`, divided by `weight`.
 ///
@@ -76,7 +76,7 @@ fn log_sum_exp(logits: &[f32]) -> f64 {
     f64::from(max) + logits.iter().map(|&l| f64::from(l - max).exp()).sum::<f64>().ln()
 }
 
-/// Returns the index of the largest logit; of equal logits the first, as `torch.argmax` does on the CPU.
+/// Returns the index of the largest logit. Of equal logits, returns the first. Skips NaN, unlike `torch.argmax`.
 pub fn argmax(logits: &[f32]) -> usize {
     let mut best = 0;
     for (index, &logit) in logits.iter().enumerate() {

@@ -52,7 +52,7 @@ impl StopReason {
 pub struct Stop {
     signal: Arc<AtomicUsize>,
     /// Whether a signal ends the process at once: there is nothing to save before the first step.
-    starting: Arc<AtomicBool>,
+    exits_at_once: Arc<AtomicBool>,
 }
 
 impl Stop {
@@ -70,37 +70,37 @@ impl Stop {
     }
 
     /// Installs the handlers of a worker of another launcher, which waits for the other ranks first. Until
-    /// [`starts`](Self::starts), a signal ends the process at once.
+    /// [`enter_training`](Self::enter_training), a signal ends the process at once.
     ///
     /// # Errors
     /// When the kernel refuses a handler.
-    pub fn of_rank() -> Result<Self, Failure> {
+    pub fn of_foreign_worker() -> Result<Self, Failure> {
         Self::install(true, true).map_err(refused)
     }
 
     /// Installs the handlers of a worker of this program's launcher. A second signal does nothing: a batch system may signal the
     /// worker and the launcher, which forwards its signal. The launcher kills workers that have to end at once. Until
-    /// [`starts`](Self::starts), a signal ends the process at once.
+    /// [`enter_training`](Self::enter_training), a signal ends the process at once.
     ///
     /// # Errors
     /// When the kernel refuses a handler.
-    pub fn of_worker() -> Result<Self, Failure> {
+    pub fn of_builtin_worker() -> Result<Self, Failure> {
         Self::install(false, true).map_err(refused)
     }
 
     /// From now on a signal requests a stop: training starts.
-    pub fn starts(&self) {
-        self.starting.store(false, Ordering::Relaxed);
+    pub fn enter_training(&self) {
+        self.exits_at_once.store(false, Ordering::Relaxed);
     }
 
-    fn install(second_ends: bool, starting: bool) -> io::Result<Self> {
-        let stop = Self { starting: Arc::new(AtomicBool::new(starting)), ..Self::default() };
+    fn install(second_ends: bool, exits_at_once: bool) -> io::Result<Self> {
+        let stop = Self { exits_at_once: Arc::new(AtomicBool::new(exits_at_once)), ..Self::default() };
         let ignored = signals::ignored();
         // The order matters: the first signal arms the conditional exit, so that only a second one takes it
         let armed = Arc::new(AtomicBool::new(false));
         for signal in signals::STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
-            if starting {
-                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop.starting))?;
+            if exits_at_once {
+                flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop.exits_at_once))?;
             }
             // A SIGHUP arms nothing: of signals that are sent together the kernel delivers the lowest number first, so a SIGINT that
             // was sent before a SIGHUP may come after it

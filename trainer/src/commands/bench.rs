@@ -4,7 +4,7 @@ use std::{fs::DirBuilder, io::ErrorKind, os::unix::fs::DirBuilderExt, time::Dura
 
 use crate::cli::{AllreduceArgs, workers_flag};
 use crate::console;
-use crate::device::{DeviceRequest, DeviceSet, LocalRank, Selected};
+use crate::device::{DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
 use crate::failure::Failure;
 use crate::run::ranks::{self, Rank};
 use crate::signals::Stop;
@@ -171,7 +171,7 @@ fn measure(
     config: &bench::BenchConfig,
     role: &WorkerRole,
     rank: &Rank,
-    selected: &Selected,
+    selected: &SelectedDevice,
 ) -> Result<(), Failure> {
     let shown = role.rank == 0 && !arguments.json;
     if shown && matches!(backend, BenchBackend::Gpus(_)) {
@@ -212,7 +212,7 @@ fn measure(
 /// Measures between GPUs. A build without the backend never calls this function: its [`DeviceSet::of`] selects no GPUs.
 fn on_gpus(
     rank: &Rank,
-    selected: &Selected,
+    selected: &SelectedDevice,
     backend: cuda::DeviceBackend,
     config: &bench::BenchConfig,
     describe: impl FnOnce(&str),

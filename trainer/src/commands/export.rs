@@ -16,7 +16,7 @@ use crate::report::RunFolder;
 use crate::run::{plan, run_data};
 use crate::snapshot::DatasetRecord;
 use crate::text::thousands;
-use crate::weights::onnx::{self, Description, OnnxModel};
+use crate::weights::onnx::{self, OnnxDescription, OnnxModel};
 use crate::weights::{self, Purpose, WeightFile, WeightTarget};
 
 /// The format of the exported file.
@@ -90,7 +90,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
 /// A file to write.
 struct Exported {
     bytes: Vec<u8>,
-    /// Description of the content, for the screen.
+    /// OnnxDescription of the content, for the screen.
     content: String,
     /// How to read the file in another program, for the screen.
     usage: String,
@@ -136,7 +136,7 @@ fn onnx(
     let (mean, std) = run_data::normalisation(plan)?;
     let list = |values: &[f32]| format!("[{}]", values.iter().map(f32::to_string).collect::<Vec<_>>().join(", "));
     let classes = serde_json::json!(network.dataset.classes).to_string();
-    let description = Description {
+    let description = OnnxDescription {
         model: &plan.model.name,
         input: match normalise {
             false => {

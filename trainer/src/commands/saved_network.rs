@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use models::BuildError;
 
 use crate::config::RunPlan;
-use crate::device::Selected;
+use crate::device::SelectedDevice;
 use crate::engine::checkpoint::{self, Loaded};
 use crate::failure::Failure;
 use crate::report::RunFolder;
@@ -23,7 +23,7 @@ use crate::weights::{self, LoadedWeights, WeightFile, WeightTarget};
 pub(super) fn build(
     target: &WeightTarget<'_>,
     file: &WeightFile,
-    selected: Option<&Selected>,
+    selected: Option<&SelectedDevice>,
     mistake: impl FnOnce(BuildError) -> Failure,
 ) -> Result<LoadedWeights, Failure> {
     let on_gpu = selected.is_some_and(|selected| selected.gpu.is_some());
@@ -31,7 +31,7 @@ pub(super) fn build(
     if let Some(cause) = refusal.filter(|_| !on_gpu) {
         return Err(Failure::usage(cause, memory::HINT));
     }
-    let device = selected.map_or_else(Device::flex, Selected::device);
+    let device = selected.map_or_else(Device::flex, SelectedDevice::device);
     let network = models::build(target.model, &target.spec, 0, &device).map_err(mistake)?;
     Ok(weights::load(network, target, file)?)
 }

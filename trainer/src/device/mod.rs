@@ -53,7 +53,7 @@ impl KernelCompileReporter {
 /// Set if this build includes burn's CUDA backend.
 pub const HAS_CUDA: bool = cfg!(feature = "cuda");
 
-/// The devices that the command line requests.
+/// The devices that flags or `parallel.devices` request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceRequest {
     /// GPUs if this build and this machine have them, otherwise the CPU.
@@ -75,7 +75,7 @@ pub enum DeviceSet {
 
 /// The device of a process, with its description.
 #[derive(Debug, Clone)]
-pub struct Selected {
+pub struct SelectedDevice {
     /// The store of compiled kernels.
     #[cfg(feature = "cuda")]
     kernels: Option<kernel_cache::KernelCache>,
@@ -118,11 +118,11 @@ pub fn cpu_kernels() -> &'static str {
 }
 
 /// Returns the CPU as a device of burn-flex.
-pub fn cpu() -> Selected {
+pub fn cpu() -> SelectedDevice {
     configure();
     let threads = rayon::current_num_threads();
     let description = format!("CPU, burn-flex, {threads} threads, {}", cpu_kernels());
-    Selected {
+    SelectedDevice {
         #[cfg(feature = "cuda")]
         kernels: None,
         threads,
@@ -131,7 +131,7 @@ pub fn cpu() -> Selected {
     }
 }
 
-impl Selected {
+impl SelectedDevice {
     /// Returns the device, with autodiff. The first call on a GPU reads the compiled kernels of earlier runs. A launcher, which
     /// only checks the GPUs, does not call this function.
     pub fn device(&self) -> Device {
@@ -181,7 +181,7 @@ impl DeviceSet {
     ///
     /// # Errors
     /// There are fewer GPUs than processes.
-    pub fn select(&self, local_rank: &LocalRank) -> Result<Selected, Failure> {
+    pub fn select(&self, local_rank: &LocalRank) -> Result<SelectedDevice, Failure> {
         match self {
             Self::Cpu(_) => Ok(cpu()),
             Self::Gpus(gpus) => {
@@ -197,20 +197,20 @@ impl DeviceSet {
     ///
     /// # Errors
     /// There are fewer GPUs than local ranks.
-    pub fn all(&self, first: &LocalRank) -> Result<Vec<Selected>, Failure> {
+    pub fn all(&self, first: &LocalRank) -> Result<Vec<SelectedDevice>, Failure> {
         (0..first.local_world_size).map(|local_rank| self.select(&LocalRank { local_rank, ..*first })).collect()
     }
 }
 
 /// Selects one of the GPUs.
-fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> Selected {
+fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> SelectedDevice {
     let (gpu, oversubscribed) = (gpus.all[index].clone(), local_rank.oversubscribed(gpus.all.len()));
     let [major, minor] = gpus.cuda;
     let mut description = format!("{}, CUDA {major}.{minor}, burn-cuda", describe(&gpu));
     if oversubscribed {
         description.push_str(", shared by several processes: timings mean nothing");
     }
-    Selected {
+    SelectedDevice {
         #[cfg(feature = "cuda")]
         kernels: Some(kernel_cache::KernelCache::of(gpus, local_rank)),
         threads: rayon::current_num_threads(),

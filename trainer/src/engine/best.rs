@@ -27,26 +27,27 @@ impl Engine<'_> {
     }
 
     /// Returns whether an evaluation is better than the best one so far.
-    pub(super) fn is_best(&self, eval: &EvalRecord) -> bool {
+    fn is_best(&self, eval: &EvalRecord) -> bool {
         self.progress.best.is_none_or(|best| eval.is_better(&best.eval, self.plan.best_by()))
     }
 
-    /// Returns the best epoch, if it was `train.patience` epochs ago.
+    /// Returns the best epoch if the run must stop early: this evaluation is not better, and the best one is at least `train.patience`
+    /// epochs old.
     pub(super) fn early_stop(&self, counts: &EvalCounts) -> Option<usize> {
-        let best = self.best_before(self.progress.epoch)?;
+        let best = self.best_epoch_out_of_patience(self.progress.epoch)?;
         (!self.is_best(&eval_record(counts))).then_some(best)
     }
 
-    /// Returns the epoch after which the run has ended early and the best epoch, by the present `train.patience`: if a resumed run has
-    /// trained no step since its last evaluation.
+    /// Returns the last epoch and the best epoch if the resumed run had already stopped early, by the present `train.patience`, and has
+    /// taken no step since its last evaluation.
     pub(super) fn had_stopped_early(&self) -> Option<[usize; 2]> {
         let last = self.progress.last?.epoch;
         let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
-        self.best_before(last).filter(|_| at_its_end).map(|best| [last, best])
+        self.best_epoch_out_of_patience(last).filter(|_| at_its_end).map(|best| [last, best])
     }
 
-    /// Returns the best epoch, if it was `train.patience` epochs before `epoch`.
-    pub(super) fn best_before(&self, epoch: usize) -> Option<usize> {
+    /// Returns the best epoch if it is at least `train.patience` epochs before `epoch`.
+    fn best_epoch_out_of_patience(&self, epoch: usize) -> Option<usize> {
         let (best, patience) = (self.progress.best?.epoch, self.plan.train.patience);
         (patience > 0 && epoch >= best + patience).then_some(best)
     }

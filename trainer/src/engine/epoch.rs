@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{Engine, FirstUse};
+use super::{Engine, WorkKind};
 use crate::device;
 use crate::failure::Failure;
 use crate::report::StepRecord;
@@ -22,7 +22,7 @@ pub(super) enum EpochEnd {
 }
 
 /// A step that was queued and is not reported yet.
-struct Queued {
+struct QueuedStep {
     step: u64,
     lr: f64,
     /// Loader batches.
@@ -50,12 +50,12 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         }
         engine.replaced.add(&fetched);
         let lr = engine.lr(step);
-        let taken = Queued { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
+        let taken = QueuedStep { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
         let stop_seen = engine.stop_reason();
         let outcome = {
-            let _reports = engine.report_kernel_compiles(FirstUse::Step);
+            let _reports = engine.report_kernel_compiles(WorkKind::Step);
             engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| at_step(engine, step, failure))?
         };
         queue.push_back(taken);
@@ -68,8 +68,8 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         for queued in queue.drain(..queue.len().saturating_sub(left)).collect::<Vec<_>>() {
             let is_last = queued.step == step;
             stop = stop.or(match &outcome {
-                Some(outcome) if is_last => report(engine, &queued, outcome, &mut reported)?,
-                _ => finish(engine, &queued, &mut reported)?,
+                Some(outcome) if is_last => complete_step(engine, &queued, outcome, &mut reported)?,
+                _ => wait_and_complete(engine, &queued, &mut reported)?,
             });
         }
         if due && engine.progress.batch < engine.lengths.batches_per_epoch {
@@ -77,7 +77,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         }
     }
     for queued in queue {
-        stop = stop.or(finish(engine, &queued, &mut reported)?);
+        stop = stop.or(wait_and_complete(engine, &queued, &mut reported)?);
     }
     Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Stopped))
 }
@@ -88,20 +88,24 @@ fn at_step(engine: &Engine<'_>, step: u64, mut failure: Failure) -> Failure {
     failure
 }
 
-/// Waits for the oldest queued step and reports it. Returns the reason why the run must stop, if there is one.
-fn finish(engine: &mut Engine<'_>, queued: &Queued, reported: &mut Instant) -> Result<Option<StopReason>, Failure> {
+/// Waits for the oldest queued step and completes it. Returns the reason why the run must stop, if there is one.
+fn wait_and_complete(
+    engine: &mut Engine<'_>,
+    queued: &QueuedStep,
+    reported: &mut Instant,
+) -> Result<Option<StopReason>, Failure> {
     let outcome = engine.strategy.finish_step().map_err(|failure| at_step(engine, queued.step, failure))?;
-    report(engine, queued, &outcome.expect("the step was queued"), reported)
+    complete_step(engine, queued, &outcome.expect("the step was queued"), reported)
 }
 
-/// Reports a step: timing and logging. Returns the reason why the run must stop, if there is one.
-fn report(
+/// Advances the run's progress by one step and reports the step. Returns the reason why the run must stop, if there is one.
+fn complete_step(
     engine: &mut Engine<'_>,
-    queued: &Queued,
+    queued: &QueuedStep,
     outcome: &StepOutcome,
     reported: &mut Instant,
 ) -> Result<Option<StopReason>, Failure> {
-    let (epoch, &Queued { step, lr, batches, start, fetched }) = (engine.progress.epoch, queued);
+    let (epoch, &QueuedStep { step, lr, batches, start, fetched }) = (engine.progress.epoch, queued);
     let end = Instant::now();
     engine.timeline.span(Track::Step, "data", start, fetched, &[]);
     engine.timeline.span(Track::Step, format!("step {step}"), start, end, &[("epoch", epoch)]);

@@ -55,9 +55,8 @@ impl Lengths {
         })
     }
 
-    /// Checks that a run that continues has the steps per epoch that it had. Its schedule and last step are counted in steps, so it
-    /// would otherwise end early, or at another learning rate. Inside an epoch, its position is counted in batches, so it must have the
-    /// images and batches that it had.
+    /// Checks that a resumed run has as many steps per epoch as before, because schedule and end of the run are counted in steps. Inside
+    /// an epoch, the position is counted in batches, so images and batch size must be the same too.
     ///
     /// # Errors
     /// The batch size, the accumulation, the number of images or, with batches per worker, the number of workers has changed.

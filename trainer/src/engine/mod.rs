@@ -19,7 +19,7 @@ use crate::config::{CheckpointConfig, RunPlan};
 use crate::console;
 use crate::device::KernelCompileReporter;
 use crate::failure::Failure;
-use crate::optim::{Schedule, lr_factor};
+use crate::optim::{Schedule, lr_scale_factor};
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, StopReason};
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
@@ -87,14 +87,14 @@ pub struct Engine<'a> {
     loaders: Loaders,
     lengths: Lengths,
     schedule: Schedule,
-    lr_factor: f64,
+    lr_scale_factor: f64,
     /// Set on rank 0 only, since the run folder has one writer.
     files: Option<Files<'a>>,
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
-    /// What this process does for the first time when it does it next.
-    first_uses: Vec<FirstUse>,
+    /// Kinds of work that this process has not done yet. The first time, a GPU compiles and tunes kernels.
+    not_done_yet: Vec<WorkKind>,
     replaced: ReplacedImages,
     /// Whether autotuning is still running.
     tunes: bool,
@@ -102,7 +102,7 @@ pub struct Engine<'a> {
 
 /// Work that compiles and tunes kernels when a process does it for the first time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FirstUse {
+enum WorkKind {
     Step,
     Evaluation,
 }
@@ -132,9 +132,9 @@ impl<'a> Engine<'a> {
         progress.global_batch = Some(lengths.global_batch);
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let lr_factor = lr_factor(plan, strategy.devices());
+        let lr_scale_factor = lr_scale_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        let (first_uses, replaced) = (vec![FirstUse::Step, FirstUse::Evaluation], ReplacedImages::default());
+        let (not_done_yet, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();
         Self {
             plan,
@@ -142,12 +142,12 @@ impl<'a> Engine<'a> {
             loaders,
             lengths,
             schedule,
-            lr_factor,
+            lr_scale_factor,
             files,
             stop,
             progress,
             timeline,
-            first_uses,
+            not_done_yet,
             replaced,
             tunes,
         }
@@ -155,12 +155,12 @@ impl<'a> Engine<'a> {
 
     /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None` if
     /// it is not the first one, or if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
-    fn report_kernel_compiles(&mut self, used: FirstUse) -> Option<KernelCompileReporter> {
-        let first = self.first_uses.contains(&used);
-        self.first_uses.retain(|other| *other != used);
+    fn report_kernel_compiles(&mut self, used: WorkKind) -> Option<KernelCompileReporter> {
+        let first = self.not_done_yet.contains(&used);
+        self.not_done_yet.retain(|other| *other != used);
         let what = match used {
-            FirstUse::Step => "first step",
-            FirstUse::Evaluation => "first evaluation",
+            WorkKind::Step => "first step",
+            WorkKind::Evaluation => "first evaluation",
         };
         let device = self.strategy.learner().replica.inner_device();
         (first && self.files.is_some() && !self.timeline.is_on())
@@ -168,7 +168,8 @@ impl<'a> Engine<'a> {
             .flatten()
     }
 
-    /// Records steps and waits for data on `timeline`. The strategy records the rest ([`Strategy::set_timeline`]).
+    /// Records spans of the steps and of the waits for data on `timeline`. The strategy records its own spans
+    /// ([`Strategy::set_timeline`]).
     pub fn with_timeline(mut self, timeline: &Timeline) -> Self {
         self.timeline = timeline.clone();
         self
@@ -236,13 +237,13 @@ impl<'a> Engine<'a> {
         let limit = self.plan.train.max_time_s;
         if limit > 0 && self.progress.elapsed_s >= limit as f64 {
             // The run was resumed after its time was over.
-            return self.out_of_time();
+            return self.stop_at_time_limit();
         }
         loop {
             let epoch = self.progress.epoch;
             let end = epoch::train_epoch(self)?;
             match end {
-                EpochEnd::Stopped(StopReason::TimeLimit) => return self.out_of_time(),
+                EpochEnd::Stopped(StopReason::TimeLimit) => return self.stop_at_time_limit(),
                 EpochEnd::Stopped(StopReason::Signal(signal)) => return self.interrupted(signal),
                 EpochEnd::Complete => {}
             }
@@ -261,7 +262,7 @@ impl<'a> Engine<'a> {
             let early_stop = counts.as_ref().filter(|_| !done).and_then(|counts| self.early_stop(counts));
             done |= early_stop.is_some();
             let eval_seconds = start.elapsed().as_secs_f64();
-            let time_is_up = !done && self.is_out_of_time(eval_seconds)?;
+            let time_is_up = !done && self.agree_time_is_up(eval_seconds)?;
             self.finish_epoch(counts.as_ref(), done || time_is_up, eval_seconds)?;
             match (counts, early_stop) {
                 (Some(counts), Some(best)) => return Ok(RunOutcome::StoppedEarly { counts, epoch, best }),
@@ -269,7 +270,7 @@ impl<'a> Engine<'a> {
                 (Some(counts), None) if time_is_up => {
                     return Ok(RunOutcome::OutOfTime { counts, step: self.progress.step });
                 }
-                (None, _) if time_is_up => return self.out_of_time(),
+                (None, _) if time_is_up => return self.stop_at_time_limit(),
                 _ => {}
             }
         }
@@ -289,7 +290,7 @@ impl<'a> Engine<'a> {
 
     /// Evaluates all images of [`Loaders::eval`].
     fn evaluate(&mut self) -> Result<Evaluation, Failure> {
-        let _reports = self.report_kernel_compiles(FirstUse::Evaluation);
+        let _reports = self.report_kernel_compiles(WorkKind::Evaluation);
         let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
         if let Some(reporter) = &mut reporter {
             reporter.evaluating(self.loaders.eval.batches_per_epoch());
@@ -380,7 +381,7 @@ impl<'a> Engine<'a> {
 
     /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
-        self.schedule.lr(step) * self.lr_factor
+        self.schedule.lr(step) * self.lr_scale_factor
     }
 }
 

@@ -11,18 +11,19 @@ impl Engine<'_> {
     /// Returns the reason why this rank should stop: a signal that it has received, or the end of `train.max_time_s`.
     pub(super) fn stop_reason(&self) -> Option<StopReason> {
         let signal = self.stop.signal().map(StopReason::Signal);
-        signal.or(self.time_is_up(0.0).then_some(StopReason::TimeLimit))
+        signal.or(self.time_is_up_on_rank_0(0.0).then_some(StopReason::TimeLimit))
     }
 
-    /// Returns whether `train.max_time_s` is over on rank 0 after `seconds` more, and `false` on the other ranks. The checkpoint has the
-    /// time of rank 0, which also writes it: in the other ranks' time it is a part of the next step, which waits for rank 0.
-    fn time_is_up(&self, seconds: f64) -> bool {
+    /// Returns whether `train.max_time_s` is over on rank 0 after `seconds` more, and `false` on the other ranks. Only rank 0 decides,
+    /// because the checkpoint stores rank 0's time. On the other ranks, the time that rank 0 takes to write a checkpoint is part of
+    /// their next step.
+    fn time_is_up_on_rank_0(&self, seconds: f64) -> bool {
         let limit = self.plan.train.max_time_s;
         limit > 0 && self.strategy.rank() == 0 && self.progress.elapsed_s + seconds >= limit as f64
     }
 
     /// Evaluates the current weights, and saves a checkpoint from which the run can continue.
-    pub(super) fn out_of_time(&mut self) -> Result<RunOutcome, Failure> {
+    pub(super) fn stop_at_time_limit(&mut self) -> Result<RunOutcome, Failure> {
         let start = Instant::now();
         let counts = match self.evaluate_or_save()? {
             Evaluation::Done(counts) => counts,
@@ -42,11 +43,11 @@ impl Engine<'_> {
         Ok(RunOutcome::OutOfTime { counts, step })
     }
 
-    /// Returns on all ranks whether `train.max_time_s` is over after `seconds` more.
-    pub(super) fn is_out_of_time(&self, seconds: f64) -> Result<bool, Failure> {
+    /// Returns on all ranks whether `train.max_time_s` is over after `seconds` more. Collective: all ranks call this method together.
+    pub(super) fn agree_time_is_up(&self, seconds: f64) -> Result<bool, Failure> {
         if self.plan.train.max_time_s == 0 {
             return Ok(false);
         }
-        Ok(self.strategy.all_gather(&[u8::from(self.time_is_up(seconds))])?[0] == [1])
+        Ok(self.strategy.all_gather(&[u8::from(self.time_is_up_on_rank_0(seconds))])?[0] == [1])
     }
 }

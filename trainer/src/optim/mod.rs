@@ -17,7 +17,7 @@ pub(crate) use clip::clip_on_device;
 pub(crate) use device_rates::DeviceRates;
 pub use ema::Ema;
 pub use gradients::FlatGradients;
-pub use schedule::{Schedule, lr_factor};
+pub use schedule::{Schedule, lr_scale_factor};
 
 use std::collections::HashMap;
 
@@ -128,6 +128,7 @@ impl Optimizer {
             };
             let factor = self.total_lr_factor(&info, updated_by_muon[index]);
             let slots = std::mem::take(&mut self.slots[index]);
+            // The rules multiply the decay by the learning rate. Divide, so that norm_bias_lr_factor does not change the decay.
             let weight_decay = self.weight_decay(&info) / self.norm_bias_factor(&info);
             let update = ParameterUpdate { value, gradient, weight_decay, slots };
             // The update fills it.

@@ -82,7 +82,7 @@ impl Schedule {
 
 /// Returns the factor of `optimizer.lr_scale`: the linear scaling rule (Goyal et al. 2017), and its square root. The learning rate
 /// grows with the global batch size, which grows with the number of `devices` only if `batch_size` is per worker.
-pub fn lr_factor(plan: &RunPlan, devices: usize) -> f64 {
+pub fn lr_scale_factor(plan: &RunPlan, devices: usize) -> f64 {
     let growth = match plan.train.batch_scope {
         BatchScope::Global => 1.0,
         BatchScope::PerWorker => devices as f64,

@@ -8,15 +8,15 @@ use crate::text::counted;
 /// Hint for a refusal.
 pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
 
-/// Smaller images are not checked, since the estimate takes tenths of a second, unless a step has many of them.
+/// Smaller images are not checked, since the estimate takes tenths of a second, unless a batch has many of them.
 const MANY_PIXELS: usize = 128 * 128;
-const MANY_PIXELS_OF_A_STEP: usize = 2048 * 2048;
+const MANY_PIXELS_OF_A_BATCH: usize = 2048 * 2048;
 
 /// The use of the memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MemoryUse {
-    /// A training step of `batch` images, whose activations have `bytes` per element.
-    Step { batch: usize, bytes: usize },
+    /// Forward and backward of `batch` images.
+    Training { batch: usize, bytes_per_element: usize },
     /// Evaluation, one image at a time or more.
     Evaluation,
 }
@@ -26,10 +26,10 @@ pub(crate) enum MemoryUse {
 pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option<String> {
     let [height, width] = spec.image_size;
     let images = match memory_use {
-        MemoryUse::Step { batch, .. } => batch,
+        MemoryUse::Training { batch, .. } => batch,
         MemoryUse::Evaluation => 1,
     };
-    if height * width < MANY_PIXELS && images * height * width < MANY_PIXELS_OF_A_STEP {
+    if height * width < MANY_PIXELS && images * height * width < MANY_PIXELS_OF_A_BATCH {
         return None;
     }
     let memory = data::total_memory()? as f64;
@@ -37,9 +37,9 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
     let pixels = (spec.in_channels * height * width) as f64;
     let (needed, what) = match memory_use {
         // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs.
-        MemoryUse::Step { batch, bytes } => {
-            let needed = 12.0 * parameters + bytes as f64 * batch as f64 * (activations + pixels);
-            (needed, format!("a step of {}", counted(batch as u64, "image")))
+        MemoryUse::Training { batch, bytes_per_element } => {
+            let needed = 12.0 * parameters + bytes_per_element as f64 * batch as f64 * (activations + pixels);
+            (needed, format!("a training batch of {}", counted(batch as u64, "image")))
         }
         MemoryUse::Evaluation => (4.0 * (parameters + pixels), "an evaluation".to_owned()),
     };

@@ -223,7 +223,7 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
         Backend::Mpi => TransportKind::Mpi,
         _ => best_transport(role),
     };
-    let stop = if role.launcher == Launcher::Builtin { Stop::of_worker()? } else { Stop::of_rank()? };
+    let stop = if role.launcher == Launcher::Builtin { Stop::of_builtin_worker()? } else { Stop::of_foreign_worker()? };
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 

@@ -1,4 +1,4 @@
-//! Builds everything that a run needs before its first step: device, network, strategy, loaders, checkpoint, start-up table.
+//! Builds the network and the loaders, loads the newest checkpoint, lists the facts that all ranks must share, and runs `--dry-run`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::memory::{self, MemoryUse};
 use super::{class_weights, fine_tune};
 use crate::config::{Devices, Mode, OnError, OptimizerKind, Precision, RunPlan, Setting};
 use crate::console;
-use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
+use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
 use crate::engine::checkpoint::Loaded;
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
@@ -43,12 +43,12 @@ pub(super) fn note_missing_gpu(devices: &DeviceSet) {
 
 /// The device of one process, and the devices of the whole job.
 pub(super) struct DeviceAssignment<'a> {
-    /// The devices that the flags request.
+    /// The devices that flags or `parallel.devices` request.
     pub devices: &'a DeviceSet,
     /// The position of the process among the processes of its host.
     pub local_rank: LocalRank,
     /// The device of the process.
-    pub selected: Selected,
+    pub selected: SelectedDevice,
 }
 
 /// Returns the classes and the shape of the images that the run's network is built for.
@@ -62,7 +62,7 @@ pub(super) fn network_spec(plan: &RunPlan, splits: &Splits) -> Spec {
 }
 
 /// Returns the reason why the loader augments images on the CPU, or `None` if the GPU does.
-pub(super) fn why_augment_on_cpu(plan: &RunPlan, selected: &Selected, splits: &Splits) -> Option<String> {
+pub(super) fn why_augment_on_cpu(plan: &RunPlan, selected: &SelectedDevice, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
     if plan.parallel.mode == Mode::Dp {
         return Some("mode dp scatters each batch from there".into());
@@ -131,15 +131,15 @@ pub(super) fn build_loaders(
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }
 
-/// Builds the network of the plan for the images. `batch` is the number of images per step in this process.
+/// Builds the network of the plan for the images. `batch` is the number of images of one forward pass in this process.
 pub(super) fn build_network(
     plan: &RunPlan,
     spec: &Spec,
-    selected: &Selected,
+    selected: &SelectedDevice,
     batch: usize,
 ) -> Result<Network, Failure> {
-    let bytes = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
-    let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Step { batch, bytes });
+    let bytes_per_element = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
+    let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Training { batch, bytes_per_element });
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
         return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
     }
@@ -325,7 +325,7 @@ pub(super) fn load_newest_checkpoint(
 }
 
 /// Checks everything that needs no data, builds the network and prints the plan. Of a run to continue, also loads the checkpoint.
-pub(super) fn dry_run(plan: &RunPlan, selected: &Selected, resumed: Option<&RunFolder>) -> Result<u8, Failure> {
+pub(super) fn dry_run(plan: &RunPlan, selected: &SelectedDevice, resumed: Option<&RunFolder>) -> Result<u8, Failure> {
     let mut section = Section::new("dry run").row("device", &selected.description);
     let checkpoint = match resumed {
         Some(folder) => load_newest_checkpoint(plan, folder, None)?,

@@ -51,7 +51,7 @@ pub(super) struct Training<'a> {
 }
 
 /// Facts about a run for the start-up table and the summary.
-struct Description {
+struct RunFacts {
     parameters: usize,
     /// Rows about weights from a file and frozen layers.
     fine_tuning: fine_tune::Rows,
@@ -72,17 +72,18 @@ impl Training<'_> {
         let (source, record) = (splits.source.clone(), splits.record.clone());
         let dataset = DatasetRecord::of(&splits.train);
         let (mut strategy, parameters, fine_tuning) = self.build_strategy(&splits)?;
-        let host_pixels = why_augment_on_cpu(plan, selected, &splits);
-        if let (Some(why), true, 0) = (&host_pixels, self.devices.devices.is_gpu(), strategy.rank()) {
+        let cpu_augment_reason = why_augment_on_cpu(plan, selected, &splits);
+        if let (Some(why), true, 0) = (&cpu_augment_reason, self.devices.devices.is_gpu(), strategy.rank()) {
             console::eprint(format_args!("note: images are augmented on the host: {why}"));
         }
-        let data = describe_data(plan, &splits, host_pixels.is_none());
-        let loaders = setup::build_loaders(plan, &mut *strategy, splits, host_pixels.is_some(), &selected.device())?;
+        let data = describe_data(plan, &splits, cpu_augment_reason.is_none());
+        let loaders =
+            setup::build_loaders(plan, &mut *strategy, splits, cpu_augment_reason.is_some(), &selected.device())?;
         let stop = match self.rank {
             Some(rank) => rank.stop.clone(),
             None => Stop::on_signals()?,
         };
-        stop.starts();
+        stop.enter_training();
         let progress = match self.resumed {
             Some(folder) if strategy.rank() == 0 => load_newest_checkpoint(plan, folder, Some(&dataset))?,
             _ => None,
@@ -96,9 +97,9 @@ impl Training<'_> {
         let timeline = Timeline::new(plan.log.timeline);
         #[cfg(feature = "cuda")]
         if selected.gpu.is_some() {
-            timeline.watch_kernels();
+            timeline.profile_kernels();
         }
-        timeline.synchronise(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
+        timeline.estimate_clock_offset(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
         strategy.set_timeline(&timeline);
         if strategy.rank() > 0 {
             let engine = Engine::new(plan, &mut *strategy, loaders, None, stop, progress);
@@ -110,7 +111,7 @@ impl Training<'_> {
             });
         }
         let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
-        let description = Description { parameters, fine_tuning, data, source, device, dataset, record };
+        let description = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
         self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
     }
 
@@ -165,7 +166,7 @@ impl Training<'_> {
         stop: Stop,
         progress: RunProgress,
         timeline: &Timeline,
-        description: Description,
+        description: RunFacts,
     ) -> Result<u8, Failure> {
         let plan = self.plan;
         let folder = self.run_folder(strategy.devices())?;
@@ -237,7 +238,7 @@ impl Training<'_> {
         folder: &RunFolder,
         lengths: &Lengths,
         progress: &RunProgress,
-        description: &Description,
+        description: &RunFacts,
     ) -> Result<Reporter, Failure> {
         let plan = self.plan;
         let overview = Section::new("run")

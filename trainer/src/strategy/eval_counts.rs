@@ -147,7 +147,7 @@ impl EvalCounts {
 
     /// Counts one multi-label sample. `logits` and `target` (1 or 0) have one entry per class.
     fn add_several(&mut self, logits: &[f32], target: &[f32]) {
-        let (loss, right) = multi_label::judge(logits, target);
+        let (loss, right) = multi_label::loss_and_exact_match(logits, target);
         self.samples += 1;
         self.top1 += u64::from(right);
         self.loss_sum += loss;

@@ -67,8 +67,8 @@ impl BatchSignature {
 /// equal signatures on every rank.
 pub(super) type StepSignature = Vec<BatchSignature>;
 
-/// Returns true if the images of two steps have the same size. It changes between epochs only, when no step is queued.
-fn same_images(one: &StepSignature, other: &StepSignature) -> bool {
+/// Returns true if the images of two steps have the same size. The size changes between epochs only, when no step is queued.
+fn same_image_size(one: &StepSignature, other: &StepSignature) -> bool {
     one.first().map(|batch| batch.image_size) == other.first().map(|batch| batch.image_size)
 }
 
@@ -118,7 +118,7 @@ struct Queued {
 }
 
 /// If the state has moved to other memory this many times, no further step is captured.
-const MOVES: usize = 5;
+const MAX_MOVES: usize = 5;
 
 impl StepGraph {
     /// Prepares to capture steps on `device`, if the device is a GPU that supports graphs and the plan allows graphs.
@@ -139,11 +139,11 @@ impl StepGraph {
         } else {
             None
         };
-        Self { phase: Phase::Waiting(None), ..Self::default() }.unless(reason)
+        Self { phase: Phase::Waiting(None), ..Self::default() }.disable_if(reason)
     }
 
     /// Does not capture steps for this `reason`, if there is one.
-    pub fn unless(mut self, reason: Option<&str>) -> Self {
+    pub fn disable_if(mut self, reason: Option<&str>) -> Self {
         if let (false, Some(reason)) = (matches!(self.phase, Phase::Off), reason) {
             self.stop(reason);
         }
@@ -159,7 +159,7 @@ impl StepGraph {
     pub(super) fn moved(&mut self, signature: StepSignature) {
         self.phase = Phase::Waiting(Some(signature));
         self.moves += 1;
-        if self.moves >= MOVES {
+        if self.moves >= MAX_MOVES {
             self.stop("the training state is in other memory after each step; please report this");
         }
     }
@@ -176,7 +176,7 @@ impl StepGraph {
 
     /// Begins again with the preparation of a capture, if there is one, before an evaluation on `device`. A capture may use only
     /// memory that its step has allocated before, and an evaluation, whose batch may be larger, makes cubecl give such memory back.
-    pub fn before_evaluation(&mut self, device: &Device) {
+    pub fn restart_warm_up(&mut self, device: &Device) {
         if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
             self.forget(device);
         }
@@ -208,11 +208,11 @@ pub(super) fn queue_step(
     let signature = batches.iter().map(BatchSignature::of).collect();
     // A timeline shows the launches of a step, which a graph hides.
     if learner.replica.timeline.is_on() {
-        return learner.before_kernels(ranks, batches, lr, outcome);
+        return learner.drain_before_eager_step(ranks, batches, lr, outcome);
     }
     let (start, weight) = (Instant::now(), outcome.weight);
     match std::mem::take(&mut learner.graph.phase) {
-        Phase::Off => return learner.before_kernels(ranks, batches, lr, outcome),
+        Phase::Off => return learner.drain_before_eager_step(ranks, batches, lr, outcome),
         Phase::Waiting(Some(before)) if before == signature => {
             learner.warm_up(ranks, signature, &batches, lr, weight)?;
         }
@@ -237,16 +237,16 @@ pub(super) fn queue_step(
             learner.graph.waiting.0.extend(words);
             learner.graph.waiting.1 += 1;
         }
-        Phase::Captured(of_graph, mut captured) if same_images(&of_graph, &signature) => {
+        Phase::Captured(of_graph, mut captured) if same_image_size(&of_graph, &signature) => {
             captured.check = true;
             learner.graph.phase = Phase::Captured(of_graph, captured);
-            return learner.before_kernels(ranks, batches, lr, outcome);
+            return learner.drain_before_eager_step(ranks, batches, lr, outcome);
         }
         other => {
             learner.graph.phase = other;
             learner.graph.forget(&learner.replica.inner_device());
             learner.graph.phase = Phase::Waiting(Some(signature));
-            return learner.before_kernels(ranks, batches, lr, outcome);
+            return learner.drain_before_eager_step(ranks, batches, lr, outcome);
         }
     }
     let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
@@ -280,7 +280,7 @@ impl Learner {
     /// Waits for all queued steps before a step that is launched kernel by kernel, and returns the batches of this step. If the loss
     /// of a queued step is not finite, queues the step without running it: it must not change the weights, and the error must name
     /// the earlier step. All ranks decide the same, because losses are summed over ranks.
-    fn before_kernels(
+    fn drain_before_eager_step(
         &mut self,
         ranks: &mut dyn GraphRanks,
         batches: Vec<Batch>,

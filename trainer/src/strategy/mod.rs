@@ -113,7 +113,7 @@ pub struct StepSeconds {
     pub backward: f64,
     /// Waiting for other ranks and reducing, outside of the other parts.
     pub communication: f64,
-    /// Reducing while backward runs. This time is included in `backward`.
+    /// Reducing while backward runs; on a GPU, only the time to enqueue the reductions. This time is included in `backward`.
     pub communication_hidden: f64,
     /// Clipping, optimizer, weight average.
     pub optimizer: f64,

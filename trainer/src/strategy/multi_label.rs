@@ -86,8 +86,8 @@ impl Scores {
     }
 }
 
-/// Returns the loss of one image, and whether all its classes are predicted correctly. `target` has one entry per class, 1 or 0.
-pub(super) fn judge(logits: &[f32], target: &[f32]) -> (f64, bool) {
+/// Returns the loss of one image without `pos_weight`, and whether all its classes are predicted correctly. `target` has one entry per class, 1 or 0.
+pub(super) fn loss_and_exact_match(logits: &[f32], target: &[f32]) -> (f64, bool) {
     (binary::row_loss(logits, target, &[]), binary::exact_match(logits, target))
 }
 

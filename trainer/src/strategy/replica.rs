@@ -37,9 +37,9 @@ pub struct ForwardOutput {
 pub struct Replica {
     /// The network, its parameters tracked by autodiff. `None` only while [`Replica::change`] runs.
     network: Option<Network>,
-    /// Its learnable parameters in registration order.
+    /// The network's learnable parameters in registration order.
     pub parameters: Vec<ParameterInfo>,
-    /// Captures forward, backward and the optimizer's step.
+    /// Records spans of forward, backward and the optimizer's step.
     pub timeline: Timeline,
     /// The weight of each class in the training loss, `[classes]`. If empty, all classes have the same weight.
     pub class_weights: Vec<f64>,
@@ -142,7 +142,7 @@ impl Replica {
     }
 
     /// Runs the backward pass of a forward pass without a gradient sink, and returns the gradients. Adds loss, counts and time to
-    /// `outcome`. A loss that is not finite is no error here: [`StepOutcome`] is checked after all ranks have added their losses.
+    /// `outcome`. A loss that is not finite is not an error here: [`StepOutcome`] is checked after all ranks have added their losses.
     pub fn backward(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> FlatGradients {
         let collect = |gradients| FlatGradients::from_backward(gradients, self.network());
         self.backward_with(forward, outcome, collect).0

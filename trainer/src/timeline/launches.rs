@@ -36,7 +36,7 @@ impl Launch {
     }
 }
 
-/// Records all launches of this process until the watch is dropped or has recorded its limit.
+/// Records all launches of this process until the profiler is dropped or has recorded `limit` launches.
 #[derive(Debug)]
 pub struct KernelProfiler {
     seen: Arc<Seen>,

@@ -68,13 +68,13 @@ pub struct BucketSpan {
     pub step: u64,
     /// Position of the bucket in the order of reduction, from 0.
     pub bucket: usize,
-    /// Bytes on the wire of one rank.
+    /// Size of the bucket in the wire format: the bytes that this rank contributes.
     pub bytes: usize,
-    /// Time when the bucket's last gradient was ready.
+    /// Time when the bucket was launched. An earlier bucket may have delayed the launch.
     pub queued: Instant,
     /// Time when the reduction began.
     pub started: Instant,
-    /// Time when the sum was ready.
+    /// Time when the sum was ready. On a GPU: when the reduction was enqueued.
     pub finished: Instant,
 }
 
@@ -147,7 +147,7 @@ impl Timeline {
 
     /// Also records the first `LAUNCHES` kernels that this process launches on GPUs from now on.
     #[cfg(feature = "cuda")]
-    pub fn watch_kernels(&self) {
+    pub fn profile_kernels(&self) {
         if let Some(recorded) = &self.0 {
             recorded.kernels().get_or_insert_with(|| KernelProfiler::start(LAUNCHES));
         }
@@ -201,7 +201,7 @@ impl Timeline {
     ///
     /// # Errors
     /// Those of `exchange`.
-    pub fn synchronise<E>(
+    pub fn estimate_clock_offset<E>(
         &self,
         rank: usize,
         mut exchange: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, E>,
@@ -213,7 +213,7 @@ impl Timeline {
         if !boot.is_empty() && boots.iter().all(|other| *other == boots[0]) {
             return Ok(());
         }
-        let mut bounds = Bounds::default();
+        let mut bounds = OffsetBounds::default();
         let (mut sent, mut received) = (0_i64, 0_i64);
         for round in 0..ROUNDS {
             let last = (sent, received);
@@ -300,20 +300,20 @@ impl Recorded {
     }
 }
 
-/// Bounds of the difference between two clocks. They follow from one rule: no message is received before it was sent.
+/// OffsetBounds of the difference between two clocks. They follow from one rule: no message is received before it was sent.
 #[derive(Debug)]
-struct Bounds {
+struct OffsetBounds {
     least: i64,
     most: i64,
 }
 
-impl Default for Bounds {
+impl Default for OffsetBounds {
     fn default() -> Self {
         Self { least: i64::MIN, most: i64::MAX }
     }
 }
 
-impl Bounds {
+impl OffsetBounds {
     /// Adds a message from rank 0: `sent` is on rank 0's clock, `received` on this rank's.
     fn heard(&mut self, sent: i64, received: i64) {
         self.least = self.least.max(sent - received);

@@ -71,7 +71,7 @@ fn the_recorders_clock_is_the_machines() {
 #[test]
 fn clocks_of_two_hosts_are_brought_together() {
     // Rank 1's clock is 5 s behind. Messages to it take 1 ms, and messages from it 2 ms.
-    let mut bounds = Bounds::default();
+    let mut bounds = OffsetBounds::default();
     bounds.heard(10_000_000_000, 5_001_000_000);
     bounds.was_heard(5_010_000_000, 10_012_000_000);
     let error = bounds.middle() - 5_000_000_000;
@@ -90,12 +90,12 @@ fn ranks_of_one_host_need_no_offset() {
     thread::scope(|scope| {
         let a = &a;
         scope.spawn(move || {
-            a.synchronise(0, |mine| {
+            a.estimate_clock_offset(0, |mine| {
                 to_b.send(mine.to_vec()).unwrap();
                 Ok::<_, Infallible>(vec![mine.to_vec(), at_a.recv().unwrap()])
             })
         });
-        b.synchronise(1, |mine| {
+        b.estimate_clock_offset(1, |mine| {
             to_a.send(mine.to_vec()).unwrap();
             Ok::<_, Infallible>(vec![at_b.recv().unwrap(), mine.to_vec()])
         })

@@ -131,7 +131,8 @@ fn is_counter(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("num_batches_tracked" | "n_averaged"))
 }
 
-/// Matches the network's tensors with the file's. The file_indices are complete unless the error names missing tensors.
+/// Matches the network's tensors with the file's. `file_indices` has an entry for
+/// each of the network's tensors, unless the error names missing tensors.
 fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (TensorMatch, LoadError) {
     let expected: HashSet<&str> = shapes.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = names::find_wrapper_prefix(&expected, paths);

@@ -29,7 +29,7 @@ use crate::files::{FileError, USAGE};
 /// The supported formats, for hints.
 const FORMATS: &str = "a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder";
 
-/// WeightDType type of a tensor, as far as weights use it.
+/// Data type of a tensor's elements (`torch.dtype`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightDType {
     /// IEEE double.

@@ -22,7 +22,7 @@ use super::views::{Views, no_ten_crops};
 use crate::cli::PredictArgs;
 use crate::config::Overrides;
 use crate::console;
-use crate::device::{self, DeviceRequest, LocalRank, Selected};
+use crate::device::{self, DeviceRequest, LocalRank, SelectedDevice};
 use crate::failure::Failure;
 use crate::files::FileError;
 use crate::loss::{self, binary};
@@ -69,7 +69,7 @@ struct Classifier {
     classes: Vec<String>,
     /// The character between the class names of an image. `None` if each image has one class.
     label_delim: Option<char>,
-    selected: Selected,
+    selected: SelectedDevice,
     tta: Views,
 }
 

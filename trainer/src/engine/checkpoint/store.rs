@@ -143,7 +143,7 @@ impl Store {
     }
 
     /// Deletes the oldest checkpoints beyond `keep_last`, except the checkpoint that `best` points to and the one just `saved`.
-    /// A damaged checkpoint may count as newer than the latter.
+    /// A damaged checkpoint may count as newer than `saved`.
     fn prune(&self, saved: &str) -> Result<(), FileError> {
         let best = fs::read_link(self.folder.join("best")).ok();
         let is_best = |name: &str| best.as_deref() == Some(Path::new(name));

@@ -38,7 +38,7 @@ pub(super) fn step_graph(plan: &RunPlan, device: &Device, on_device: Option<&OnD
         )),
         Some(_) => None,
     };
-    StepGraph::new(plan, device).unless(reason.as_deref())
+    StepGraph::new(plan, device).disable_if(reason.as_deref())
 }
 
 /// The parts of [`Ddp`](super::Ddp) with which a rank captures and counts its steps.

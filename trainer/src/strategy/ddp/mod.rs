@@ -23,9 +23,9 @@
 //! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay on the
 //!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is captured as a
 //!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's
-//!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of each GPU, in the same order on all ranks. Two streams
-//!   could deadlock: both have launches that wait for other ranks, and the driver may run the two in a different order on each
-//!   rank.
+//!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of each
+//!   GPU, in the same order on all ranks. Two streams could deadlock: both have launches that wait for other ranks, and the driver may
+//!   run the two in a different order on each rank.
 //! - **Sums, not means**: the weights of the samples are in the loss.
 //!
 //! Batch norm (`parallel.batch_norm`):
@@ -90,7 +90,7 @@ pub struct Ddp {
     options: ReducerOptions,
     /// Set if gradients are reduced on their device.
     on_device: Option<OnDevice>,
-    /// Each thread has its own stream of a GPU, so the calling thread queues all work there.
+    /// Whether the run is on GPUs. Then no thread pool is used: each thread has its own stream, so one thread must queue all work.
     on_gpu: bool,
     /// The threads of `parallel.threads`, on the CPU.
     threads: Option<ThreadPool>,
@@ -361,7 +361,7 @@ impl Strategy for Ddp {
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
         // All ranks are in the same phase.
-        learner.graph.before_evaluation(&learner.replica.inner_device());
+        learner.graph.restart_warm_up(&learner.replica.inner_device());
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
             learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;
         }

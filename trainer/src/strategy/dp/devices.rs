@@ -15,8 +15,8 @@ use crate::{
     failure::{Failure, panic_text},
 };
 
-/// Devices, each with a thread pool. Each operation runs in the pool of its device only.
-pub(super) struct Devices {
+/// DevicePools, each with a thread pool. Each operation runs in the pool of its device only.
+pub(super) struct DevicePools {
     devices: Vec<Device>,
     pools: Vec<ThreadPool>,
 }
@@ -31,7 +31,7 @@ fn threads_per_device(devices: &[Device]) -> usize {
     (rayon::current_num_threads() / devices.len()).max(1)
 }
 
-impl Devices {
+impl DevicePools {
     /// Makes the pool of each device, with [`threads_per_device`] threads.
     ///
     /// # Errors
@@ -144,8 +144,8 @@ impl Devices {
 mod tests {
     use super::*;
 
-    fn devices(count: usize) -> Devices {
-        Devices::new(vec![Device::flex(); count]).unwrap()
+    fn devices(count: usize) -> DevicePools {
+        DevicePools::new(vec![Device::flex(); count]).unwrap()
     }
 
     #[test]
@@ -186,6 +186,6 @@ mod tests {
 
     #[test]
     fn no_devices_are_refused() {
-        assert_eq!(Devices::new(Vec::new()).err().map(|failure| failure.code), Some(2));
+        assert_eq!(DevicePools::new(Vec::new()).err().map(|failure| failure.code), Some(2));
     }
 }

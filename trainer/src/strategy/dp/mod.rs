@@ -26,7 +26,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use self::{devices::Devices, scatter::Sizes};
+use self::{devices::DevicePools, scatter::Sizes};
 use super::{Batches, DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, eval_counts::Logits};
 use crate::{
     config::{BatchNormPolicy, RunPlan, Tta},
@@ -38,7 +38,7 @@ use crate::{
 /// The strategy of one process with several devices.
 pub struct Dp {
     learner: Learner,
-    devices: Devices,
+    devices: DevicePools,
     classes: usize,
     batch_norm: BatchNormPolicy,
     tta: Tta,
@@ -55,7 +55,7 @@ impl Dp {
     /// # Errors
     /// `devices` is empty, or their threads cannot be started.
     pub fn new(network: Network, devices: Vec<Device>, classes: usize, plan: &RunPlan) -> Result<Self, Failure> {
-        let devices = Devices::new(devices)?;
+        let devices = DevicePools::new(devices)?;
         let learner = Learner::new(network, devices.first().clone(), classes, plan);
         let held = vec![0; devices.len()];
         let batch_norm = plan.parallel.batch_norm;

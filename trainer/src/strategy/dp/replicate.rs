@@ -2,11 +2,11 @@
 
 use models::{Network, StateKind, state};
 
-use super::{copy, devices::Devices, scatter::Sizes};
+use super::{copy, devices::DevicePools, scatter::Sizes};
 
 /// Returns one network per chunk. The first is device 0's own network, which keeps its running statistics. The others are
 /// copies, and their running statistics are dropped with them.
-pub(super) fn replicate(network: &Network, devices: &Devices, count: usize) -> Vec<Network> {
+pub(super) fn replicate(network: &Network, devices: &DevicePools, count: usize) -> Vec<Network> {
     let elsewhere = |index: usize| devices.get(index) != devices.first();
     // Read the values once, for all devices.
     let values = (1..count).any(elsewhere).then(|| {

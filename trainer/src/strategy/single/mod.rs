@@ -62,7 +62,7 @@ impl Strategy for Single {
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
-        self.learner.graph.before_evaluation(&self.learner.replica.inner_device());
+        self.learner.graph.restart_warm_up(&self.learner.replica.inner_device());
         let counts = self.learner.replica.evaluate(&self.learner.evaluated_network(), batches, stop)?;
         Ok(Evaluation::of_one_process(counts, stop))
     }

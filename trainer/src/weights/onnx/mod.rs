@@ -24,7 +24,7 @@ const LARGEST: usize = (1 << 31) - 1;
 
 /// The description of a model in its file.
 #[derive(Debug, Clone, Copy)]
-pub struct Description<'a> {
+pub struct OnnxDescription<'a> {
     /// Name of the network.
     pub model: &'a str,
     /// How the input is made from pixels.
@@ -53,7 +53,7 @@ pub struct OnnxModel {
 ///
 /// # Panics
 /// When `state` is not the state dict of the graph's network.
-pub fn encode(graph: &Graph, state: &[StateTensor], description: &Description) -> Result<OnnxModel, usize> {
+pub fn encode(graph: &Graph, state: &[StateTensor], description: &OnnxDescription) -> Result<OnnxModel, usize> {
     let nodes::Nodes { nodes, constants } = nodes::convert(graph, description.normalise);
     let tensors: HashMap<&str, &StateTensor> = state.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
     let used = graph.nodes.iter().flat_map(|node| &node.weights).map(|name| tensors[name.as_str()]);
