@@ -63,7 +63,7 @@ impl Failure {
 
     /// Returns the end of a command by a signal.
     pub fn stopped(signal: i32, message: impl Display) -> Self {
-        Self { code: 128 + signal as u8, message: message.to_string(), hint: None, is_permanent: false }
+        Self { code: exit_code_of_signal(signal), message: message.to_string(), hint: None, is_permanent: false }
     }
 
     /// Returns the error for the callbacks of the crate `launch`.
@@ -228,6 +228,11 @@ impl From<ConfigErrors> for Failure {
         let message = text.strip_prefix("error: ").unwrap_or(&text).to_owned();
         Self { code: USAGE, message, hint: None, is_permanent: false }
     }
+}
+
+/// Returns the exit code of a process that ends by a signal, as a shell reports it.
+pub fn exit_code_of_signal(signal: i32) -> u8 {
+    128 + signal as u8
 }
 
 /// Returns the text of a panic; `None` if its value is not text.

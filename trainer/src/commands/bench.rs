@@ -6,7 +6,7 @@ use crate::cli::{AllreduceArgs, workers_flag};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
 use crate::failure::Failure;
-use crate::run::ranks::{self, Rank};
+use crate::run::ranks::{self, JoinedRank};
 use crate::signals::Stop;
 use crate::text::thousands;
 use comm::{DType, TransportKind, bench, cuda};
@@ -79,7 +79,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, backend, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
-                rank.failed(failure);
+                rank.record_failure(failure);
             }
             rank.leave();
             result.map(|()| 0)
@@ -170,7 +170,7 @@ fn measure(
     backend: BenchBackend,
     config: &bench::BenchConfig,
     role: &WorkerRole,
-    rank: &Rank,
+    rank: &JoinedRank,
     selected: &SelectedDevice,
 ) -> Result<(), Failure> {
     let shown = role.rank == 0 && !arguments.json;
@@ -211,7 +211,7 @@ fn measure(
 
 /// Measures between GPUs. A build without the backend never calls this function: its [`DeviceSet::of`] selects no GPUs.
 fn on_gpus(
-    rank: &Rank,
+    rank: &JoinedRank,
     selected: &SelectedDevice,
     backend: cuda::DeviceBackend,
     config: &bench::BenchConfig,

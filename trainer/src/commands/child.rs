@@ -10,12 +10,13 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, getppid, kill_process};
+use serde::Serialize;
 use time::{OffsetDateTime, macros::format_description};
 
 use crate::cli::ShortRunArgs;
 use crate::config::{Overrides, RunPlan};
 use crate::failure::Failure;
-use crate::files::{self, FileError};
+use crate::files::{self, FileError, write_atomic};
 use crate::report::RunFolder;
 use crate::report::run_lock::{RunLock, TryLock, refusal};
 use crate::run::plan;
@@ -111,6 +112,20 @@ pub(super) fn result_folder(
         return Err(FileError::input(file, "exists already", hint).into());
     }
     Ok((out, lock))
+}
+
+/// Writes the results of a command and their chart to its folder.
+///
+/// # Errors
+/// A file cannot be written.
+pub(super) fn write_results(out: &Path, file: &str, results: &impl Serialize, chart: &str) -> Result<(), Failure> {
+    let mut json = serde_json::to_vec_pretty(results)
+        .map_err(|error| Failure::run(format!("{}: {error}", out.display()), "please report this"))?;
+    json.push(b'\n');
+    let json_path = out.join(file);
+    write_atomic(&json_path, &json)?;
+    write_atomic(&json_path.with_extension("svg"), chart.as_bytes())?;
+    Ok(())
 }
 
 fn create_folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure> {

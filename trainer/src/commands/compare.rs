@@ -1,6 +1,6 @@
 //! `trainer compare`: runs the same steps of the same configuration in each mode, one mode after the other.
 
-use std::{fs, io::Write, path::Path};
+use std::{fs, path::Path};
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ use crate::config::{Devices, Keyword, Mode, RunPlan};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
-use crate::files::{FileError, write_atomic};
+use crate::files::FileError;
 use crate::report::comparison;
 use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
 use crate::report::environment::Environment;
@@ -61,7 +61,8 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
         }
     }
     let comparison = comparison(arguments, &plan, &runs, &device);
-    write(&out, &comparison)?;
+    let chart = comparison::chart(&comparison).map_err(|error| Failure::run(error, "please report this"))?;
+    child::write_results(&out, RESULT, &comparison, &chart)?;
     if arguments.runs.json {
         print_json(&comparison)?;
     } else {
@@ -168,16 +169,4 @@ fn comparison(
         },
         modes: runs.iter().map(row).collect(),
     }
-}
-
-/// Writes `compare.json` and `compare.svg`.
-fn write(out: &Path, comparison: &Comparison) -> Result<(), Failure> {
-    let broken =
-        |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
-    let mut json = serde_json::to_vec_pretty(comparison).map_err(|error| broken(&error))?;
-    writeln!(json).map_err(|error| broken(&error))?;
-    write_atomic(&out.join(RESULT), &json)?;
-    let svg = comparison::chart(comparison).map_err(|error| broken(&error))?;
-    write_atomic(&out.join("compare.svg"), svg.as_bytes())?;
-    Ok(())
 }

@@ -9,7 +9,7 @@ use super::saved_network;
 use crate::cli::ExportArgs;
 use crate::config::{Overrides, RunPlan};
 use crate::console;
-use crate::engine::checkpoint::Loaded;
+use crate::engine::checkpoint::LoadedCheckpoint;
 use crate::failure::Failure;
 use crate::files::write_atomic;
 use crate::report::RunFolder;
@@ -99,7 +99,7 @@ struct Exported {
 /// Encodes the weights for PyTorch. `network` is the network of the weights with `--fold`, and `None` without.
 fn safetensors(
     plan: &RunPlan,
-    loaded: &Loaded,
+    loaded: &LoadedCheckpoint,
     state: &[StateTensor],
     network: Option<&ExportedNetwork>,
     to: &Path,
@@ -128,7 +128,7 @@ fn safetensors(
 /// Encodes the network as an ONNX model. With `normalise`, the model normalises its input.
 fn onnx(
     plan: &RunPlan,
-    loaded: &Loaded,
+    loaded: &LoadedCheckpoint,
     network: &ExportedNetwork,
     normalise: bool,
     to: &Path,
@@ -178,7 +178,7 @@ fn onnx(
 
 impl ExportedNetwork {
     /// Builds the run's network with the weights of `state` and traces its evaluation.
-    fn of(plan: &RunPlan, loaded: &Loaded, state: Vec<StateTensor>, fold: bool) -> Result<Self, Failure> {
+    fn of(plan: &RunPlan, loaded: &LoadedCheckpoint, state: Vec<StateTensor>, fold: bool) -> Result<Self, Failure> {
         let dataset = saved_network::dataset(plan, loaded)?;
         let [channels, height, width] = dataset.shape;
         let spec = Spec { num_classes: dataset.classes.len(), in_channels: channels, image_size: [height, width] };

@@ -7,7 +7,7 @@ use models::BuildError;
 
 use crate::config::RunPlan;
 use crate::device::SelectedDevice;
-use crate::engine::checkpoint::{self, Loaded};
+use crate::engine::checkpoint::{self, LoadedCheckpoint};
 use crate::failure::Failure;
 use crate::report::RunFolder;
 use crate::run::memory::{self, MemoryUse};
@@ -37,10 +37,10 @@ pub(super) fn build(
 }
 
 /// Loads the named checkpoint. Without a name, loads the best one, or the newest complete one if there is no best.
-pub(super) fn load(folder: &RunFolder, name: Option<&str>) -> Result<Loaded, Failure> {
+pub(super) fn load(folder: &RunFolder, name: Option<&str>) -> Result<LoadedCheckpoint, Failure> {
     let path = match name {
         None if !folder.best_checkpoint().exists() => {
-            if !folder.checkpoints().is_dir() || !checkpoint::any(&folder.checkpoints())? {
+            if !folder.checkpoints().is_dir() || !checkpoint::exists(&folder.checkpoints())? {
                 let message = format!("{}: the run has no checkpoint yet", folder.path().display());
                 return Err(Failure::usage(
                     message,
@@ -76,7 +76,7 @@ fn list(names: &[String]) -> String {
 
 /// Returns the image shape and the classes of the run from the checkpoint. An older checkpoint does not contain them. Then the
 /// configuration determines the shape, and the class names are numbers.
-pub(super) fn dataset(plan: &RunPlan, loaded: &Loaded) -> Result<DatasetRecord, Failure> {
+pub(super) fn dataset(plan: &RunPlan, loaded: &LoadedCheckpoint) -> Result<DatasetRecord, Failure> {
     if let Some(record) = &loaded.dataset {
         return Ok(record.clone());
     }

@@ -1,7 +1,6 @@
 //! `trainer bench scaling`: measures a few steps with several numbers of workers, and computes the step times of larger jobs.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
 use super::child::{self, ShortRun};
@@ -11,7 +10,7 @@ use crate::config::RunPlan;
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::Failure;
-use crate::files::{FileError, write_atomic};
+use crate::files::FileError;
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::report::scaling::{
@@ -45,13 +44,8 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     let stop = Stop::on_signals()?;
     let (out, _lock) = child::result_folder(arguments.runs.out.as_deref(), "scaling", RESULT)?;
     let report = measure(arguments, &plan, &workers, network, &out, &stop)?;
-    let broken =
-        |error: &dyn std::fmt::Display| Failure::run(format!("{}: {error}", out.display()), "please report this");
-    let mut json = serde_json::to_vec_pretty(&report).map_err(|error| broken(&error))?;
-    writeln!(json).map_err(|error| broken(&error))?;
-    write_atomic(&out.join(RESULT), &json)?;
-    let svg = scaling::chart(&report).map_err(|error| broken(&error))?;
-    write_atomic(&out.join("scaling.svg"), svg.as_bytes())?;
+    let chart = scaling::chart(&report).map_err(|error| Failure::run(error, "please report this"))?;
+    child::write_results(&out, RESULT, &report, &chart)?;
     match arguments.runs.json {
         true => print_json(&report)?,
         false => {

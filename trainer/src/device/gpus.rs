@@ -1,7 +1,7 @@
 //! Finds the GPUs of this process and the software that training on them needs. If a part is missing, reports the part and the
 //! places that were searched.
 
-use super::toolkit::{self, Headers, Library};
+use super::toolkit::{self, Library};
 use super::versions::check_versions;
 use comm::cuda::driver::{Driver, Gpu, NoDriver};
 
@@ -44,7 +44,7 @@ impl Gpus {
 
 /// A missing part, described for the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingCudaPart {
     /// The missing part, and the places that were searched.
     pub cause: String,
     /// The action that fixes the problem.
@@ -55,10 +55,10 @@ pub struct Missing {
 ///
 /// # Errors
 /// The first part that is missing, or a driver that is too old for NVRTC or for this program.
-pub fn find() -> Result<Gpus, Missing> {
+pub fn find_gpus() -> Result<Gpus, MissingCudaPart> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let driver = Driver::load().map_err(|error| no_driver(&error, visible.as_deref()))?;
-    let refused = |error| Missing { cause: format!("the NVIDIA driver: {error}"), hint: REINSTALL.into() };
+    let refused = |error| MissingCudaPart { cause: format!("the NVIDIA driver: {error}"), hint: REINSTALL.into() };
     let (count, cuda) = (driver.count().map_err(refused)?, driver.cuda_version().map_err(refused)?);
     if count == 0 {
         return Err(no_gpu(&driver.library, "no error", visible.as_deref()));
@@ -66,7 +66,7 @@ pub fn find() -> Result<Gpus, Missing> {
     let all = (0..count).map(|index| driver.gpu(index)).collect::<Result<_, _>>().map_err(refused)?;
     let nvrtc = toolkit::nvrtc().map_err(|error| toolkit::no_nvrtc(&error))?;
     check_versions(cuda, &nvrtc)?;
-    let Headers { .. } = toolkit::headers().map_err(|error| toolkit::no_headers(&error))?;
+    toolkit::headers().map_err(|error| toolkit::no_headers(&error))?;
     Ok(Gpus { all, cuda, nvrtc, visible })
 }
 
@@ -74,10 +74,10 @@ const REINSTALL: &str =
     "compare with nvidia-smi; a driver whose kernel module is of another version needs a restart of the machine";
 
 /// Describes a driver that is missing or does not start.
-fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
+fn no_driver(error: &NoDriver, visible: Option<&str>) -> MissingCudaPart {
     const NO_DEVICE: i32 = 100;
     match error {
-        NoDriver::NotLoaded(missing) => Missing {
+        NoDriver::NotLoaded(missing) => MissingCudaPart {
             cause: format!("no NVIDIA driver: {missing}"),
             hint: "install NVIDIA's driver, or start the container with GPUs (docker run --gpus all); without GPUs: --cpus N"
                 .into(),
@@ -85,7 +85,7 @@ fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
         NoDriver::Refused { library, error } if error.code == NO_DEVICE => {
             no_gpu(library, &error.to_string(), visible)
         }
-        NoDriver::Refused { library, error } => Missing {
+        NoDriver::Refused { library, error } => MissingCudaPart {
             cause: format!("the NVIDIA driver ({library}) does not start: {error}"),
             hint: REINSTALL.into(),
         },
@@ -93,12 +93,12 @@ fn no_driver(error: &NoDriver, visible: Option<&str>) -> Missing {
 }
 
 /// Describes a driver without a GPU.
-fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> Missing {
+fn no_gpu(library: &str, said: &str, visible: Option<&str>) -> MissingCudaPart {
     let (clause, hint) = match visible_devices_note(visible) {
         Some(clause) => (format!("; {clause}"), "unset CUDA_VISIBLE_DEVICES, or name GPUs that `nvidia-smi -L` lists"),
         None => (String::new(), "does `nvidia-smi -L` list one? a container needs --gpus all; without GPUs: --cpus N"),
     };
-    Missing { cause: format!("the NVIDIA driver ({library}) shows no GPU: {said}{clause}"), hint: hint.into() }
+    MissingCudaPart { cause: format!("the NVIDIA driver ({library}) shows no GPU: {said}{clause}"), hint: hint.into() }
 }
 
 /// Describes the effect of `CUDA_VISIBLE_DEVICES`; `None` if it is not set. The driver lists the GPUs that the variable names,

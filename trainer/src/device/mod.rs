@@ -28,7 +28,7 @@ pub use self::stream_event::StreamEvent;
 pub use self::{
     assign::{LocalRank, gpu_index},
     configure::configure,
-    gpus::{Gpus, Missing, find, visible_devices_note},
+    gpus::{Gpus, MissingCudaPart, find_gpus, visible_devices_note},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
     versions::check_versions,
 };
@@ -160,12 +160,12 @@ impl DeviceSet {
                 "--gpus: this build has no GPU backend",
                 "build one: cargo build --release --features cuda; or train on the CPU: --cpus N",
             )),
-            DeviceRequest::Gpus(count) => match find() {
+            DeviceRequest::Gpus(count) => match find_gpus() {
                 Ok(gpus) => Ok(Self::Gpus(gpus)),
-                Err(Missing { cause, hint }) => Err(Failure::usage(format!("--gpus {count}: {cause}"), hint)),
+                Err(MissingCudaPart { cause, hint }) => Err(Failure::usage(format!("--gpus {count}: {cause}"), hint)),
             },
             DeviceRequest::Best if !HAS_CUDA => Ok(Self::Cpu(None)),
-            DeviceRequest::Best => Ok(match find() {
+            DeviceRequest::Best => Ok(match find_gpus() {
                 Ok(gpus) => Self::Gpus(gpus),
                 Err(missing) => Self::Cpu(Some(missing.cause)),
             }),

@@ -9,7 +9,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::Missing;
+use super::MissingCudaPart;
 use comm::cuda::driver::{self, NotLoaded};
 
 /// A library that was found.
@@ -119,7 +119,7 @@ fn headers_in(variable: Option<OsString>, exists: impl Fn(&Path) -> bool) -> Res
 }
 
 /// Describes the missing NVRTC for the user.
-pub(super) fn no_nvrtc(error: &NotLoaded) -> Missing {
+pub(super) fn no_nvrtc(error: &NotLoaded) -> MissingCudaPart {
     let root = env::var_os("CUDA_PATH").map_or_else(|| PathBuf::from("/usr/local/cuda"), PathBuf::from);
     let place =
         ["lib64", "lib", "targets/x86_64-linux/lib"].map(|folder| root.join(folder)).into_iter().find(|folder| {
@@ -132,12 +132,12 @@ pub(super) fn no_nvrtc(error: &NotLoaded) -> Missing {
                  libnvrtc.so.* into LD_LIBRARY_PATH"
             .into(),
     };
-    Missing { cause: format!("no NVRTC, which compiles the GPU's kernels: {error}"), hint }
+    MissingCudaPart { cause: format!("no NVRTC, which compiles the GPU's kernels: {error}"), hint }
 }
 
 /// Describes the missing headers for the user.
-pub(super) fn no_headers(error: &NoHeaders) -> Missing {
-    Missing {
+pub(super) fn no_headers(error: &NoHeaders) -> MissingCudaPart {
+    MissingCudaPart {
         cause: format!("no CUDA headers, which the GPU's kernels include: {}", error.tried.join(", ")),
         hint: "install CUDA's toolkit and set CUDA_PATH to its folder, the one that holds include/cuda_fp16.h; the Python \
                packages are nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl"

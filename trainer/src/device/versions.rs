@@ -4,7 +4,7 @@
 //! PTX). For newer PTX the driver returns `CUDA_ERROR_UNSUPPORTED_PTX_VERSION` at the first kernel, after minutes of
 //! compilation.
 
-use super::Missing;
+use super::MissingCudaPart;
 use super::toolkit::Library;
 
 /// The CUDA version of the oldest supported driver. cudarc calls `cuEventElapsedTime_v2`, which CUDA 12.8 introduced. A build
@@ -26,11 +26,11 @@ const fn parse(text: &str) -> [i32; 2] {
 ///
 /// # Errors
 /// The driver is too old for this program, or for NVRTC.
-pub fn check_versions(cuda: [i32; 2], nvrtc: &Library) -> Result<(), Missing> {
+pub fn check_versions(cuda: [i32; 2], nvrtc: &Library) -> Result<(), MissingCudaPart> {
     let [major, minor] = cuda;
     if cuda < OLDEST_CUDA {
         let [oldest, of] = OLDEST_CUDA;
-        return Err(Missing {
+        return Err(MissingCudaPart {
             cause: format!("the NVIDIA driver supports CUDA {major}.{minor}, and this program needs {oldest}.{of}"),
             hint: format!(
                 "install a newer driver (CUDA 12.8 came with version 570), or build with CUDARC_CUDA_VERSION={major}{minor:02}0"
@@ -42,7 +42,7 @@ pub fn check_versions(cuda: [i32; 2], nvrtc: &Library) -> Result<(), Missing> {
     };
     let place = nvrtc.path.as_ref().map_or_else(|| nvrtc.name.clone(), |path| path.display().to_string());
     let package = if major < 13 { format!("nvidia-cuda-nvrtc-cu{major}") } else { "nvidia-cuda-nvrtc".to_owned() };
-    Err(Missing {
+    Err(MissingCudaPart {
         cause: format!(
             "NVRTC {}.{} ({place}) compiles kernels that the driver refuses: the driver supports CUDA {major}.{minor}",
             version[0], version[1]

@@ -14,7 +14,7 @@ use data::loader::Loader;
 
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
-use self::{checkpoint::Store, epoch::EpochEnd};
+use self::{checkpoint::CheckpointFolder, epoch::EpochEnd};
 use crate::config::{CheckpointConfig, RunPlan};
 use crate::console;
 use crate::device::KernelCompileReporter;
@@ -112,7 +112,7 @@ pub struct Files<'a> {
     /// Metrics, curves, screen.
     pub reporter: &'a mut Reporter,
     /// Checkpoints.
-    pub store: Store,
+    pub store: CheckpointFolder,
 }
 
 impl<'a> Engine<'a> {

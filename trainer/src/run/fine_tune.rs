@@ -46,7 +46,7 @@ pub(super) fn initial_weights(
     reads: bool,
 ) -> Result<(Network, Rows), Failure> {
     let continues = match resumed {
-        Some(folder) => checkpoint::any(&folder.checkpoints())?,
+        Some(folder) => checkpoint::exists(&folder.checkpoints())?,
         None => false,
     };
     if continues && !restarted && plan.set_by("model", "weights") == SetBy::Flag {

@@ -4,7 +4,7 @@ use crate::config::BestBy;
 use crate::console;
 use crate::device;
 use crate::engine::RunOutcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, exit_code_of_signal};
 use crate::report::{AveragePrecision, Confusion, Reporter, RunSummary};
 use crate::strategy::{EvalCounts, Strategy};
 use crate::text::thousands;
@@ -95,7 +95,7 @@ pub(super) fn finish(
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
             reporter.finish(&summary)?;
             console::print(format_args!("checkpoint saved; continue with: {resume}"));
-            Ok(128 + signal as u8)
+            Ok(exit_code_of_signal(signal))
         }
     }
 }

@@ -107,10 +107,17 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
     }
     if !is_ddp {
-        let devices = DeviceAssignment { devices: &devices, local_rank, selected };
+        let assignment = DeviceAssignment { set: &devices, local_rank, selected };
         let resumed = resumed.as_ref();
-        let training =
-            Training { arguments, plan: &plan, resumed, launcher_folder: None, devices, rank: None, restarted: false };
+        let training = Training {
+            arguments,
+            plan: &plan,
+            resumed,
+            launcher_folder: None,
+            assignment,
+            rank: None,
+            restarted: false,
+        };
         return training.run(splits);
     }
     let launch = WorkerLaunch { arguments, plan: &plan, node, job, variables: &variables, workers };
@@ -165,7 +172,7 @@ impl WorkerLaunch<'_> {
             Ok(folder.path().to_owned())
         })?;
         if let (launch::WORKER_DIED, Some(folder), None | Some((_, 0))) = (code, &folder, &job)
-            && checkpoint::any(&folder.checkpoints()).unwrap_or(false)
+            && checkpoint::exists(&folder.checkpoints()).unwrap_or(false)
         {
             let command = resume_command(arguments, folder.path(), false);
             console::eprint(format_args!("the run has a checkpoint; continue with: {command}"));

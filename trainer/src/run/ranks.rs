@@ -110,7 +110,7 @@ pub(crate) fn needs_mpirun(workers: usize) -> Failure {
 }
 
 /// A rank that has joined the job.
-pub(crate) struct Rank {
+pub(crate) struct JoinedRank {
     /// The communicator of all ranks.
     pub comm: Communicator,
     /// Reports what this rank is doing.
@@ -120,9 +120,9 @@ pub(crate) struct Rank {
     shutdown: Option<ShutdownBarrier>,
 }
 
-impl Rank {
+impl JoinedRank {
     /// Writes the failure report. The launcher shows the report when the process ends.
-    pub(crate) fn failed(&self, failure: &Failure) {
+    pub(crate) fn record_failure(&self, failure: &Failure) {
         match self.comm.error() {
             Some(error) => self.status.record_comm_error(&error),
             None => {
@@ -156,7 +156,7 @@ pub(crate) fn local_rank(role: &WorkerRole, oversubscribe: bool) -> LocalRank {
 ///
 /// # Errors
 /// A rank has left the job.
-pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
+pub(crate) fn share_cores(rank: &JoinedRank) -> Result<(), Failure> {
     // Bytes of a boot id, or of the start of a host name.
     const HOST: usize = 36;
     // The kernel may hide the boot id.
@@ -185,7 +185,7 @@ pub(crate) fn share_cores(rank: &Rank) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Two ranks have the same GPU. The error names both ranks, and every rank gets the same error. Also: a rank has left the job.
-pub(crate) fn one_gpu_each(rank: &Rank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
+pub(crate) fn one_gpu_each(rank: &JoinedRank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
     const BYTES: usize = 64;
     let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
     own.resize(BYTES, 0);
@@ -216,7 +216,7 @@ fn same_gpu(cards: &[&[u8]]) -> Option<(usize, usize)> {
 ///
 /// # Errors
 /// The other ranks do not join in time, or belong to another job.
-pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<Rank, Failure> {
+pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> Result<JoinedRank, Failure> {
     let transport = match plan.parallel.backend {
         Backend::Tcp => TransportKind::Tcp,
         Backend::Shm => TransportKind::Shm,
@@ -238,10 +238,10 @@ pub(crate) fn join_over(
     transport: TransportKind,
     timeout: Duration,
     stop: Stop,
-) -> Result<Rank, Failure> {
+) -> Result<JoinedRank, Failure> {
     let timeouts = JoinTimeouts { join: JOIN, answer: timeout, notice: NOTICE };
     let (comm, status, shutdown) = ProcessGroup::join(role, variables, transport, timeouts)?.into_parts();
-    Ok(Rank { comm, status, stop, shutdown })
+    Ok(JoinedRank { comm, status, stop, shutdown })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::{class_weights, fine_tune};
 use crate::config::{Devices, Mode, OnError, OptimizerKind, Precision, RunPlan, Setting};
 use crate::console;
 use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
-use crate::engine::checkpoint::Loaded;
+use crate::engine::checkpoint::LoadedCheckpoint;
 use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
 use crate::report::start_table::start_table;
@@ -44,7 +44,7 @@ pub(super) fn note_missing_gpu(devices: &DeviceSet) {
 /// The device of one process, and the devices of the whole job.
 pub(super) struct DeviceAssignment<'a> {
     /// The devices that flags or `parallel.devices` request.
-    pub devices: &'a DeviceSet,
+    pub set: &'a DeviceSet,
     /// The position of the process among the processes of its host.
     pub local_rank: LocalRank,
     /// The device of the process.
@@ -226,7 +226,7 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
 /// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. For images that are
 /// decoded in every epoch, the facts have the checksum of their names, not of their pixels.
 pub(super) fn job_facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'_>) -> Vec<String> {
-    let device = format!("device = {}", if target.devices.is_gpu() { "GPU" } else { "CPU" });
+    let device = format!("device = {}", if target.set.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
     let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
@@ -270,8 +270,8 @@ pub(super) fn load_newest_checkpoint(
     plan: &RunPlan,
     folder: &RunFolder,
     data: Option<&DatasetRecord>,
-) -> Result<Option<Loaded>, Failure> {
-    if !checkpoint::any(&folder.checkpoints())? {
+) -> Result<Option<LoadedCheckpoint>, Failure> {
+    if !checkpoint::exists(&folder.checkpoints())? {
         console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));
         return Ok(None);
     }
@@ -356,7 +356,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &SelectedDevice, resumed: Option
         for (name, value) in weights.into_iter().chain(fine_tune::frozen_rows(plan, &network)) {
             section = section.row(name, value);
         }
-        if let Some(Loaded { path, snapshot, progress, .. }) = checkpoint {
+        if let Some(LoadedCheckpoint { path, snapshot, progress, .. }) = checkpoint {
             let step = progress.step;
             Single::new(network, selected.device(), spec.num_classes, plan)
                 .load_checkpoint(Some((snapshot, progress)))?;

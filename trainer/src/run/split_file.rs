@@ -80,7 +80,7 @@ fn read(folder: &RunFolder) -> Result<Option<SplitFile>, FileError> {
 /// The file is damaged, or the split has changed.
 pub(super) fn check(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>) -> Result<(), Failure> {
     // A run that was killed before its first checkpoint starts from the beginning.
-    if !checkpoint::any(&folder.checkpoints())? {
+    if !checkpoint::exists(&folder.checkpoints())? {
         return Ok(());
     }
     let (path, saved) = (folder.split(), read(folder)?);

@@ -7,7 +7,7 @@ use data::{SplitRecord, Splits};
 
 use super::fine_tune;
 use super::finish::{by_class, finish, gather_rank_stats};
-use super::ranks::Rank;
+use super::ranks::JoinedRank;
 use super::resume_command::resume_command;
 use super::setup::{
     self, DeviceAssignment, build_network, count_parameters, job_facts, load_newest_checkpoint, network_spec,
@@ -18,9 +18,9 @@ use crate::cli::TrainArgs;
 use crate::config::{BatchScope, Devices, Mode, OnError, RunPlan};
 use crate::console;
 use crate::diagnostics;
-use crate::engine::checkpoint::Store;
+use crate::engine::checkpoint::CheckpointFolder;
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
-use crate::failure::Failure;
+use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
 use crate::signals::Stop;
@@ -43,9 +43,9 @@ pub(super) struct Training<'a> {
     /// The run folder that this program's launcher has made.
     pub launcher_folder: Option<&'a Path>,
     /// The device of this process.
-    pub devices: DeviceAssignment<'a>,
+    pub assignment: DeviceAssignment<'a>,
     /// This process's rank; `None` if it trains without other processes.
-    pub rank: Option<&'a Rank>,
+    pub rank: Option<&'a JoinedRank>,
     /// Whether the launcher has started this process again after a failure.
     pub restarted: bool,
 }
@@ -68,12 +68,12 @@ impl Training<'_> {
     /// # Errors
     /// A loss is not finite, a file cannot be written, or a rank has left the job.
     pub(super) fn run(&self, splits: Splits) -> Result<u8, Failure> {
-        let (plan, selected) = (self.plan, &self.devices.selected);
+        let (plan, selected) = (self.plan, &self.assignment.selected);
         let (source, record) = (splits.source.clone(), splits.record.clone());
         let dataset = DatasetRecord::of(&splits.train);
         let (mut strategy, parameters, fine_tuning) = self.build_strategy(&splits)?;
         let cpu_augment_reason = why_augment_on_cpu(plan, selected, &splits);
-        if let (Some(why), true, 0) = (&cpu_augment_reason, self.devices.devices.is_gpu(), strategy.rank()) {
+        if let (Some(why), true, 0) = (&cpu_augment_reason, self.assignment.set.is_gpu(), strategy.rank()) {
             console::eprint(format_args!("note: images are augmented on the host: {why}"));
         }
         let data = describe_data(plan, &splits, cpu_augment_reason.is_none());
@@ -106,7 +106,7 @@ impl Training<'_> {
             let end = engine.with_timeline(&timeline).run()?;
             gather_rank_stats(&*strategy, &timeline, end.replaced)?;
             return Ok(match end.outcome {
-                RunOutcome::Interrupted { signal, .. } => 128 + signal as u8,
+                RunOutcome::Interrupted { signal, .. } => exit_code_of_signal(signal),
                 _ => 0,
             });
         }
@@ -117,7 +117,7 @@ impl Training<'_> {
 
     /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
     fn build_strategy(&self, splits: &Splits) -> Result<(Box<dyn Strategy>, usize, fine_tune::Rows), Failure> {
-        let (plan, selected) = (self.plan, &self.devices.selected);
+        let (plan, selected) = (self.plan, &self.assignment.selected);
         let spec = network_spec(plan, splits);
         let classes = spec.num_classes;
         let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
@@ -141,14 +141,14 @@ impl Training<'_> {
         let device = selected.device();
         let mut strategy: Box<dyn Strategy> = match self.rank {
             None if plan.parallel.mode == Mode::Dp => {
-                let devices = self.devices.devices.all(&self.devices.local_rank)?;
+                let devices = self.assignment.set.all(&self.assignment.local_rank)?;
                 let devices = devices.into_iter().map(|one| one.device()).collect();
                 Box::new(Dp::new(network, devices, classes, plan)?)
             }
             None => Box::new(Single::new(network, device, classes, plan)),
             Some(rank) => {
                 rank.status.set_status(format_args!("comparing the job with the other ranks'"));
-                ddp::same_job(&job_facts(plan, splits, &self.devices), &rank.comm)?;
+                ddp::same_job(&job_facts(plan, splits, &self.assignment), &rank.comm)?;
                 Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
             }
         };
@@ -175,7 +175,7 @@ impl Training<'_> {
         }
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
         split_file::write(&folder, plan.train.seed, description.record.as_ref())?;
-        let store = Store::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?
+        let store = CheckpointFolder::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?
             .with_dataset(description.dataset.clone());
         let lengths = Lengths::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;

@@ -10,7 +10,7 @@ use launch::{
 use super::{
     nothing_to_tune,
     plan::{PlanSource, PlannedRun, print_notes},
-    ranks::{self, Rank},
+    ranks::{self, JoinedRank},
     run_data::{PixelAccess, read_data},
     setup::{DeviceAssignment, note_missing_gpu},
     split_file,
@@ -64,7 +64,7 @@ impl WorkerRun<'_> {
         let rank = ranks::join(worker, self.variables, &plan)?;
         let result = self.train(plan, resumed, &rank);
         if let Err(failure) = &result {
-            rank.failed(failure);
+            rank.record_failure(failure);
             if folder.is_some() {
                 // The launcher shows the failure, the root cause first.
                 return Ok(failure.code);
@@ -103,7 +103,7 @@ impl WorkerRun<'_> {
     }
 
     /// Selects the device, and returns it.
-    fn select_device(&self, rank: &Rank) -> Result<DeviceAssignment<'_>, Failure> {
+    fn select_device(&self, rank: &JoinedRank) -> Result<DeviceAssignment<'_>, Failure> {
         let oversubscribe = self.arguments.oversubscribe;
         let local_rank = ranks::local_rank(self.worker, oversubscribe);
         if local_rank.other_launcher {
@@ -112,12 +112,12 @@ impl WorkerRun<'_> {
         // Selecting the device starts the thread pool, so the number of threads must be set before.
         let selected = self.devices.select(&local_rank)?;
         ranks::one_gpu_each(rank, selected.gpu.as_ref(), oversubscribe)?;
-        Ok(DeviceAssignment { devices: self.devices, local_rank, selected })
+        Ok(DeviceAssignment { set: self.devices, local_rank, selected })
     }
 
     /// Selects the device, reads the data and trains. After a restart the run continues from its newest checkpoint.
-    fn train(&self, mut plan: RunPlan, mut resumed: Option<RunFolder>, rank: &Rank) -> Result<u8, Failure> {
-        let devices = self.select_device(rank)?;
+    fn train(&self, mut plan: RunPlan, mut resumed: Option<RunFolder>, rank: &JoinedRank) -> Result<u8, Failure> {
+        let assignment = self.select_device(rank)?;
         let (is_rank_0, launcher_folder) = (self.worker.rank == 0, self.folder);
         let restarted = self.variables.get(launch::worker::ATTEMPT).is_some_and(|attempt| attempt != "0");
         rank.status.set_status(format_args!("reading {}", plan.data.name));
@@ -132,6 +132,6 @@ impl WorkerRun<'_> {
             split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
         }
         let (arguments, resumed, rank) = (self.arguments, resumed.as_ref(), Some(rank));
-        Training { arguments, plan: &plan, resumed, launcher_folder, devices, rank, restarted }.run(splits)
+        Training { arguments, plan: &plan, resumed, launcher_folder, assignment, rank, restarted }.run(splits)
     }
 }

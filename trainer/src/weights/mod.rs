@@ -48,7 +48,7 @@ pub enum WeightDType {
 type Read = Box<dyn Fn() -> io::Result<Vec<u8>> + Send + Sync>;
 
 /// Location of a tensor's elements.
-enum Source {
+enum TensorSource {
     File(Read),
     Memory(Vec<f32>),
 }
@@ -58,15 +58,15 @@ pub struct FileTensor {
     name: String,
     shape: Vec<usize>,
     element: WeightDType,
-    source: Source,
+    source: TensorSource,
 }
 
 impl FileTensor {
     /// Returns the elements as f32.
     fn values(&self) -> Result<Vec<f32>, String> {
         match &self.source {
-            Source::Memory(values) => Ok(values.clone()),
-            Source::File(read) => {
+            TensorSource::Memory(values) => Ok(values.clone()),
+            TensorSource::File(read) => {
                 let bytes = read().map_err(|error| error.to_string())?;
                 values::to_f32(self.element, &bytes).map_err(|cause| format!("tensor `{}` {cause}", self.name))
             }
@@ -93,9 +93,9 @@ impl WeightFile {
         if metadata.is_dir() {
             return Self::of_checkpoint(path);
         }
-        let tensors = match Kind::of(path)? {
-            Kind::PyTorch => pytorch::open(path)?,
-            Kind::Safetensors => safetensors_file::open(path)?,
+        let tensors = match WeightFormat::of(path)? {
+            WeightFormat::PyTorch => pytorch::open(path)?,
+            WeightFormat::Safetensors => safetensors_file::open(path)?,
         };
         Ok(Self { path: path.to_owned(), tensors })
     }
@@ -108,7 +108,7 @@ impl WeightFile {
                 name: t.name,
                 shape: t.shape,
                 element: WeightDType::F32,
-                source: Source::Memory(t.values),
+                source: TensorSource::Memory(t.values),
             })
             .collect();
         Self { path: path.to_owned(), tensors }
@@ -135,12 +135,12 @@ impl WeightFile {
 }
 
 /// Format of a file, detected from its first bytes.
-enum Kind {
+enum WeightFormat {
     PyTorch,
     Safetensors,
 }
 
-impl Kind {
+impl WeightFormat {
     fn of(path: &Path) -> Result<Self, FileError> {
         use io::Read;
         let mut head = Vec::with_capacity(16);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use pytorch_reader::{DType, PickleError, PytorchError, PytorchReader};
 
-use super::{FileTensor, Source, WeightDType, bad, damaged};
+use super::{FileTensor, TensorSource, WeightDType, bad, damaged};
 use crate::files::FileError;
 
 /// Returns the tensors of a file, sorted by name. A name is the path through the file's dictionaries:
@@ -19,7 +19,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
         .into_values()
         .map(|tensor| {
             let (name, dtype, shape, read) = tensor.into_parts();
-            FileTensor { name, shape, element: element(dtype), source: Source::File(Box::new(read)) }
+            FileTensor { name, shape, element: element(dtype), source: TensorSource::File(Box::new(read)) }
         })
         .collect();
     if tensors.is_empty() {

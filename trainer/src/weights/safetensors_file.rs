@@ -6,7 +6,7 @@ use data::read_regular;
 use safetensors::{Dtype, SafeTensors};
 
 use super::export::FOLDED;
-use super::{FileTensor, Source, WeightDType, bad, damaged};
+use super::{FileTensor, TensorSource, WeightDType, bad, damaged};
 use crate::files::FileError;
 
 /// Returns the tensors of a file.
@@ -31,7 +31,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
                 name,
                 shape: info.shape.clone(),
                 element: element(info.dtype),
-                source: Source::File(Box::new(move || Ok(bytes[range.clone()].to_vec()))),
+                source: TensorSource::File(Box::new(move || Ok(bytes[range.clone()].to_vec()))),
             }
         })
         .collect();

@@ -12,7 +12,7 @@ use trainer::{
     device,
     engine::{
         Engine, Files, Loaders, RunEnd,
-        checkpoint::{self, Store},
+        checkpoint::{self, CheckpointFolder},
     },
     failure::Failure,
     report::{Reporter, ReporterOptions, RunFolder},
@@ -81,7 +81,7 @@ pub fn run(
         true => Reporter::resume(folder.clone(), options, &[], progress.step, progress.epoch),
     };
     let mut reporter = reporter.expect("a reporter");
-    let store = Store::open(&folder.checkpoints(), 9, plan.train.seed).expect("a store");
+    let store = CheckpointFolder::open(&folder.checkpoints(), 9, plan.train.seed).expect("a store");
     let files = Some(Files { reporter: &mut reporter, store });
     Engine::new(plan, strategy, loaders, files, stop, progress).run()
 }

@@ -20,7 +20,7 @@ use crate::cli::{Cli, Command, SweepArgs};
 use crate::config::{BestBy, ConfigSource, Devices};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank};
-use crate::failure::{FAILED, Failure};
+use crate::failure::{FAILED, Failure, exit_code_of_signal};
 use crate::files::{FileError, read_or_empty, write_atomic};
 use crate::report::sweep::{Metric, RunState, Sweep, SweepRun};
 use crate::run;
@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
         let name = signals::name(signal);
         let resume = run::shell_command(["sweep".into(), "--resume".into(), out.display().to_string()]);
         console::eprint(format_args!("stopped by {name}; continue with: {resume}"));
-        return Ok(128 + signal as u8);
+        return Ok(exit_code_of_signal(signal));
     }
     // A run may be interrupted although the sweep was not: the user can send a signal to a single run
     Ok(if sweep.runs.iter().all(|run| run.state == RunState::Done) { 0 } else { FAILED })

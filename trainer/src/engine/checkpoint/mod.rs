@@ -14,8 +14,8 @@
 mod read;
 mod store;
 
-pub use read::{Loaded, any, load, load_newest};
-pub use store::Store;
+pub use read::{LoadedCheckpoint, exists, load, load_newest};
+pub use store::CheckpointFolder;
 
 use std::{fmt::Display, path::Path};
 

@@ -18,7 +18,7 @@ const LARGEST_JSON: u64 = 1 << 25;
 
 /// A complete checkpoint.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedCheckpoint {
     /// The folder of the checkpoint.
     pub path: PathBuf,
     /// The strategy's state.
@@ -36,7 +36,7 @@ pub struct Loaded {
 ///
 /// # Errors
 /// The folder has no checkpoint, or none is complete.
-pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<FileError>), FileError> {
+pub fn load_newest(folder: &Path) -> Result<(LoadedCheckpoint, Vec<FileError>), FileError> {
     let mut damaged = Vec::new();
     for path in newest_first(folder)? {
         match load(&path) {
@@ -58,7 +58,7 @@ pub fn load_newest(folder: &Path) -> Result<(Loaded, Vec<FileError>), FileError>
 ///
 /// # Errors
 /// The folder cannot be read.
-pub fn any(folder: &Path) -> Result<bool, FileError> {
+pub fn exists(folder: &Path) -> Result<bool, FileError> {
     Ok(!newest_first(folder)?.is_empty())
 }
 
@@ -66,7 +66,7 @@ pub fn any(folder: &Path) -> Result<bool, FileError> {
 ///
 /// # Errors
 /// Names the file that is missing, truncated or altered.
-pub fn load(path: &Path) -> Result<Loaded, FileError> {
+pub fn load(path: &Path) -> Result<LoadedCheckpoint, FileError> {
     let damaged = |file: &Path, cause: String| {
         FileError::new(file, cause, "use another checkpoint: this one was truncated or altered after it was written")
     };
@@ -110,7 +110,7 @@ pub fn load(path: &Path) -> Result<Loaded, FileError> {
         Some(bytes) => Some(state_file::state_tensors(tensors(EMA, &bytes)?)),
         None => None,
     };
-    Ok(Loaded {
+    Ok(LoadedCheckpoint {
         path: path.to_owned(),
         snapshot: Snapshot { model, optimizer, optimizer_steps: state.optimizer_steps, ema },
         progress: state.progress,

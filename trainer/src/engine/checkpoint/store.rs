@@ -20,14 +20,14 @@ const HIDDEN: &str = ".tmp-";
 
 /// The `checkpoints` folder of a run. Only rank 0 has one.
 #[derive(Debug)]
-pub struct Store {
+pub struct CheckpointFolder {
     folder: PathBuf,
     keep_last: usize,
     seed: u64,
     dataset: Option<DatasetRecord>,
 }
 
-impl Store {
+impl CheckpointFolder {
     /// Opens an existing folder, and removes incomplete checkpoints of a killed process.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn what_is_saved_comes_back_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path(), 2, 42).unwrap();
+    let store = CheckpointFolder::open(folder.path(), 2, 42).unwrap();
     store.save("epoch-1", snapshot(1.5), &progress(2, 10), true).unwrap();
     let (loaded, damaged) = load_newest(folder.path()).unwrap();
     assert!(damaged.is_empty());
@@ -70,7 +70,7 @@ fn what_is_saved_comes_back_bit_for_bit() {
 #[test]
 fn keeps_the_newest_and_the_best() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path(), 2, 0).unwrap();
+    let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     for epoch in 1..=5 {
         store
             .save(
@@ -97,7 +97,7 @@ fn keeps_the_newest_and_the_best() {
 #[test]
 fn saving_the_same_name_again_replaces_it() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path(), 2, 0).unwrap();
+    let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     store.save("epoch-1", snapshot(1.0), &progress(2, 10), true).unwrap();
     store.save("epoch-1", snapshot(2.0), &progress(2, 10), true).unwrap();
     assert_eq!(load_newest(folder.path()).unwrap().0.snapshot.model[0].values[0], 2.0);
@@ -119,7 +119,7 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
     for file in [MODEL, OPTIMIZER, EMA, STATE, MANIFEST] {
         for (what, damage) in [("truncate", truncate), ("alter", alter), ("delete", delete)] {
             let folder = tempfile::tempdir().unwrap();
-            let store = Store::open(folder.path(), 3, 0).unwrap();
+            let store = CheckpointFolder::open(folder.path(), 3, 0).unwrap();
             store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
             store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
             damage(&folder.path().join("epoch-2").join(file));
@@ -146,7 +146,7 @@ fn pipes_and_devices_are_damage() {
             fs::create_dir(&checkpoints).unwrap();
             let (kind, pipe) = (rustix::fs::FileType::Fifo, folder.path().join("pipe"));
             rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, 0o600.into(), 0).unwrap();
-            let store = Store::open(&checkpoints, 5, 0).unwrap();
+            let store = CheckpointFolder::open(&checkpoints, 5, 0).unwrap();
             store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
             store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
             let file = checkpoints.join("epoch-2").join(name);
@@ -172,11 +172,14 @@ fn nothing_complete_is_an_error_that_lists_what_was_found() {
 #[test]
 fn half_written_folders_are_ignored_and_cleaned() {
     let folder = tempfile::tempdir().unwrap();
-    Store::open(folder.path(), 2, 0).unwrap().save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    CheckpointFolder::open(folder.path(), 2, 0)
+        .unwrap()
+        .save("epoch-1", snapshot(1.0), &progress(2, 10), false)
+        .unwrap();
     fs::create_dir(folder.path().join(".tmp-epoch-2")).unwrap();
     fs::write(folder.path().join(".tmp-epoch-2/model.safetensors"), b"half").unwrap();
     assert!(load_newest(folder.path()).unwrap().0.path.ends_with("epoch-1"));
-    Store::open(folder.path(), 2, 0).unwrap();
+    CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     assert_eq!(names(folder.path()), ["epoch-1", "last"]);
 }
 
@@ -185,7 +188,7 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
     let root = tempfile::tempdir().unwrap();
     let folder = root.path().join("checkpoints");
     fs::create_dir(&folder).unwrap();
-    let store = Store::open(&folder, 2, 0).unwrap();
+    let store = CheckpointFolder::open(&folder, 2, 0).unwrap();
     store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
     // A file is where the folder was. Unlike permissions, this works for root too.
     fs::rename(&folder, root.path().join("moved")).unwrap();
@@ -199,7 +202,7 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
 #[test]
 fn a_folder_in_the_place_of_a_link_does_not_end_the_run() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(folder.path(), 2, 0).unwrap();
+    let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     for (epoch, moved) in [(1, "last.old"), (2, "last.old-2")] {
         let last = folder.path().join("last");
         let _ = fs::remove_file(&last);
@@ -220,7 +223,7 @@ fn nothing_is_written_through_links() {
     fs::create_dir(&folder).unwrap();
     fs::create_dir(&victim).unwrap();
     fs::write(victim.join(MODEL), "precious").unwrap();
-    let store = Store::open(&folder, 2, 0).unwrap();
+    let store = CheckpointFolder::open(&folder, 2, 0).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join(".tmp-epoch-1")).unwrap();
     store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
     assert_eq!(names(&victim), [MODEL]);
