@@ -9,12 +9,11 @@ use super::bench::temporary_folder;
 use super::hosts;
 use crate::cli::LaunchArgs;
 use crate::failure::Failure;
-use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, RendezvousParameters, find_program, secret};
+use crate::run::job_flags::{LOOPBACK, NodeOfJob};
+use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, find_program, secret};
 
 /// Time from SIGTERM to SIGKILL. torchrun has the same default.
 const GRACE: Duration = Duration::from_secs(30);
-/// Default address of the rendezvous.
-const LOOPBACK: &str = "127.0.0.1";
 /// Default of `--rdzv-id`, as in torchrun.
 const NO_ID: &str = "none";
 
@@ -60,16 +59,15 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     };
     config.timeouts.grace = GRACE;
     let (nodes, node_rank) = (job.nnodes.unwrap_or(1), job.node_rank.unwrap_or(0));
-    let address = job.master_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned());
-    if nodes > 1 {
-        let (port, secret) = (job.master_port.unwrap_or(0), secret::of_job(&variables)?);
-        config.rendezvous = Some(RendezvousParameters::new(nodes, node_rank, address, port, secret)?);
+    if let Some(node) = NodeOfJob::of(&job, None) {
+        config.rendezvous = Some(node.rendezvous(secret::of_job(&variables)?)?);
     } else if nodes == 0 || node_rank > 0 {
         return Err(Failure::usage(
             format!("--nnodes {nodes} --node-rank {node_rank}: nodes count from 0 and are below their number"),
             "the first of two is --nnodes 2 --node-rank 0",
         ));
     } else {
+        let address = job.master_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned());
         config.address = (address, job.master_port.unwrap_or(0));
     }
     let mut made = None;

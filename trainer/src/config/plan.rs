@@ -7,7 +7,7 @@ use super::DatasetFacts;
 use super::check;
 use super::error::ConfigErrors;
 use super::key::{Key, KeyValue, KeyVisitor, plain};
-use super::keyword::Mode;
+use super::keyword::{BatchScope, Mode};
 use super::origin::{Origins, SetBy};
 use super::sections::{
     CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimizerConfig, ParallelConfig, ScheduleConfig, TrainConfig,
@@ -37,6 +37,16 @@ pub struct RunPlan {
     pub log: LogConfig,
     /// Where the values came from.
     pub(super) provenance: Provenance,
+}
+
+impl TrainConfig {
+    /// Returns the number of images of a loader's batch on all devices.
+    pub fn global_batch(&self, devices: usize) -> usize {
+        match self.batch_scope {
+            BatchScope::Global => self.batch_size,
+            BatchScope::PerWorker => self.batch_size * devices,
+        }
+    }
 }
 
 impl RunPlan {

@@ -9,6 +9,7 @@ use crate::config::{self, RunPlan, SetBy};
 use crate::engine::checkpoint;
 use crate::failure::Failure;
 use crate::report::RunFolder;
+use crate::strategy::dp::scatter::chunks;
 use crate::text::thousands;
 use crate::weights::{self, LoadedWeights, Purpose, WeightFile, WeightTarget};
 
@@ -179,10 +180,7 @@ fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usiz
     if together && plan.parallel.mode == config::Mode::Ddp {
         return None;
     }
-    let batch = match plan.train.batch_scope {
-        config::BatchScope::Global => plan.train.batch_size,
-        config::BatchScope::PerWorker => plan.train.batch_size * devices,
-    };
+    let batch = plan.train.global_batch(devices);
     let last = if plan.train.drop_last { 0 } else { samples % batch };
     let counts = [batch.min(samples), last].into_iter().filter(|count| *count > 0);
     let together = together && plan.parallel.mode == config::Mode::Dp;
@@ -192,11 +190,8 @@ fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usiz
 /// Returns the smallest number of images on a device that gets images, of a step with `count` images. A full step has `batch`.
 fn share(count: usize, batch: usize, devices: usize, plan: &RunPlan) -> usize {
     match plan.parallel.mode {
-        // `torch.chunk`: the last chunk is smaller.
-        config::Mode::Dp => {
-            let chunk = count.div_ceil(devices);
-            if count.is_multiple_of(chunk) { chunk } else { count % chunk }
-        }
+        // The last chunk may be smaller.
+        config::Mode::Dp => chunks(count, devices).last().map_or(0, |chunk| chunk.len()),
         // The loader fills the last batch up, so that all ranks have equally many images.
         _ => (count.next_multiple_of(devices).min(batch) / devices).max(1),
     }

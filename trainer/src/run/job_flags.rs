@@ -2,10 +2,57 @@
 
 use crate::cli::JobArgs;
 use crate::failure::Failure;
+use comm::Secret;
 use launch::{
-    Role,
+    RendezvousParameters, Role,
     environment::{Launcher, NodeAssignment},
 };
+
+/// Default of `--master-addr`.
+pub(crate) const LOOPBACK: &str = "127.0.0.1";
+
+/// One node of a job on several nodes.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeOfJob {
+    pub nodes: usize,
+    /// Index of this node.
+    pub node_rank: usize,
+    /// Host of node 0.
+    master_addr: String,
+    /// Port on which node 0's launcher listens.
+    master_port: u16,
+}
+
+impl NodeOfJob {
+    /// Reads the node from Kubeflow's variables (`share`) or from the flags. `None` for a job on one node.
+    pub(crate) fn of(flags: &JobArgs, share: Option<&NodeAssignment>) -> Option<Self> {
+        if let Some(share) = share.filter(|share| share.nodes > 1) {
+            let &NodeAssignment { nodes, node_rank, master_port, .. } = share;
+            return Some(Self { nodes, node_rank, master_addr: share.master_addr.clone(), master_port });
+        }
+        let nodes = flags.nnodes.filter(|nodes| *nodes > 1)?;
+        Some(Self {
+            nodes,
+            node_rank: flags.node_rank.unwrap_or(0),
+            master_addr: flags.master_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned()),
+            master_port: flags.master_port.unwrap_or(0),
+        })
+    }
+
+    /// Returns the address of the job, `HOST:PORT`.
+    pub(crate) fn address(&self) -> String {
+        format!("{}:{}", self.master_addr, self.master_port)
+    }
+
+    /// Returns the parameters of the nodes' rendezvous.
+    ///
+    /// # Errors
+    /// The index of the node is not below the number of nodes, or a secret is missing.
+    pub(crate) fn rendezvous(&self, secret: Option<Secret>) -> Result<RendezvousParameters, Failure> {
+        let address = self.master_addr.clone();
+        Ok(RendezvousParameters::new(self.nodes, self.node_rank, address, self.master_port, secret)?)
+    }
+}
 
 /// Checks the flags against the launcher that has started this process.
 ///

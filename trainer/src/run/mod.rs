@@ -9,7 +9,7 @@
 mod class_weights;
 mod fine_tune;
 mod finish;
-mod job_flags;
+pub(crate) mod job_flags;
 pub(crate) mod memory;
 pub(crate) mod plan;
 pub(crate) mod ranks;

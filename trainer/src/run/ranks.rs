@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::job_flags::NodeOfJob;
 use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
 use crate::device::LocalRank;
@@ -9,8 +10,7 @@ use crate::failure::Failure;
 use crate::signals::Stop;
 use comm::{Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    JobFolder, JoinTimeouts, LaunchConfig, NOTICE, ProcessGroup, RendezvousParameters, Role, WorkerStatus,
-    best_transport, cores,
+    JobFolder, JoinTimeouts, LaunchConfig, NOTICE, ProcessGroup, Role, WorkerStatus, best_transport, cores,
     environment::{Launcher, NodeAssignment, Variables, WorkerRole},
     secret,
     worker::ShutdownBarrier,
@@ -20,8 +20,6 @@ use launch::{
 const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
 /// NVIDIA's variable that decides whether the driver loads kernels with their module (`EAGER`) or at their first launch.
 const MODULE_LOADING: &str = "CUDA_MODULE_LOADING";
-/// Default of `--master-addr`.
-const LOOPBACK: &str = "127.0.0.1";
 /// Time limit for the ranks to join at the start of a job.
 const JOIN: Duration = Duration::from_secs(300);
 /// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
@@ -31,14 +29,7 @@ const SHUTDOWN: Duration = Duration::from_secs(60);
 pub(crate) fn job_of_nodes(flags: &JobArgs, role: &Role) -> Option<(String, usize)> {
     match role {
         Role::Worker(_) => None,
-        Role::Local(Some(share)) if share.nodes > 1 => {
-            Some((format!("{}:{}", share.master_addr, share.master_port), share.node_rank))
-        }
-        Role::Local(_) if flags.nnodes > Some(1) => {
-            let address = flags.master_addr.as_deref().unwrap_or(LOOPBACK);
-            Some((format!("{address}:{}", flags.master_port.unwrap_or(0)), flags.node_rank.unwrap_or(0)))
-        }
-        Role::Local(_) => None,
+        Role::Local(share) => NodeOfJob::of(flags, share.as_ref()).map(|node| (node.address(), node.node_rank)),
     }
 }
 
@@ -72,21 +63,10 @@ pub(crate) fn launch(
     job.max_restarts = flags.max_restarts.unwrap_or(0);
     job.address.1 = flags.master_port.unwrap_or(0);
     let secret = secret::of_job(variables)?;
-    job.rendezvous = match share {
-        Some(share) if share.nodes > 1 => {
-            job.workers = share.workers.unwrap_or(workers);
-            let address = share.master_addr.clone();
-            Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
-        }
-        _ => match flags.nnodes {
-            Some(nodes @ 2..) => {
-                let address = flags.master_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned());
-                let (rank, port) = (flags.node_rank.unwrap_or(0), flags.master_port.unwrap_or(0));
-                Some(RendezvousParameters::new(nodes, rank, address, port, secret)?)
-            }
-            _ => None,
-        },
-    };
+    if let Some(share) = share.filter(|share| share.nodes > 1) {
+        job.workers = share.workers.unwrap_or(workers);
+    }
+    job.rendezvous = NodeOfJob::of(flags, share).map(|node| node.rendezvous(secret)).transpose()?;
     let code = job.run(|world_size| {
         let folder = folder(world_size).map_err(Failure::into_launch_error)?;
         let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());

@@ -11,7 +11,7 @@ use data::{
 };
 
 use super::{class_weights, shared_images};
-use crate::config::{BatchScope, DatasetFacts, Decode, OnError, RunPlan, TrainConfig, small_image_epoch};
+use crate::config::{DatasetFacts, Decode, OnError, RunPlan, TrainConfig, small_image_epoch};
 use crate::failure::Failure;
 use crate::strategy::Strategy;
 
@@ -154,7 +154,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
     }
     let on = |alpha: f64| (alpha > 0.0).then_some(alpha);
     Ok(LoaderConfig {
-        global_batch: global_batch(plan, strategy),
+        global_batch: plan.train.global_batch(strategy.devices()),
         shuffle: true,
         drop_last: train.drop_last,
         augment,
@@ -163,14 +163,6 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
         small_images: small_images(plan),
         ..common_loader_config(plan, strategy, pixels)?
     })
-}
-
-/// Returns the number of images of a step on all devices.
-fn global_batch(plan: &RunPlan, strategy: &dyn Strategy) -> usize {
-    match plan.train.batch_scope {
-        BatchScope::Global => plan.train.batch_size,
-        BatchScope::PerWorker => plan.train.batch_size * strategy.devices(),
-    }
 }
 
 /// Returns the sizes of the first epochs' images.
@@ -194,7 +186,7 @@ pub(super) fn eval_loader(
     let pixels_of_one = (shape.height * shape.width).max(1);
     let images = (256 * 64 * 64 / pixels_of_one).clamp(1, 256);
     Ok(LoaderConfig {
-        global_batch: global_batch(plan, strategy).max(images),
+        global_batch: plan.train.global_batch(strategy.devices()).max(images),
         shuffle: false,
         exact: true,
         ..common_loader_config(plan, strategy, pixels)?

@@ -15,7 +15,7 @@ use super::setup::{
 };
 use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
-use crate::config::{BatchScope, Devices, Mode, OnError, RunPlan};
+use crate::config::{Devices, Mode, OnError, RunPlan};
 use crate::console;
 use crate::diagnostics;
 use crate::engine::checkpoint::CheckpointFolder;
@@ -121,10 +121,7 @@ impl Training<'_> {
         let spec = network_spec(plan, splits);
         let classes = spec.num_classes;
         let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
-        let share = match plan.train.batch_scope {
-            BatchScope::Global => plan.train.batch_size.div_ceil(processes),
-            BatchScope::PerWorker => plan.train.batch_size,
-        };
+        let share = plan.train.global_batch(processes).div_ceil(processes);
         let network = build_network(plan, &spec, selected, share.min(splits.train.len()))?;
         let devices =
             if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };

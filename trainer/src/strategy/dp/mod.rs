@@ -16,7 +16,7 @@
 mod copy;
 mod devices;
 mod replicate;
-mod scatter;
+pub(crate) mod scatter;
 mod statistics;
 mod step;
 

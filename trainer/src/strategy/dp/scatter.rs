@@ -9,7 +9,7 @@ use super::copy;
 
 /// Returns the chunks of `torch.chunk`: `ceil(len / devices)` samples each. The last chunk may be smaller, and there may be fewer
 /// chunks than devices.
-pub(super) fn chunks(len: usize, devices: usize) -> Vec<Range<usize>> {
+pub(crate) fn chunks(len: usize, devices: usize) -> Vec<Range<usize>> {
     let each = len.div_ceil(devices).max(1);
     (0..len).step_by(each).map(|start| start..(start + each).min(len)).collect()
 }
