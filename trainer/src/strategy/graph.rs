@@ -72,6 +72,14 @@ fn same_image_size(one: &StepSignature, other: &StepSignature) -> bool {
     one.first().map(|batch| batch.image_size) == other.first().map(|batch| batch.image_size)
 }
 
+/// Steps whose inputs wait for the next launch.
+#[derive(Debug, Default)]
+struct UnlaunchedSteps {
+    /// The bits of the steps' inputs.
+    words: Vec<u32>,
+    steps: usize,
+}
+
 /// The graph of a learner's step.
 #[derive(Debug, Default)]
 pub struct StepGraph {
@@ -79,13 +87,12 @@ pub struct StepGraph {
     /// Number of steps after which the training state was at other addresses.
     moves: usize,
     /// Steps whose outcome is not known yet, the oldest first.
-    queued: VecDeque<Queued>,
+    queued: VecDeque<QueuedGraphStep>,
     /// The pending results of launched steps, each with the number of these steps.
     pub(super) readings: VecDeque<(PendingRead, usize)>,
-    /// The bits of the inputs of steps that are not launched yet, and the number of these steps.
-    waiting: (Vec<u32>, usize),
+    unlaunched: UnlaunchedSteps,
     /// When results were last read.
-    read: Option<Instant>,
+    last_read: Option<Instant>,
     /// The note why steps are not captured, until the note is taken.
     note: Option<String>,
 }
@@ -107,7 +114,7 @@ pub(super) enum Phase {
 
 /// A step whose outcome is not known.
 #[derive(Debug)]
-struct Queued {
+struct QueuedGraphStep {
     /// Whether the results are read and counted.
     counted: bool,
     /// The targets, row-major `[B, classes]`, and the labels `[B]` of each batch.
@@ -178,12 +185,12 @@ impl StepGraph {
     /// memory that its step has allocated before, and an evaluation, whose batch may be larger, makes cubecl give such memory back.
     pub fn restart_warm_up(&mut self, device: &Device) {
         if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
-            self.forget(device);
+            self.reset(device);
         }
     }
 
     /// Drops the graph, since the training state moves to other memory on `device`.
-    pub fn forget(&mut self, device: &Device) {
+    pub fn reset(&mut self, device: &Device) {
         if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
             graph::cancel(device);
         }
@@ -223,7 +230,7 @@ pub(super) fn queue_step(
             let words = inputs.words(learner, &batches, lr);
             let captured = learner.capture(ranks, inputs, &batches, lr, weight)?;
             learner.graph.phase = Phase::Captured(signature, captured);
-            learner.graph.waiting = (words, 1);
+            learner.graph.unlaunched = UnlaunchedSteps { words, steps: 1 };
         }
         Phase::Captured(of_graph, mut captured) if of_graph == signature => {
             // Steps without the graph usually update in place too. But if another tensor shares the state's memory, they do not.
@@ -234,8 +241,8 @@ pub(super) fn queue_step(
             let words = captured.inputs.words(learner, &batches, lr);
             learner.optimizer.count_step();
             learner.graph.phase = Phase::Captured(of_graph, captured);
-            learner.graph.waiting.0.extend(words);
-            learner.graph.waiting.1 += 1;
+            learner.graph.unlaunched.words.extend(words);
+            learner.graph.unlaunched.steps += 1;
         }
         Phase::Captured(of_graph, mut captured) if same_image_size(&of_graph, &signature) => {
             captured.check = true;
@@ -244,14 +251,14 @@ pub(super) fn queue_step(
         }
         other => {
             learner.graph.phase = other;
-            learner.graph.forget(&learner.replica.inner_device());
+            learner.graph.reset(&learner.replica.inner_device());
             learner.graph.phase = Phase::Waiting(Some(signature));
             return learner.drain_before_eager_step(ranks, batches, lr, outcome);
         }
     }
     let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
-    learner.graph.queued.push_back(Queued { counted: false, expected, outcome, lr, start });
-    if learner.graph.waiting.1 >= learner.graph.steps_at_once() {
+    learner.graph.queued.push_back(QueuedGraphStep { counted: false, expected, outcome, lr, start });
+    if learner.graph.unlaunched.steps >= learner.graph.steps_at_once() {
         learner.graph.launch()?;
     }
     let end = Instant::now();
@@ -270,7 +277,7 @@ pub(super) fn finish_step(learner: &mut Learner, ranks: &mut dyn GraphRanks) -> 
     if learner.graph.queued.front().is_some_and(|queued| !queued.counted) {
         learner.read_oldest(ranks)?;
     }
-    let Some(Queued { mut outcome, lr, .. }) = learner.graph.queued.pop_front() else { return Ok(None) };
+    let Some(QueuedGraphStep { mut outcome, lr, .. }) = learner.graph.queued.pop_front() else { return Ok(None) };
     outcome.seconds.backward += start.elapsed().as_secs_f64();
     outcome.check_finite(lr)?;
     Ok(Some(outcome))
@@ -296,7 +303,7 @@ impl Learner {
         }
         outcome.loss_sum = f64::NAN;
         let start = Instant::now();
-        self.graph.queued.push_back(Queued { counted: true, expected: Vec::new(), outcome, lr, start });
+        self.graph.queued.push_back(QueuedGraphStep { counted: true, expected: Vec::new(), outcome, lr, start });
         Ok(None)
     }
 
@@ -314,10 +321,10 @@ impl Learner {
         // The steps have run one after the other, so each step's time is the mean.
         let mut group: Vec<_> = graph.queued.iter_mut().filter(|queued| !queued.counted).take(count).collect();
         let (end, first) = (Instant::now(), group[0].start);
-        let seconds = (end - graph.read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
-        graph.read = Some(end);
+        let seconds = (end - graph.last_read.map_or(first, |read| read.max(first))).as_secs_f64() / count as f64;
+        graph.last_read = Some(end);
         for (queued, results) in group.iter_mut().zip(results.chunks_exact(results.len() / count)) {
-            let Queued { counted, expected, outcome, .. } = &mut **queued;
+            let QueuedGraphStep { counted, expected, outcome, .. } = &mut **queued;
             let mut left = results;
             for (targets, labels) in expected {
                 let logits;
@@ -349,7 +356,7 @@ impl StepGraph {
 
     /// Launches the collected steps.
     fn launch(&mut self) -> Result<(), Failure> {
-        let (words, count) = std::mem::take(&mut self.waiting);
+        let UnlaunchedSteps { words, steps: count } = std::mem::take(&mut self.unlaunched);
         if count == 0 {
             return Ok(());
         }

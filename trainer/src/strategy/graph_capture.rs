@@ -188,7 +188,7 @@ impl Learner {
         let graph = &mut self.graph;
         graph.phase = Phase::WarmedUpOnce(signature.clone(), Box::new(inputs));
         if moved {
-            graph.forget(&device);
+            graph.reset(&device);
             graph.moved(signature);
         }
         if host_data {
@@ -217,7 +217,7 @@ impl Learner {
         let moved = ranks.any_rank(self.addresses()? != before)?;
         self.graph.phase = Phase::WarmedUpTwice(signature.clone(), inputs);
         if moved {
-            self.graph.forget(&self.replica.inner_device());
+            self.graph.reset(&self.replica.inner_device());
             self.graph.moved(signature);
         }
         Ok(())

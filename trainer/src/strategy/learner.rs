@@ -94,7 +94,7 @@ impl Learner {
             state::load_state_dict(network, tensors).map_err(|error| refused(error.to_string()))
         };
         let device = self.replica.inner_device();
-        self.graph.forget(&device);
+        self.graph.reset(&device);
         self.replica.try_change(|network| load(network, &snapshot.model))?;
         self.optimizer
             .load_state(snapshot.optimizer, snapshot.optimizer_steps, &self.replica.parameters, &device)

@@ -81,12 +81,12 @@ pub(super) struct BucketWork {
     pub step: u64,
     pub index: usize,
     /// Number of buckets in the step.
-    pub of: usize,
+    pub bucket_count: usize,
     pub values: BucketValues,
     /// When the bucket was launched.
     pub queued: Instant,
-    /// Set if the backward pass waits until the reduction is enqueued. The reducing thread then drops it.
-    pub waiting: Option<Sender<()>>,
+    /// Set if the backward pass waits until the reduction is enqueued. The reducing thread then drops the sender.
+    pub enqueued: Option<Sender<()>>,
 }
 
 /// The gradients of a bucket.
@@ -98,19 +98,19 @@ pub(super) enum BucketValues {
     /// One tensor per gradient, on the gradients' device, and an event that was recorded after the work that computes them.
     Device(Vec<Tensor<1>>, StreamEvent),
     /// The sum, which the device computes beside the backward pass.
-    Started(Box<Tensor<1>>),
+    OnSideStream(Box<Tensor<1>>),
 }
 
 /// The buckets of a rank. The hooks of the backward pass fill the buckets, and each full bucket is sent to the reducing thread.
 pub(super) struct GradientBuckets {
-    places: HashMap<ParamId, usize>,
+    index_of: HashMap<ParamId, usize>,
     /// Elements of each parameter, in registration order.
     pub lengths: Vec<usize>,
     state: Mutex<State>,
     /// The gradients' device, if gradients are reduced on it. `None` if they are reduced on the CPU.
     device: Option<Device>,
-    /// Collectives that the backward pass itself starts, without the reducing thread ([`DeviceCollectives::forks`]).
-    forked: Option<Arc<Mutex<dyn DeviceCollectives>>>,
+    /// Collectives that the backward pass itself starts, without the reducing thread ([`DeviceCollectives::runs_on_side_stream`]).
+    side_stream: Option<Arc<Mutex<dyn DeviceCollectives>>>,
     /// The buckets' memory, if buckets are reduced on the CPU.
     pub arrays: Arc<BucketArrays>,
     /// Sends buckets to the reducing thread.
@@ -138,7 +138,7 @@ struct State {
     next_bucket: usize,
     /// The step's loss `[1]`, which the last bucket sums too.
     loss: Option<Tensor<1>>,
-    /// The results of the buckets that the backward pass has started, with [`GradientBuckets::forked`].
+    /// The results of the buckets that the backward pass has started, with [`GradientBuckets::side_stream`].
     started: Vec<BucketResult>,
 }
 
@@ -153,12 +153,12 @@ struct Assignment {
 
 impl GradientBuckets {
     /// Makes buckets that are not assigned yet. If `device` is set, gradients stay on it. With `in_order`, the backward pass
-    /// waits until the reduction of each full bucket is enqueued. With `forked`, the backward pass itself starts the reductions.
+    /// waits until the reduction of each full bucket is enqueued. With `side_stream`, the backward pass itself starts the reductions.
     pub(super) fn new(
         parameters: &[ParameterInfo],
         queue: Sender<BucketWork>,
         device: Option<Device>,
-        forked: Option<Arc<Mutex<dyn DeviceCollectives>>>,
+        side_stream: Option<Arc<Mutex<dyn DeviceCollectives>>>,
         in_order: bool,
     ) -> Self {
         let count = parameters.len();
@@ -169,11 +169,11 @@ impl GradientBuckets {
             ..State::default()
         };
         Self {
-            places: parameters.iter().enumerate().map(|(place, info)| (info.id, place)).collect(),
+            index_of: parameters.iter().enumerate().map(|(index, info)| (info.id, index)).collect(),
             lengths: lengths(parameters),
             state: Mutex::new(state),
             device,
-            forked,
+            side_stream,
             arrays: Arc::default(),
             queue: Mutex::new(queue),
             in_order,
@@ -229,24 +229,24 @@ impl GradientBuckets {
     /// Adds the gradient of one use of a parameter, and launches the buckets that are full now. The backward pass calls this
     /// method as soon as the gradient is computed.
     fn mark_ready(&self, parameter: ParamId, gradient: Tensor<1>) {
-        let Some(&place) = self.places.get(&parameter) else { return };
+        let Some(&index) = self.index_of.get(&parameter) else { return };
         let state = &mut *self.state.lock();
-        let slot = &mut state.gradients[place];
+        let slot = &mut state.gradients[index];
         *slot = Some(match slot.take() {
             Some(sum) => sum + gradient,
             None => gradient,
         });
-        state.used[place] = true;
-        state.pending[place] = state.pending[place].saturating_sub(1);
-        if state.pending[place] > 0 {
+        state.used[index] = true;
+        state.pending[index] = state.pending[index].saturating_sub(1);
+        if state.pending[index] > 0 {
             return;
         }
-        state.ready_order.push(place);
+        state.ready_order.push(index);
         if !state.sync {
             return;
         }
         if let Some(assignment) = &mut state.assignment {
-            assignment.pending[assignment.bucket_of[place]] -= 1;
+            assignment.pending[assignment.bucket_of[index]] -= 1;
         }
         while state.assignment.as_ref().is_some_and(|all| all.pending.get(state.next_bucket) == Some(&0)) {
             self.launch_next_bucket(state);
@@ -277,34 +277,34 @@ impl GradientBuckets {
         let index = state.next_bucket;
         let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
         let Some(bucket) = buckets.get(index) else { return false };
-        if let (Some(forked), Some(device)) = (&self.forked, &self.device) {
+        if let (Some(side_stream), Some(device)) = (&self.side_stream, &self.device) {
             let queued = Instant::now();
             let mut tensors = self.tensors(bucket, &mut state.gradients, device);
             if index + 1 == buckets.len() {
                 tensors.extend(state.loss.take());
             }
-            let result = forked.lock().start_all_reduce(tensors).map(|(sum, bytes)| {
+            let result = side_stream.lock().start_all_reduce(tensors).map(|(sum, bytes)| {
                 // Without the loss, so that steps with and without a graph have the same number.
                 let bytes = bytes / sum.dims()[0] * bucket.elements;
                 let (step, started) = (state.step, queued);
                 let span = BucketSpan { step, bucket: index, bytes, queued, started, finished: Instant::now() };
-                (BucketValues::Started(Box::new(sum)), span)
+                (BucketValues::OnSideStream(Box::new(sum)), span)
             });
             state.started.push(result);
             state.next_bucket += 1;
             return true;
         }
         let values = self.pack(index, bucket, &mut state.gradients);
-        let (waiting, enqueued) = if self.in_order { Some(channel()).unzip() } else { (None, None) };
+        let (enqueued, wait) = if self.in_order { Some(channel()).unzip() } else { (None, None) };
         let queued = Instant::now();
-        let work = BucketWork { step: state.step, index, of: buckets.len(), values, queued, waiting };
+        let work = BucketWork { step: state.step, index, bucket_count: buckets.len(), values, queued, enqueued };
         state.next_bucket += 1;
         // An error means that the thread has ended. The reducer notices this when it waits for the bucket.
         let _ = self.queue.lock().send(work);
-        // The thread sends nothing here: the wait ends when it drops the sender.
-        if let Some(enqueued) = enqueued {
-            let enqueued: Receiver<()> = enqueued;
-            let _ = enqueued.recv();
+        // The thread sends nothing here: the wait ends when the thread drops the sender.
+        if let Some(wait) = wait {
+            let wait: Receiver<()> = wait;
+            let _ = wait.recv();
         }
         true
     }
@@ -333,13 +333,13 @@ impl GradientBuckets {
             }
         };
         for &parameter in parameters {
-            let (place, behind) = rest.split_at_mut(self.lengths[parameter]);
+            let (slot, behind) = rest.split_at_mut(self.lengths[parameter]);
             match gradients[parameter].take() {
                 Some(gradient) => {
                     let gradient = gradient.into_data();
-                    place.copy_from_slice(gradient.as_slice::<f32>().expect("gradients are f32"));
+                    slot.copy_from_slice(gradient.as_slice::<f32>().expect("gradients are f32"));
                 }
-                None => place.fill(0.0),
+                None => slot.fill(0.0),
             }
             rest = behind;
         }
@@ -356,8 +356,8 @@ impl Debug for GradientBuckets {
 /// The hooks on the parameters (`models/src/hook.rs`) call these methods on the thread that runs the pass.
 impl GradientSink for GradientBuckets {
     fn used(&self, parameter: ParamId) {
-        if let Some(&place) = self.places.get(&parameter) {
-            self.state.lock().pending[place] += 1;
+        if let Some(&index) = self.index_of.get(&parameter) {
+            self.state.lock().pending[index] += 1;
         }
     }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{
     buckets,
-    reducer::{DeviceCollectives, OnDevice},
+    reducer::{DeviceCollectives, DeviceReduction},
 };
 use crate::console;
 use crate::{
@@ -31,7 +31,7 @@ pub(super) fn connect(
     parameters: &[ParameterInfo],
     plan: &RunPlan,
     comm: &Communicator,
-) -> Result<Option<OnDevice>, Failure> {
+) -> Result<Option<DeviceReduction>, Failure> {
     let parallel = &plan.parallel;
     let backend = match parallel.backend {
         Backend::Auto => cuda::DeviceBackend::Auto,
@@ -69,7 +69,7 @@ pub(super) fn connect(
         let description = group.as_ref().map_or(description, DeviceGroup::description);
         console::eprint(format_args!("gradients: {description}"));
     }
-    Ok(group.map(|group| (device.clone(), Arc::new(Mutex::new(group)) as Arc<Mutex<dyn DeviceCollectives>>)))
+    Ok(group.map(|group| DeviceReduction { device: device.clone(), collectives: Arc::new(Mutex::new(group)) }))
 }
 
 /// Inherent methods of the same name are called by their paths. Otherwise these methods would call themselves.
@@ -84,7 +84,7 @@ impl DeviceCollectives for DeviceGroup {
         Ok((sum, done, bytes))
     }
 
-    fn forks(&self) -> bool {
+    fn runs_on_side_stream(&self) -> bool {
         DeviceGroup::forks(self)
     }
 

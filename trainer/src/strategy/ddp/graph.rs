@@ -7,7 +7,7 @@ use models::Context;
 use ops::StatisticsReduce;
 
 use super::{
-    OnDevice,
+    DeviceReduction,
     reducer::{ReducedGradients, Reducer},
     statistics::SharedStatistics,
     step::{self, StepCounts},
@@ -24,11 +24,11 @@ use crate::{
 use comm::{Communicator, ReduceOp};
 
 /// Prepares to capture steps, if the sums of gradients can be part of a graph.
-pub(super) fn step_graph(plan: &RunPlan, device: &Device, on_device: Option<&OnDevice>) -> StepGraph {
+pub(super) fn step_graph(plan: &RunPlan, device: &Device, reduction: Option<&DeviceReduction>) -> StepGraph {
     let policy = plan.parallel.batch_norm;
-    let reason = match on_device {
+    let reason = match reduction {
         None => Some("gradients are summed on the host".to_owned()),
-        Some((_, group)) if !group.lock().forks() => Some(
+        Some(reduction) if !reduction.collectives.lock().runs_on_side_stream() => Some(
             "the sums of gradients wait for the host or are NCCL's; the all-reduce kernels inside one machine, with one GPU per \
              rank, can be part of a graph"
                 .to_owned(),

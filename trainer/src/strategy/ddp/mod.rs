@@ -62,7 +62,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 pub use self::verify::same_job;
 use self::{
     autotune::{Autotuner, Next},
-    reducer::{OnDevice, Reducer, ReducerOptions},
+    reducer::{DeviceReduction, Reducer, ReducerOptions},
     statistics::SharedStatistics,
     verify::UnusedParameters,
 };
@@ -89,7 +89,7 @@ pub struct Ddp {
     reducer: Reducer,
     options: ReducerOptions,
     /// Set if gradients are reduced on their device.
-    on_device: Option<OnDevice>,
+    reduction: Option<DeviceReduction>,
     /// Whether the run is on GPUs. Then no thread pool is used: each thread has its own stream, so one thread must queue all work.
     on_gpu: bool,
     /// The threads of `parallel.threads`, on the CPU.
@@ -124,12 +124,12 @@ impl Ddp {
         let mut learner = Learner::new(network, device, classes, plan);
         let parallel = &plan.parallel;
         #[cfg(feature = "cuda")]
-        let on_device = gpus::connect(&learner.replica.inner_device(), &learner.replica.parameters, plan, &comm)?;
+        let reduction = gpus::connect(&learner.replica.inner_device(), &learner.replica.parameters, plan, &comm)?;
         #[cfg(not(feature = "cuda"))]
-        let on_device: Option<OnDevice> = None;
-        learner.graph = graph::step_graph(plan, &learner.replica.inner_device(), on_device.as_ref());
+        let reduction: Option<DeviceReduction> = None;
+        learner.graph = graph::step_graph(plan, &learner.replica.inner_device(), reduction.as_ref());
         let parameters = &learner.replica.parameters;
-        let collectives = on_device.as_ref().map(|(_, group)| Arc::clone(group));
+        let collectives = reduction.as_ref().map(|one| Arc::clone(&one.collectives));
         let settings = StepSettings::of(plan);
         let options = ReducerOptions {
             first: bytes(settings.first_bucket_mb),
@@ -138,10 +138,10 @@ impl Ddp {
             in_order: collectives.is_some() && parallel.batch_norm == BatchNormPolicy::Sync,
             compression: parallel.compression,
         };
-        let reducer = Reducer::new(parameters, &comm, &status, options, on_device.clone(), None)?;
+        let reducer = Reducer::new(parameters, &comm, &status, options, reduction.clone(), None)?;
         let on_gpu = matches!(parallel.devices, Some(Devices::Gpus(_)));
         let threads = if on_gpu { None } else { pool(settings.threads)? };
-        let tuner = tuner(plan, on_gpu, on_device.is_some(), &comm)?;
+        let tuner = tuner(plan, on_gpu, reduction.is_some(), &comm)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => {
                 tracing::debug!("creating a second process group for synchronised batch norm");
@@ -156,7 +156,7 @@ impl Ddp {
             statistics,
             reducer,
             options,
-            on_device,
+            reduction,
             on_gpu,
             threads,
             tuner,
@@ -221,8 +221,8 @@ impl Ddp {
         self.options.limit = bytes(settings.bucket_mb);
         self.options.compression = settings.compression;
         let parameters = &self.learner.replica.parameters;
-        let on_device = self.on_device.clone();
-        self.reducer = Reducer::new(parameters, &self.comm, &self.status, self.options, on_device, Some(order))?;
+        let reduction = self.reduction.clone();
+        self.reducer = Reducer::new(parameters, &self.comm, &self.status, self.options, reduction, Some(order))?;
         if !self.on_gpu {
             self.threads = pool(settings.threads)?;
         }

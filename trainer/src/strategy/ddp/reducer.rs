@@ -63,7 +63,7 @@ pub(super) trait DeviceCollectives: Send {
     ) -> Result<(Tensor<1>, StreamEvent, usize), CommError>;
     /// Returns whether calls run beside the calling thread's work without waiting on the CPU. Only then
     /// [`start_all_reduce`](Self::start_all_reduce) works, and calls can be captured as part of a CUDA graph.
-    fn forks(&self) -> bool;
+    fn runs_on_side_stream(&self) -> bool;
     /// Enqueues the sum over ranks of the concatenated `tensors`, which the calling thread has written. Returns the sum, which the
     /// thread may use after [`join`](Self::join), and the bytes that this rank contributes.
     fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError>;
@@ -78,8 +78,13 @@ pub(super) trait DeviceCollectives: Send {
     fn synchronize(&mut self) -> Result<(), CommError>;
 }
 
-/// A device, and the collectives on it. The reducing thread shares the collectives.
-pub(super) type OnDevice = (Device, Arc<Mutex<dyn DeviceCollectives>>);
+/// A device that reduces gradients in its own memory.
+#[derive(Clone)]
+pub(super) struct DeviceReduction {
+    pub(super) device: Device,
+    /// The collectives on the device. The reducing thread shares them.
+    pub(super) collectives: Arc<Mutex<dyn DeviceCollectives>>,
+}
 
 /// A reduced bucket.
 pub(super) type BucketResult = Result<(BucketValues, BucketSpan), CommError>;
@@ -94,13 +99,13 @@ pub(super) struct Reducer {
     bytes: Cell<u64>,
     thread: Option<JoinHandle<()>>,
     /// Set if gradients are reduced on their device.
-    on_device: Option<Arc<Mutex<dyn DeviceCollectives>>>,
+    collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>,
     /// Set if the backward pass itself starts the reductions on the device.
-    forked: Option<Arc<Mutex<dyn DeviceCollectives>>>,
+    side_stream: Option<Arc<Mutex<dyn DeviceCollectives>>>,
 }
 
 impl Reducer {
-    /// Starts the reducing thread. With `on_device` gradients are reduced on that device, otherwise on the CPU. `order` is the
+    /// Starts the reducing thread. With `reduction`, gradients are reduced on that device, otherwise on the CPU. `order` is the
     /// order of parameters in the buckets, if it is known from an earlier reducer.
     ///
     /// # Errors
@@ -110,28 +115,28 @@ impl Reducer {
         comm: &Communicator,
         status: &WorkerStatus,
         options: ReducerOptions,
-        on_device: Option<OnDevice>,
+        reduction: Option<DeviceReduction>,
         order: Option<&[usize]>,
     ) -> Result<Self, Failure> {
         let (queue, inbox) = channel();
         let mut hook = CompressHook::new(options.compression);
-        let (thread_comm, on_device) = (comm.clone(), on_device.map(|(device, group)| (Some(device), Some(group))));
-        let (device, on_device) = on_device.unwrap_or_default();
-        let group = on_device.clone();
-        let forked = on_device.clone().filter(|group| group.lock().forks());
+        let thread_comm = comm.clone();
+        let (device, collectives) = reduction.map(|one| (one.device, one.collectives)).unzip();
+        let group = collectives.clone();
+        let side_stream = collectives.clone().filter(|group| group.lock().runs_on_side_stream());
         let reduce = move |values| match (values, &group) {
             (BucketValues::Device(tensors, event), Some(group)) => {
                 let (sum, done, bytes) = group.lock().all_reduce(tensors, &event)?;
                 Ok((BucketValues::Device(vec![sum], done), bytes))
             }
-            (BucketValues::Device(..) | BucketValues::Started(_), _) => {
+            (BucketValues::Device(..) | BucketValues::OnSideStream(_), _) => {
                 Err(CommError::usage("gradients stayed on a device that cannot add them up"))
             }
             (BucketValues::Host(values), _) => hook.all_reduce(values, &thread_comm),
             (BucketValues::Shared(values), _) => all_reduce_shared(values, &thread_comm),
         };
         let (done, thread) = start_thread(inbox, status, reduce)?;
-        let buckets = GradientBuckets::new(parameters, queue, device, forked.clone(), options.in_order);
+        let buckets = GradientBuckets::new(parameters, queue, device, side_stream.clone(), options.in_order);
         let buckets = Arc::new(buckets);
         let assumed = (!options.overlap).then(|| buckets::assumed_order(parameters.len()));
         if let Some(order) = order.or(assumed.as_deref()) {
@@ -144,8 +149,8 @@ impl Reducer {
             options,
             bytes: Cell::new(0),
             thread: Some(thread),
-            on_device,
-            forked,
+            collectives,
+            side_stream,
         })
     }
 
@@ -154,7 +159,7 @@ impl Reducer {
     /// # Errors
     /// Names the rank that is missing or has ended.
     pub(super) fn synchronize(&self) -> Result<(), Failure> {
-        Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
+        Ok(self.collectives.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
     }
 
     /// Returns the bytes that all ranks move in a step. Counts the bytes that a ring moves. No algorithm moves less.
@@ -167,7 +172,7 @@ impl Reducer {
     /// # Errors
     /// Names the rank that is missing or has ended.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        Ok(self.on_device.as_ref().map_or(Ok(()), |group| group.lock().check())?)
+        Ok(self.collectives.as_ref().map_or(Ok(()), |group| group.lock().check())?)
     }
 
     /// Sums `loss` `[1]` over all ranks together with the gradients of the following backward pass.
@@ -208,8 +213,8 @@ impl Reducer {
         let used = self.buckets.flush();
         let mut gradients: Vec<Option<Tensor<1>>> = (0..self.buckets.lengths.len()).map(|_| None).collect();
         let (mut spans, mut loss) = (Vec::with_capacity(buckets.len()), None);
-        if let Some(forked) = &self.forked {
-            forked.lock().join();
+        if let Some(side_stream) = &self.side_stream {
+            side_stream.lock().join();
         }
         let mut started = self.buckets.take_started().into_iter();
         for (index, bucket) in buckets.iter().enumerate() {
@@ -230,7 +235,7 @@ impl Reducer {
                     done.wait();
                     tensors.remove(0)
                 }
-                BucketValues::Started(sum) => *sum,
+                BucketValues::OnSideStream(sum) => *sum,
             };
             let mut start = 0;
             for &parameter in &bucket.parameters {
@@ -338,13 +343,13 @@ fn start_thread(
     let (results, done) = channel();
     let status = status.clone();
     let mut reduce_bucket = move |work: BucketWork| {
-        let BucketWork { step, index, of, values, queued, waiting } = work;
-        status.set_status(format_args!("step {step}: reducing bucket {} of {of}", index + 1));
+        let BucketWork { step, index, bucket_count, values, queued, enqueued } = work;
+        status.set_status(format_args!("step {step}: reducing bucket {} of {bucket_count}", index + 1));
         let started = Instant::now();
         let (values, bytes) = reduce(values)?;
-        drop(waiting);
+        drop(enqueued);
         let finished = Instant::now();
-        status.set_status(format_args!("step {step}: bucket {} of {of} is reduced", index + 1));
+        status.set_status(format_args!("step {step}: bucket {} of {bucket_count} is reduced", index + 1));
         Ok((values, BucketSpan { step, bucket: index, bytes, queued, started, finished }))
     };
     let serve = move || {

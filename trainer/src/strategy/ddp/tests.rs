@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::{
     bucket_arrays::BucketArrays,
     buckets::{assumed_order, compute_bucket_assignment, lengths},
-    reducer::{DeviceCollectives, Reducer, ReducerOptions},
+    reducer::{DeviceCollectives, DeviceReduction, Reducer, ReducerOptions},
     statistics::SharedStatistics,
     verify,
 };
@@ -87,7 +87,7 @@ impl DeviceCollectives for FakeGpu {
         Ok((Tensor::from_floats(flat.as_slice(), &device), StreamEvent::record(&device), 4 * flat.len()))
     }
 
-    fn forks(&self) -> bool {
+    fn runs_on_side_stream(&self) -> bool {
         self.forks
     }
 
@@ -126,9 +126,9 @@ fn a_hundred_iterations_average_exactly() {
             let (parameters, device, world_size) = (parameters(), Device::flex(), comm.world_size());
             let gpu: Arc<Mutex<dyn DeviceCollectives>> =
                 Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, forks }));
-            let on_device = stay.then(|| (device.clone(), gpu));
+            let reduction = stay.then(|| DeviceReduction { device: device.clone(), collectives: gpu });
             let reducer =
-                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), on_device, None)
+                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), reduction, None)
                     .unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
@@ -208,9 +208,8 @@ fn in_order_a_bucket_is_enqueued_before_the_pass_goes_on() {
         let collectives: Arc<Mutex<dyn DeviceCollectives>> = gpu.clone();
         let options = ReducerOptions { in_order: true, ..options(true) };
         let status = WorkerStatus::detached().unwrap();
-        let reducer =
-            Reducer::new(&parameters, &comm, &status, options, Some((device.clone(), collectives.clone())), None)
-                .unwrap();
+        let reduction = DeviceReduction { device: device.clone(), collectives: collectives.clone() };
+        let reducer = Reducer::new(&parameters, &comm, &status, options, Some(reduction), None).unwrap();
         let statistics = SharedStatistics::new(comm.duplicate().unwrap(), Some(collectives));
         for step in 0..20 {
             reducer.prepare_for_backward(step, true);
