@@ -77,7 +77,7 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
         oversubscribe: true,
         ..LocalRank::ALONE
     };
-    let gpus = trainer::device::find().map_err(|missing| other(&missing.cause))?;
+    let gpus = trainer::device::find_gpus().map_err(|missing| other(&missing.cause))?;
     let oversubscribed = ranks.oversubscribed(gpus.all.len());
     let device = DeviceSet::Gpus(gpus).select(&ranks).map_err(|failure| other(&failure))?.device().inner();
     if !oversubscribed {

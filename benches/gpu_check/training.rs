@@ -99,7 +99,7 @@ fn runs(worlds: &[usize], gpus: usize) -> Vec<Run> {
 }
 
 fn compare(trainer: &str, worlds: &[usize], steps: usize, config: &Path, folder: &Path) -> Result<bool, String> {
-    let gpus = trainer::device::find().map_err(|missing| missing.cause)?.all.len();
+    let gpus = trainer::device::find_gpus().map_err(|missing| missing.cause)?.all.len();
     let cpu = losses(trainer, config, folder, "cpu", &["--cpus".into(), "1".into()])?;
     println!("{:>28} {:>10} {:>10} {:>14}", "training on", "first loss", "last loss", "off the CPU's");
     println!("{:>28} {:>10.4} {:>10.4} {:>14}", "the CPU", cpu[0], cpu[cpu.len() - 1], "");

@@ -13,7 +13,7 @@ use models::{Context, Graph, Network, Spec, StateTensor};
 use serde::Deserialize;
 use trainer::weights::{
     self,
-    onnx::{self, Description},
+    onnx::{self, OnnxDescription},
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/onnx_check.py");
@@ -148,7 +148,7 @@ impl Checker {
 }
 
 fn encode(name: &str, graph: &Graph, state: &[StateTensor], path: &Path) {
-    let description = Description { model: name, input: "images", metadata: &[], normalise: None };
+    let description = OnnxDescription { model: name, input: "images", metadata: &[], normalise: None };
     fs::write(path, onnx::encode(graph, state, &description).unwrap().bytes).unwrap();
 }
 

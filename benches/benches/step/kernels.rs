@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use data::loader::Batch;
 use ops::traffic::{Traffic, count};
 use serde::Serialize;
-use trainer::device::Selected;
+use trainer::device::SelectedDevice;
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
 use trainer::timeline::launches::{KernelProfiler, Launch};
 
@@ -44,7 +44,7 @@ pub fn measure(
     resident: &DeviceDataset,
     batches: &[Batch],
     steps: usize,
-    selected: &Selected,
+    selected: &SelectedDevice,
 ) -> Result<Kernels, Box<dyn Error>> {
     let wait = || selected.device().sync().map_err(|error| format!("the GPU failed: {error:?}"));
     let mut times = Vec::new();

@@ -33,7 +33,7 @@ use data::loader::{Batch, Loader, LoaderConfig};
 use data::{Dataset, ImageShape};
 use serde::{Deserialize, Serialize};
 use shared::median;
-use trainer::device::{self, DeviceRequest, DeviceSet, LocalRank, Selected};
+use trainer::device::{self, DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
 use trainer::strategy::{DeviceDataset, DeviceDatasets, StepOutcome, Strategy, single::Single};
 
 struct Options {
@@ -135,7 +135,12 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// Runs all rounds of one model. Returns a row for each precision.
-fn measure(name: &str, options: &Options, selected: &Selected, threads: usize) -> Result<Vec<Row>, Box<dyn Error>> {
+fn measure(
+    name: &str,
+    options: &Options,
+    selected: &SelectedDevice,
+    threads: usize,
+) -> Result<Vec<Row>, Box<dyn Error>> {
     let spec = models::find(name)?.spec;
     let [height, width] = spec.image_size;
     let shape = ImageShape { channels: spec.in_channels, height, width };
@@ -310,7 +315,12 @@ fn times_of(outcome: &StepOutcome, start: Instant) -> Times {
 }
 
 /// Takes `count` steps. Returns the medians, in milliseconds. On a GPU a step's time is the mean.
-fn steps(strategy: &mut Single, batches: &[Batch], count: usize, selected: &Selected) -> Result<Times, Box<dyn Error>> {
+fn steps(
+    strategy: &mut Single,
+    batches: &[Batch],
+    count: usize,
+    selected: &SelectedDevice,
+) -> Result<Times, Box<dyn Error>> {
     let mut times = Vec::new();
     let (begun, mut queued) = (Instant::now(), 0);
     for step in 0..count {
