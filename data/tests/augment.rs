@@ -1,7 +1,7 @@
 //! Augmentation compared with a naive implementation, and the statistics of its parameters.
 
 use data::ImageShape;
-use data::augment::{Augment, AugmentParams, BatchMix, Fill, Mixing, Pipeline, Rect};
+use data::augment::{Augment, AugmentParams, Fill, MixConfig, MixParams, Pipeline, Rect};
 use proptest::prelude::*;
 
 const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
@@ -252,17 +252,17 @@ fn impossible_pipelines_are_errors() {
 fn mixup_blends_and_cutmix_replaces() {
     let shape = ImageShape { channels: 2, height: 2, width: 3 };
     let (mut own, partner) = ([1.0; 12], [3.0; 12]);
-    BatchMix::Mixup { lambda: 0.75 }.apply(&mut own, &partner, shape);
+    MixParams::Mixup { lambda: 0.75 }.apply(&mut own, &partner, shape);
     assert_eq!(own, [1.5; 12]);
     let mut own = [1.0; 12];
     let rect = Rect { top: 1, bottom: 2, left: 1, right: 3 };
-    BatchMix::Cutmix { lambda: 2.0 / 3.0, rect }.apply(&mut own, &partner, shape);
+    MixParams::Cutmix { lambda: 2.0 / 3.0, rect }.apply(&mut own, &partner, shape);
     assert_eq!(own, [1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 1.0, 1.0, 1.0, 1.0, 3.0, 3.0]);
 }
 
 #[test]
 fn batches_are_mixed_by_seed_epoch_and_index() {
-    let both = Mixing::new(Some(1.0), Some(1.0)).unwrap();
+    let both = MixConfig::new(Some(1.0), Some(1.0)).unwrap();
     let (mut mixups, mut lambdas) = (0, 0.0);
     for index in 0..4_000 {
         let mix = both.params(7, 1, index, CIFAR).expect("a mix");
@@ -270,8 +270,8 @@ fn batches_are_mixed_by_seed_epoch_and_index() {
         assert_ne!(Some(mix), both.params(7, 2, index, CIFAR));
         assert!((0.0..=1.0).contains(&mix.lambda()));
         match mix {
-            BatchMix::Mixup { lambda } => (mixups, lambdas) = (mixups + 1, lambdas + lambda),
-            BatchMix::Cutmix { lambda, rect } => {
+            MixParams::Mixup { lambda } => (mixups, lambdas) = (mixups + 1, lambdas + lambda),
+            MixParams::Cutmix { lambda, rect } => {
                 assert!(rect.bottom <= 32 && rect.right <= 32);
                 assert_eq!(lambda, 1.0 - rect.area() as f32 / 1024.0);
             }
@@ -280,16 +280,16 @@ fn batches_are_mixed_by_seed_epoch_and_index() {
     // Probability 1/2 and mean 1/2, each within four standard deviations.
     assert!((1_874..2_126).contains(&mixups), "{mixups}");
     assert!((lambdas / mixups as f32 - 0.5).abs() < 0.026, "{lambdas}");
-    assert_eq!(Mixing::default().params(7, 1, 0, CIFAR), None);
-    let only = |mixup, cutmix| Mixing::new(mixup, cutmix).unwrap().params(7, 1, 0, CIFAR);
-    assert!(matches!(only(Some(0.2), None), Some(BatchMix::Mixup { .. })));
-    assert!(matches!(only(None, Some(0.2)), Some(BatchMix::Cutmix { .. })));
+    assert_eq!(MixConfig::default().params(7, 1, 0, CIFAR), None);
+    let only = |mixup, cutmix| MixConfig::new(mixup, cutmix).unwrap().params(7, 1, 0, CIFAR);
+    assert!(matches!(only(Some(0.2), None), Some(MixParams::Mixup { .. })));
+    assert!(matches!(only(None, Some(0.2)), Some(MixParams::Cutmix { .. })));
 }
 
 #[test]
 fn impossible_alphas_are_errors() {
     for alpha in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let error = Mixing::new(None, Some(alpha)).unwrap_err();
+        let error = MixConfig::new(None, Some(alpha)).unwrap_err();
         assert_eq!(error.to_string(), format!("cutmix: alpha = {alpha} is not a positive number"));
     }
 }

@@ -120,7 +120,7 @@ fn batches_have_the_bits_of_images_in_memory() {
             config(&augment),
             LoaderConfig { workers: 3, prefetch: 3, mixup: Some(0.5), ..config(&augment) },
             LoaderConfig { sampler_weights: vec![1.0, 2.0], ..config(&augment) },
-            LoaderConfig { exact: true, ..config(&[]) },
+            LoaderConfig { evaluation: true, ..config(&[]) },
         ] {
             for ((name, memory), (_, epoch)) in memory.iter().zip(epoch.iter()) {
                 for number in [1, 2] {
@@ -151,7 +151,7 @@ fn resized_crops_depend_on_seed_epoch_and_sample_alone() {
     let same = samples(&set, &whole, 1, 1).into_iter().zip(plain).filter(|(a, b)| a == b).count();
     assert_eq!(same, 12);
     // Evaluation takes the whole image.
-    let exact = LoaderConfig { exact: true, ..config.clone() };
+    let exact = LoaderConfig { evaluation: true, ..config.clone() };
     let memory = splits(folder.path(), DecodeTime::Memory).train;
     assert_eq!(samples(&set, &exact, 1, 1), samples(&memory, &LoaderConfig { augment: Vec::new(), ..exact }, 1, 1));
     let error = Loader::new(Arc::new(memory), config).err().unwrap();

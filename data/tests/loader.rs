@@ -88,7 +88,7 @@ fn growing() -> LoaderConfig {
 /// The mean of images stays, apart from what the border's pixels weigh. Evaluations have whole images.
 #[test]
 fn images_grow_over_the_epochs() {
-    let exact = LoaderConfig { exact: true, ..growing() };
+    let exact = LoaderConfig { evaluation: true, ..growing() };
     for (epoch, [height, width]) in [(1, [4, 3]), (2, [4, 3]), (3, [7, 5]), (4, [7, 5]), (5, [8, 6])] {
         let (small, whole) = (load(40, growing(), epoch, 1), load(40, config(), epoch, 1));
         let shape = ImageShape { height, width, ..SHAPE };
@@ -145,7 +145,7 @@ fn interleaved(len: usize, config: &LoaderConfig, world_size: usize, first: usiz
         let sample = |position| {
             let (batch, i) = batch(position);
             let pixels = bits(&batch.images[i * SHAPE.len()..(i + 1) * SHAPE.len()]);
-            (batch.ids[i], batch.draws[i], batch.labels[i], pixels)
+            (batch.ids[i], batch.repetitions[i], batch.labels[i], pixels)
         };
         (0..ranks[0][index].global_len).map(sample).collect()
     };
@@ -204,9 +204,9 @@ fn a_weighted_epoch_is_filled_up_and_an_evaluation_is_exact() {
     let steps = interleaved(100, &config, 3, 0);
     assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16, 16, 16, 16, 6]);
     assert_eq!(steps[6][4..], steps[0][..2]);
-    let exact = load(30, LoaderConfig { exact: true, ..weighted() }, 2, 0);
+    let exact = load(30, LoaderConfig { evaluation: true, ..weighted() }, 2, 0);
     assert!(exact.iter().flat_map(|batch| batch.ids.clone()).eq(0..30));
-    assert!(exact.iter().all(|batch| batch.draws.is_empty()));
+    assert!(exact.iter().all(|batch| batch.repetitions.is_empty()));
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn an_epoch_resumes_in_the_middle() {
 
 #[test]
 fn evaluation_sees_every_sample_once_without_augmentation() {
-    let exact = LoaderConfig { exact: true, drop_last: true, ..mixed() };
+    let exact = LoaderConfig { evaluation: true, drop_last: true, ..mixed() };
     for (len, world_size) in [(100, 1), (101, 2), (98, 3), (65, 4), (3, 4), (103, 16)] {
         let mut ids = Vec::new();
         for rank in 0..world_size {

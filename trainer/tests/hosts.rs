@@ -219,7 +219,7 @@ fn one_host_needs_no_ssh_and_an_order_is_checked() {
     };
     let ended = agent("").expect(0);
     assert!(ended.stdout.starts_with("trainer-agent {\"version\":"), "{}", ended.stdout);
-    assert!(agent("nonsense\n").expect(2).stderr.contains("this is not an order"));
+    assert!(agent("nonsense\n").expect(2).stderr.contains("this is not a start request"));
     let order = r#"{"directory": "/no/such/folder", "arguments": [], "secret": "", "plan": {"nodes": 1, "node_rank": 0, "workers": 1, "master_addr": "", "master_port": 1, "flags": []}}"#;
     let ended = agent(&format!("{order}\n")).expect(2);
     assert!(ended.stderr.contains("there is no folder /no/such/folder on this host"), "{}", ended.stderr);

@@ -89,7 +89,7 @@ fn batch(ranks: usize) -> Batch {
         ids: vec![0],
         epoch: 0,
         index: 0,
-        draws: Vec::new(),
+        repetitions: Vec::new(),
         replaced: Vec::new(),
         global_len: ranks,
         global_weight: ranks as f64,

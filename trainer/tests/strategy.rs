@@ -231,7 +231,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
             pixels,
             ..LoaderConfig::default()
         };
-        let exact = LoaderConfig { exact: true, shuffle: false, ..config.clone() };
+        let exact = LoaderConfig { evaluation: true, shuffle: false, ..config.clone() };
         let loaders = [config, exact].map(|config| Loader::new(Arc::clone(&set), config).expect("a loader"));
         let mut strategy = single(&plan(""));
         if !pixels {

@@ -42,7 +42,7 @@ impl Pipeline {
             self.crop_and_flip(image, params, |_| &UNCHANGED, &mut pixels);
             params.operations.iter().for_each(|operation| operation.apply(&mut pixels, self.shape));
             let planes = pixels.chunks_exact(height * width).zip(out.chunks_exact_mut(height * width));
-            planes.zip(&self.tables).for_each(|((plane, out), table)| translate(plane, table, false, out));
+            planes.zip(&self.tables).for_each(|((plane, out), table)| lookup_row(plane, table, false, out));
         }
         if let Some(cut) = params.cut {
             for plane in out.chunks_exact_mut(height * width) {
@@ -85,7 +85,7 @@ impl Pipeline {
         let (start_out, rest) = out.split_at_mut(start);
         let (middle_out, end_out) = rest.split_at_mut(width - start - end);
         let (left_out, right_out) = if flip { (end_out, start_out) } else { (start_out, end_out) };
-        translate(&source[right..width - left], table, flip, middle_out);
+        lookup_row(&source[right..width - left], table, flip, middle_out);
         match self.fill {
             Fill::Zero => {
                 left_out.fill(table[0]);
@@ -93,15 +93,15 @@ impl Pipeline {
             }
             // The border pixel is the mirror axis and is not repeated.
             Fill::Reflect => {
-                translate(&source[1..=left], table, !flip, left_out);
-                translate(&source[width - 1 - right..width - 1], table, !flip, right_out);
+                lookup_row(&source[1..=left], table, !flip, left_out);
+                lookup_row(&source[width - 1 - right..width - 1], table, !flip, right_out);
             }
         }
     }
 }
 
 /// Looks up every pixel of `source` in `table`, in order or reversed.
-fn translate<T: Copy>(source: &[u8], table: &[T; 256], reversed: bool, out: &mut [T]) {
+fn lookup_row<T: Copy>(source: &[u8], table: &[T; 256], reversed: bool, out: &mut [T]) {
     if reversed {
         out.iter_mut().zip(source.iter().rev()).for_each(|(out, &x)| *out = table[usize::from(x)]);
     } else {

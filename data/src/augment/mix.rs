@@ -1,19 +1,19 @@
 //! Mixup and cutmix: each image of a batch is mixed with its partner, the image at the same position of the reversed batch.
 
 use super::params::Rect;
-use super::random::{Purpose, Stream};
+use super::random::{CounterRng, Purpose};
 use crate::{DataError, ImageShape};
 
 /// How batches are mixed: mixup, cutmix or both, and their alphas.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Mixing {
+pub struct MixConfig {
     mixup: Option<f64>,
     cutmix: Option<f64>,
 }
 
 /// How one batch is mixed. All of its samples are mixed alike.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum BatchMix {
+pub enum MixParams {
     /// `lambda * own + (1 - lambda) * partner` (Zhang et al.: "mixup: beyond empirical risk minimization", 2018).
     Mixup {
         /// Weight of a sample's own image and label, in [0, 1].
@@ -33,7 +33,7 @@ const CHOICE: u64 = 1 << 40;
 const CENTRE_Y: u64 = CHOICE + 1;
 const CENTRE_X: u64 = CHOICE + 2;
 
-impl Mixing {
+impl MixConfig {
     /// Makes a mixing with lambda ~ Beta(alpha, alpha). With both alphas, each batch uses mixup or cutmix with probability
     /// 1/2 each (timm's `Mixup`).
     ///
@@ -50,8 +50,8 @@ impl Mixing {
     }
 
     /// Draws how global batch `index` of `epoch` is mixed; none without mixup and cutmix.
-    pub fn params(&self, seed: u64, epoch: usize, index: usize, shape: ImageShape) -> Option<BatchMix> {
-        let mut stream = Stream::new(seed, Purpose::Batch, epoch as u64, index as u64);
+    pub fn params(&self, seed: u64, epoch: usize, index: usize, shape: ImageShape) -> Option<MixParams> {
+        let mut stream = CounterRng::new(seed, Purpose::Batch, epoch as u64, index as u64);
         let mixup = match (self.mixup, self.cutmix) {
             (None, None) => return None,
             (Some(_), Some(_)) => stream.below(CHOICE, 2) == 0,
@@ -60,7 +60,7 @@ impl Mixing {
         let alpha = if mixup { self.mixup } else { self.cutmix }?;
         let lambda = beta(alpha, &mut stream);
         if mixup {
-            return Some(BatchMix::Mixup { lambda: lambda as f32 });
+            return Some(MixParams::Mixup { lambda: lambda as f32 });
         }
         let (height, width) = (shape.height, shape.width);
         let ratio = (1.0 - lambda).sqrt();
@@ -69,11 +69,11 @@ impl Mixing {
         let rect = Rect::around(centre, size, (height, width));
         // Clipping and rounding change the area, so the label's weight follows the pixels.
         let lambda = 1.0 - rect.area() as f32 / (height * width) as f32;
-        Some(BatchMix::Cutmix { lambda, rect })
+        Some(MixParams::Cutmix { lambda, rect })
     }
 }
 
-impl BatchMix {
+impl MixParams {
     /// Returns the weight of a sample's own label; the partner's label has the rest.
     pub fn lambda(&self) -> f32 {
         match *self {
@@ -102,14 +102,14 @@ impl BatchMix {
 
 /// Draws from Beta(alpha, alpha): x / (x + y) of two Gamma(alpha) draws. Computed in logarithms, because with a small alpha
 /// both draws can underflow.
-fn beta(alpha: f64, stream: &mut Stream) -> f64 {
+fn beta(alpha: f64, stream: &mut CounterRng) -> f64 {
     let (x, y) = (ln_gamma_draw(alpha, stream), ln_gamma_draw(alpha, stream));
     1.0 / (1.0 + (y - x).exp())
 }
 
 /// Draws the logarithm of Gamma(shape, 1) (Marsaglia, Tsang: "A simple method for generating gamma variables", 2000). For a
 /// shape below 1 it uses Gamma(shape + 1) * U^(1/shape).
-fn ln_gamma_draw(shape: f64, stream: &mut Stream) -> f64 {
+fn ln_gamma_draw(shape: f64, stream: &mut CounterRng) -> f64 {
     if shape < 1.0 {
         return ln_gamma_draw(shape + 1.0, stream) + stream.next_unit().ln() / shape;
     }
@@ -125,7 +125,7 @@ fn ln_gamma_draw(shape: f64, stream: &mut Stream) -> f64 {
 }
 
 /// Draws from the standard normal distribution (Box, Muller 1958).
-fn normal_draw(stream: &mut Stream) -> f64 {
+fn normal_draw(stream: &mut CounterRng) -> f64 {
     let radius = (-2.0 * stream.next_unit().ln()).sqrt();
     radius * (std::f64::consts::TAU * stream.next_unit()).cos()
 }
@@ -137,7 +137,7 @@ mod tests {
     /// Returns the largest distance between the draws' distribution and `cdf` (Kolmogorov-Smirnov).
     fn distance(alpha: f64, cdf: impl Fn(f64) -> f64) -> f64 {
         let mut draws: Vec<f64> = (0..20_000)
-            .map(|index| beta(alpha, &mut Stream::new(5, Purpose::Batch, 0, index)))
+            .map(|index| beta(alpha, &mut CounterRng::new(5, Purpose::Batch, 0, index)))
             .inspect(|draw| assert!((0.0..=1.0).contains(draw)))
             .collect();
         draws.sort_by(f64::total_cmp);
@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn a_tiny_alpha_still_yields_a_number() {
         for index in 0..1000 {
-            let draw = beta(1e-4, &mut Stream::new(1, Purpose::Batch, 0, index));
+            let draw = beta(1e-4, &mut CounterRng::new(1, Purpose::Batch, 0, index));
             assert!((0.0..=1.0).contains(&draw), "{draw}");
         }
     }

@@ -1,4 +1,4 @@
-//! Augmentation and normalisation of single images ([`Pipeline`]), and mixing of pairs of images ([`BatchMix`]).
+//! Augmentation and normalisation of single images ([`Pipeline`]), and mixing of pairs of images ([`MixParams`]).
 //!
 //! A sample's parameters depend on (seed, epoch, sample id) alone ([`Pipeline::params`]) and are then applied
 //! ([`Pipeline::apply`]). Threads, ranks and the order of work change no pixel.
@@ -14,7 +14,7 @@ mod source_lines;
 
 use std::fmt;
 
-pub use mix::{BatchMix, Mixing};
+pub use mix::{MixConfig, MixParams};
 pub use operations::Operation;
 pub use params::{AugmentParams, Rect};
 pub use source_lines::SourceLine;

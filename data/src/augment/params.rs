@@ -1,7 +1,7 @@
 //! The random parameters of a sample's augmentation. They are a pure function of (seed, epoch, sample id), so a loader
 //! thread, another rank and a GPU all apply the same ones.
 
-use super::random::{Purpose, Stream, mix64};
+use super::random::{CounterRng, Purpose, mix64};
 use super::{Augment, Operation, Pipeline, policy};
 use crate::decode::Region;
 
@@ -62,36 +62,37 @@ mod draw {
     pub(super) const CUT_X: u64 = 4;
 }
 
-/// Returns the seed of a sample's `draw`-th repetition in an epoch, from 0.
-fn seed_of_draw(seed: u64, draw: u32) -> u64 {
-    if draw == 0 { seed } else { mix64(seed ^ mix64(u64::from(draw))) }
+/// Returns the seed of a sample's repetition in an epoch, from 0.
+fn seed_of_repetition(seed: u64, repetition: u32) -> u64 {
+    if repetition == 0 { seed } else { mix64(seed ^ mix64(u64::from(repetition))) }
 }
 
 impl Pipeline {
-    /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`) for its `draw`-th repetition in
+    /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`) for its `repetition` in
     /// the epoch, from 0. Samples that a weighted sampler draws again have other parameters.
-    pub fn params_of_draw(&self, seed: u64, epoch: usize, id: u32, draw: u32) -> AugmentParams {
-        self.params(seed_of_draw(seed, draw), epoch, id)
+    pub fn params_of_repetition(&self, seed: u64, epoch: usize, id: u32, repetition: u32) -> AugmentParams {
+        self.params(seed_of_repetition(seed, repetition), epoch, id)
     }
 
     /// Draws the region that [`Augment::RandomResizedCrop`] cuts out of an image of `height` x `width` pixels, for a sample as in
-    /// [`Pipeline::params_of_draw`]. None without this augmentation.
-    pub(crate) fn resized_crop_of_draw(
+    /// [`Pipeline::params_of_repetition`]. None without this augmentation.
+    pub(crate) fn resized_crop_of_repetition(
         &self,
-        (seed, epoch, id, draw): (u64, usize, u32, u32),
+        (seed, epoch, id, repetition): (u64, usize, u32, u32),
         (height, width): (usize, usize),
     ) -> Option<Region> {
         let scale = self.augment.iter().find_map(|augment| match *augment {
             Augment::RandomResizedCrop { scale } => Some(scale),
             _ => None,
         })?;
-        let mut stream = Stream::new(seed_of_draw(seed, draw), Purpose::ResizedCrop, epoch as u64, u64::from(id));
+        let mut stream =
+            CounterRng::new(seed_of_repetition(seed, repetition), Purpose::ResizedCrop, epoch as u64, u64::from(id));
         Some(policy::resized_crop(|| stream.next_unit(), scale, (height, width)))
     }
 
     /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`).
     pub fn params(&self, seed: u64, epoch: usize, id: u32) -> AugmentParams {
-        let stream_of = |purpose| Stream::new(seed, purpose, epoch as u64, u64::from(id));
+        let stream_of = |purpose| CounterRng::new(seed, purpose, epoch as u64, u64::from(id));
         let (stream, operations) = (stream_of(Purpose::Sample), stream_of(Purpose::Operations));
         let mut params = AugmentParams::default();
         for augment in &self.augment {
@@ -100,12 +101,13 @@ impl Pipeline {
                     let offset = |counter| stream.below(counter, 2 * padding as u32 + 1) as i32 - padding as i32;
                     (params.dy, params.dx) = (offset(draw::CROP_Y), offset(draw::CROP_X));
                 }
-                // The region depends on the size of the image, see `resized_crop_of_draw`.
+                // The region depends on the size of the image, see `resized_crop_of_repetition`.
                 Augment::RandomResizedCrop { .. } => {}
                 Augment::Flip => params.flip = stream.below(draw::FLIP, 2) == 1,
                 Augment::AlternatingFlip => {
-                    let first = Stream::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;
-                    params.flip = first ^ (epoch % 2 == 1);
+                    let flipped_in_even_epochs =
+                        CounterRng::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;
+                    params.flip = flipped_in_even_epochs ^ (epoch % 2 == 1);
                 }
                 Augment::TrivialAugment => params.operations.extend(policy::trivial_augment(&operations)),
                 Augment::RandAugment { magnitude } => {

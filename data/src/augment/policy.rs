@@ -3,7 +3,7 @@
 
 use super::operations::Operation;
 use super::params::Rect;
-use super::random::Stream;
+use super::random::CounterRng;
 use crate::ImageShape;
 use crate::decode::Region;
 
@@ -34,7 +34,7 @@ const TRIVIAL: Ranges = Ranges { shear: 0.99, translate: (32.0, 32.0), degrees: 
 
 /// Draws the operation of `TrivialAugmentWide` (Müller, Hutter: "TrivialAugment: tuning-free yet state-of-the-art data
 /// augmentation", 2021); none if it is the identity.
-pub(super) fn trivial_augment(stream: &Stream) -> Option<Operation> {
+pub(super) fn trivial_augment(stream: &CounterRng) -> Option<Operation> {
     let bin = stream.below(1, MAGNITUDE_BINS as u32) as usize;
     operation(stream.below(0, OPERATIONS), bin, stream.below(2, 2) == 1, &TRIVIAL)
 }
@@ -46,7 +46,11 @@ fn rand_ranges(shape: ImageShape) -> Ranges {
 }
 
 /// Draws the operations of `RandAugment` (Cubuk et al., 2020) at strength `magnitude`, without identities.
-pub(super) fn rand_augment(stream: &Stream, magnitude: usize, shape: ImageShape) -> impl Iterator<Item = Operation> {
+pub(super) fn rand_augment(
+    stream: &CounterRng,
+    magnitude: usize,
+    shape: ImageShape,
+) -> impl Iterator<Item = Operation> {
     let ranges = rand_ranges(shape);
     (0..RAND_AUGMENT_OPERATIONS).filter_map(move |k| {
         operation(stream.below(2 * k, OPERATIONS), magnitude, stream.below(2 * k + 1, 2) == 1, &ranges)
@@ -55,7 +59,7 @@ pub(super) fn rand_augment(stream: &Stream, magnitude: usize, shape: ImageShape)
 
 /// Draws brightness, contrast and saturation, each with a factor of `1 - strength` to `1 + strength`, and with a `hue` above 0 a
 /// turn of the hues from `-hue` to `hue`, in random order (`ColorJitter`).
-pub(super) fn color_jitter(stream: &Stream, strength: f64, hue: f64) -> Vec<Operation> {
+pub(super) fn color_jitter(stream: &CounterRng, strength: f64, hue: f64) -> Vec<Operation> {
     let low = (1.0 - strength).max(0.0);
     let factor = |counter| low + (1.0 + strength - low) * stream.unit(counter);
     let mut left =
@@ -72,7 +76,7 @@ pub(super) fn color_jitter(stream: &Stream, strength: f64, hue: f64) -> Vec<Oper
 
 /// Draws the rectangle of `RandomErasing` (Zhong et al., 2020): 2 % to 33 % of the image with an aspect ratio of 0.3 to 3.3,
 /// with that probability. None also if ten draws do not fit.
-pub(super) fn random_erasing(stream: &Stream, probability: f64, shape: ImageShape) -> Option<Rect> {
+pub(super) fn random_erasing(stream: &CounterRng, probability: f64, shape: ImageShape) -> Option<Rect> {
     if stream.unit(0) >= probability {
         return None;
     }

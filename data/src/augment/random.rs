@@ -30,12 +30,12 @@ pub(crate) enum Purpose {
 
 /// A random stream named by numbers. Draw `k` is `mix64(key + (k + 1) * GOLDEN)`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Stream {
+pub(crate) struct CounterRng {
     key: u64,
     next: u64,
 }
 
-impl Stream {
+impl CounterRng {
     /// Makes the stream of `(seed, purpose, epoch, index)`. One round of SplitMix64 absorbs each number, so the streams of
     /// nearby names are unrelated.
     pub(crate) fn new(seed: u64, purpose: Purpose, epoch: u64, index: u64) -> Self {

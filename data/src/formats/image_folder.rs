@@ -9,7 +9,7 @@ mod walk;
 use std::path::{Path, PathBuf};
 
 use super::images::{SplitFiles, load_splits};
-use super::repeated::{Part, Repeat, first_repeated};
+use super::repeated::{Repeat, Split, first_repeated};
 use super::{DatasetInfo, LoadRequest};
 use crate::{DataError, Splits};
 use walk::{ClassImage, classes, images};
@@ -30,7 +30,7 @@ pub(super) fn load(
     let optional = |dir: Option<PathBuf>| dir.map_or_else(|| Ok(Vec::new()), |dir| images(&dir, &names));
     let (train, val, test) = (images(&dirs.train, &names)?, optional(dirs.val)?, optional(dirs.test)?);
     check_repeated(
-        [(Part::Train, &train), (Part::Val, &val), (Part::Test, &test)],
+        [(Split::Train, &train), (Split::Val, &val), (Split::Test, &test)],
         request.split.validation.is_some(),
     )?;
     let [train, val, test] = [train, val, test].map(|images| images.into_iter().map(ClassImage::sample).collect());
@@ -38,7 +38,7 @@ pub(super) fn load(
 }
 
 /// Checks that no image has two classes or two splits. `splits` as in [`first_repeated`].
-fn check_repeated(parts: [(Part, &Vec<ClassImage>); 3], splits: bool) -> Result<(), DataError> {
+fn check_repeated(parts: [(Split, &Vec<ClassImage>); 3], splits: bool) -> Result<(), DataError> {
     let images = parts.into_iter().flat_map(|(part, images)| images.iter().map(move |image| (part, image)));
     // A link to nothing has no inode. It is an error when it is read.
     let images = images.filter_map(|(part, image)| Some((image.inode?, image.label, part, image)));

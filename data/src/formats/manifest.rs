@@ -23,7 +23,7 @@ use labels::{Labels, labels};
 
 use super::file::read_error;
 use super::images::{Sample, SplitFiles, load_splits};
-use super::repeated::{Inode, Part, Repeat, first_repeated};
+use super::repeated::{Inode, Repeat, Split, first_repeated};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits, read_regular};
@@ -44,7 +44,7 @@ struct Row {
     line: u64,
     path: PathBuf,
     label: String,
-    part: Part,
+    part: Split,
 }
 
 /// Positions of the columns.
@@ -68,18 +68,18 @@ pub(super) fn load(
     let rows = rows(file, &bytes, request.label_delim.is_some())?;
     let Labels { classes, sets } = labels(file, &rows, request.label_delim)?;
     let evaluated = |part| rows.iter().any(|row| row.part == part);
-    if needs_test && !evaluated(Part::Test) && !evaluated(Part::Val) {
+    if needs_test && !evaluated(Split::Test) && !evaluated(Split::Val) {
         let cause = "no line has the split test or val: there is nothing to evaluate";
         return Err(DataError::new(file, cause, "add a column split, or set data.validation = 0.1 to hold images out"));
     }
     check_repeated(file, &rows, &inodes(file, &rows)?, request.split.validation.is_some())?;
-    let has_test = evaluated(Part::Test);
+    let has_test = evaluated(Split::Test);
     let mut files = SplitFiles::default();
     for (row, set) in rows.into_iter().zip(sets.iter()) {
         let split = match row.part {
-            Part::Train => &mut files.train,
-            Part::Val if has_test => &mut files.val,
-            Part::Val | Part::Test => &mut files.test,
+            Split::Train => &mut files.train,
+            Split::Val if has_test => &mut files.val,
+            Split::Val | Split::Test => &mut files.test,
         };
         let (label, label_set) = match request.label_delim {
             None => (set[0], None),
@@ -145,9 +145,9 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
             return mistake("the label is empty".into(), hint);
         }
         let part = match split.map(|column| fields[column]) {
-            None | Some("train") => Part::Train,
-            Some("val") => Part::Val,
-            Some("test") => Part::Test,
+            None | Some("train") => Split::Train,
+            Some("val") => Split::Val,
+            Some("test") => Split::Test,
             Some(other) => return mistake(format!("unknown split {other:?}"), "splits: train, val, test"),
         };
         // A file's name may begin or end with a space.

@@ -69,7 +69,7 @@ pub struct DatasetInfo {
     pub train_len: Option<usize>,
     /// Number of test images.
     pub test_len: Option<usize>,
-    /// False for the data set that is compiled into the program.
+    /// Whether the files must be in a folder. False for fashion-mini and for data sets that a program registers.
     pub needs_dir: bool,
     /// Folders below the data folder that may contain the files, best first.
     pub(crate) folders: &'static [&'static str],

@@ -16,7 +16,7 @@ impl Inode {
 
 /// The split that an image is listed in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Split {
     Train,
     Val,
     Test,
@@ -36,16 +36,16 @@ pub(super) enum Repeat {
 /// Returns the first image that is listed a second time in a way that is wrong: its two places, and what is wrong. `images` have the
 /// label and the split of each place. `splits`: a part of the training images becomes the validation split.
 pub(super) fn first_repeated<L: PartialEq, T: Copy>(
-    images: impl IntoIterator<Item = (Inode, L, Part, T)>,
+    images: impl IntoIterator<Item = (Inode, L, Split, T)>,
     splits: bool,
 ) -> Option<(T, T, Repeat)> {
-    let mut seen: HashMap<Inode, (L, Part, T)> = HashMap::new();
+    let mut seen: HashMap<Inode, (L, Split, T)> = HashMap::new();
     for (inode, label, part, place) in images {
         let repeat = match seen.get(&inode) {
             None => None,
             Some((other, ..)) if *other != label => Some(Repeat::Label),
             Some((_, other, _)) if *other != part => Some(Repeat::Split),
-            Some(_) => (splits && part == Part::Train).then_some(Repeat::Validation),
+            Some(_) => (splits && part == Split::Train).then_some(Repeat::Validation),
         };
         let before = seen.insert(inode, (label, part, place));
         if let (Some(repeat), Some((.., first))) = (repeat, before) {

@@ -30,7 +30,7 @@ pub struct Batch {
     /// Position of each image in the data set, `[B]`.
     pub ids: Vec<u32>,
     /// How often the epoch has drawn each image before, `[B]`. Empty unless the sampler has weights.
-    pub draws: Vec<u32>,
+    pub repetitions: Vec<u32>,
     /// Epoch, from [`FIRST_EPOCH`](crate::sampler::FIRST_EPOCH) = 1.
     pub epoch: usize,
     /// Index of the batch in the epoch, from 0.
@@ -115,7 +115,7 @@ pub(super) struct Epoch {
     /// Samples of all ranks, in the epoch's order.
     pub(super) order: Vec<u32>,
     /// Number of earlier draws of the same sample, for each element of `order`. Empty if the sampler has no weights.
-    pub(super) draws: Vec<u32>,
+    pub(super) repetitions: Vec<u32>,
 }
 
 impl Epoch {
@@ -138,7 +138,7 @@ impl Epoch {
         let per_task = if dataset.encoded.is_some() { 1 } else { MIN_IMAGES };
         let chunks = images.par_chunks_mut(one).with_min_len(per_task);
         let mixing =
-            if config.exact { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
+            if config.evaluation { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
         let mut mix = None;
         // Collected, so that the first mistake in order is reported.
         let decoded: Vec<Result<Replaced, DataError>> = match mixing {
@@ -180,7 +180,11 @@ impl Epoch {
             false => global.map(|position| weights[usize::from(self.label(position))]).sum(),
         };
         let ids = mine.iter().map(|&position| self.order[position]).collect();
-        let draws = if self.draws.is_empty() { Vec::new() } else { mine.iter().map(|&at| self.draws[at]).collect() };
+        let repetitions = if self.repetitions.is_empty() {
+            Vec::new()
+        } else {
+            mine.iter().map(|&at| self.repetitions[at]).collect()
+        };
         let (labels, shape, epoch) = (self.labels(mine), self.shared.shape, self.epoch);
         let (multi_hot, replaced) = (self.multi_hot(mine), Vec::new());
         Batch {
@@ -191,7 +195,7 @@ impl Epoch {
             multi_hot,
             mix,
             ids,
-            draws,
+            repetitions,
             epoch,
             index,
             global_len,
@@ -230,11 +234,11 @@ impl Epoch {
     /// Returns the augmentation parameters of the sample at a position of the order.
     fn params(&self, position: usize) -> AugmentParams {
         let Shared { config, pipeline, .. } = &*self.shared;
-        if config.exact {
+        if config.evaluation {
             return AugmentParams::default();
         }
-        let draw = self.draws.get(position).copied().unwrap_or(0);
-        pipeline.params_of_draw(config.seed, self.epoch, self.order[position], draw)
+        let repetition = self.repetitions.get(position).copied().unwrap_or(0);
+        pipeline.params_of_repetition(config.seed, self.epoch, self.order[position], repetition)
     }
 
     /// Writes the views of the sample at a position of the order with this epoch's augmentation to `out`, `[views, C, H, W]`.
@@ -262,12 +266,12 @@ impl Epoch {
         if config.ten_crop {
             return encoded.decode_ten_crops(id, pixels);
         }
-        if config.exact {
+        if config.evaluation {
             return encoded.decode(id, pixels);
         }
-        let draw = self.draws.get(position).copied().unwrap_or(0);
-        let sample = (config.seed, self.epoch, self.order[position], draw);
-        encoded.decode_window(id, |height, width| pipeline.resized_crop_of_draw(sample, (height, width)), pixels)
+        let repetition = self.repetitions.get(position).copied().unwrap_or(0);
+        let sample = (config.seed, self.epoch, self.order[position], repetition);
+        encoded.decode_window(id, |height, width| pipeline.resized_crop_of_repetition(sample, (height, width)), pixels)
     }
 
     /// Decodes the next image of the same class in place of one that failed with `error`, and returns that error.

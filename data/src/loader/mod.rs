@@ -11,7 +11,7 @@ pub use batch::{Batch, Mix};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 pub use resize::SmallImages;
 
-use crate::augment::{Augment, Mixing, Pipeline};
+use crate::augment::{Augment, MixConfig, Pipeline};
 use crate::sampler::{check_shard, epoch_order, repetitions, resize_repeating, weighted_draws};
 use crate::{DataError, Dataset, ImageShape};
 
@@ -46,7 +46,7 @@ pub struct LoaderConfig {
     pub prefetch: usize,
     /// For evaluation: each sample once, in the data set's order, only normalised. `shuffle`, `drop_last`, `augment`,
     /// `mixup`, `cutmix` and `sampler_weights` are ignored.
-    pub exact: bool,
+    pub evaluation: bool,
     /// Weight with which an image of each class is drawn, `[classes]`: an epoch draws as many images as there are, with
     /// replacement (PyTorch's `WeightedRandomSampler`). Empty: each image once.
     pub sampler_weights: Vec<f64>,
@@ -57,16 +57,16 @@ pub struct LoaderConfig {
     pub pixels: bool,
     /// What to do about an encoded image that cannot be read or decoded.
     pub on_error: OnError,
-    /// For evaluation (`exact`): each image as ten crops of its file's pixels (torchvision's `TenCrop`).
+    /// For evaluation: each image as ten crops of its file's pixels (torchvision's `TenCrop`).
     pub ten_crop: bool,
-    /// Sizes to which augmented images are resized, by ascending epoch; later epochs have whole images. Ignored by `exact`.
+    /// Sizes to which augmented images are resized, by ascending epoch; later epochs have whole images. Ignored by `evaluation`.
     pub small_images: Vec<SmallImages>,
 }
 
 impl LoaderConfig {
     /// Returns the shape of an epoch's images, which is `shape` without [`Self::small_images`].
     pub fn shape_in(&self, epoch: usize, shape: ImageShape) -> ImageShape {
-        let small = self.small_images.iter().find(|small| epoch <= small.last_epoch && !self.exact);
+        let small = self.small_images.iter().find(|small| epoch <= small.last_epoch && !self.evaluation);
         small.map_or(shape, |small| small.of(shape))
     }
 }
@@ -100,7 +100,7 @@ impl Default for LoaderConfig {
             cutmix: None,
             workers: 1,
             prefetch: 2,
-            exact: false,
+            evaluation: false,
             sampler_weights: Vec::new(),
             class_weights: Vec::new(),
             pixels: true,
@@ -116,7 +116,7 @@ impl Default for LoaderConfig {
 /// Step `s` of an epoch takes the positions `s * global_batch..` of the epoch's order. Rank `r` takes every `world_size`-th of
 /// these positions, starting with the `r`-th. If `world_size` divides the batch, a rank's samples are those of PyTorch's
 /// `DistributedSampler`. A smaller last batch is padded with samples from the epoch's front until all ranks have equally
-/// many; `drop_last` leaves it out instead. `exact` pads nothing, so ranks may differ in their number of samples and batches.
+/// many; `drop_last` leaves it out instead. `evaluation` pads nothing, so ranks may differ in their number of samples and batches.
 ///
 /// Pixels depend on the seed, the epoch and the sample alone (mixing also on the batch, and weighted sampling on how often the
 /// epoch has drawn the sample before), not on threads, prefetching or the world size.
@@ -133,7 +133,7 @@ struct Shared {
     dataset: Arc<Dataset>,
     config: LoaderConfig,
     pipeline: Pipeline,
-    mixing: Mixing,
+    mixing: MixConfig,
     shape: ImageShape,
 }
 
@@ -152,7 +152,7 @@ impl Loader {
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         check_encoded(&config, &dataset)?;
         check_small_images(&config, shape)?;
-        let mixing = Mixing::new(config.mixup, config.cutmix)?;
+        let mixing = MixConfig::new(config.mixup, config.cutmix)?;
         let total = epoch_total(&config, dataset.len());
         if total == 0 {
             let cause =
@@ -191,7 +191,7 @@ impl Loader {
         &self.shared.pipeline
     }
 
-    /// Returns this rank's number of batches in an epoch. It is the same on all ranks unless the configuration is `exact`.
+    /// Returns this rank's number of batches in an epoch. It is the same on all ranks unless the configuration is `evaluation`.
     pub fn batches_per_epoch(&self) -> usize {
         self.batches
     }
@@ -215,19 +215,19 @@ impl Loader {
     ) -> impl ExactSizeIterator<Item = Result<Batch, DataError>> + Send + use<> {
         let Shared { dataset, config, .. } = &*self.shared;
         let len = dataset.len();
-        let weighted = !config.sampler_weights.is_empty() && !config.exact;
+        let weighted = !config.sampler_weights.is_empty() && !config.evaluation;
         let mut order = if weighted {
             let weight = |&label: &u16| config.sampler_weights[usize::from(label)];
             let weights: Vec<f64> = dataset.labels.iter().map(weight).collect();
             weighted_draws(&weights, len, config.seed.wrapping_add(epoch as u64))
         } else {
             // Loader::new has checked that a u32 can number the samples.
-            epoch_order(len as u32, config.shuffle && !config.exact, config.seed, epoch)
+            epoch_order(len as u32, config.shuffle && !config.evaluation, config.seed, epoch)
         };
-        let mut draws = if weighted { repetitions(&order, len) } else { Vec::new() };
+        let mut repetitions = if weighted { repetitions(&order, len) } else { Vec::new() };
         resize_repeating(&mut order, self.total);
-        resize_repeating(&mut draws, if weighted { self.total } else { 0 });
-        let epoch = batch::Epoch { shared: Arc::clone(&self.shared), epoch, order, draws };
+        resize_repeating(&mut repetitions, if weighted { self.total } else { 0 });
+        let epoch = batch::Epoch { shared: Arc::clone(&self.shared), epoch, order, repetitions };
         let first = first_batch.min(self.batches);
         let work = move |index| epoch.batch(index);
         prefetch::Prefetch::new(Arc::clone(&self.pool), first, self.batches, config.prefetch, work)
@@ -235,12 +235,12 @@ impl Loader {
 }
 
 /// Returns the number of samples of all ranks in an epoch: whole batches and a smaller last batch. The last batch is kept
-/// (`exact`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does not
+/// (`evaluation`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does not
 /// divide the batch.
 fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
     let rest = len % config.global_batch;
     let whole = len - rest;
-    if config.exact {
+    if config.evaluation {
         len
     } else if config.drop_last {
         whole
@@ -355,9 +355,9 @@ fn check_config(config: &LoaderConfig) -> Result<(), DataError> {
     if config.workers == 0 {
         return Err(at_least_one("workers"));
     }
-    if config.ten_crop && !(config.exact && config.pixels) {
+    if config.ten_crop && !(config.evaluation && config.pixels) {
         let cause = "ten crops are views of an evaluation, decoded by the loader";
-        return Err(DataError::new("", cause, "set exact and pixels as well").at("ten_crop"));
+        return Err(DataError::new("", cause, "set evaluation and pixels as well").at("ten_crop"));
     }
     if !config.pixels && (config.mixup.is_some() || config.cutmix.is_some()) {
         let cause = "images are mixed on the host, by the loader";

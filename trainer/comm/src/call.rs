@@ -179,15 +179,15 @@ impl fmt::Display for CollectiveCall {
 /// Merging is associative, commutative and idempotent: ranks may merge in any pattern and get the same value. Ranks are ranks
 /// of the whole job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Agreement {
+pub(crate) struct CallComparison {
     first: (u32, CollectiveCall),
     other: Option<(u32, CollectiveCall)>,
 }
 
-/// Bytes of an encoded agreement.
-pub(crate) const AGREEMENT_BYTES: usize = 2 * (4 + CALL_BYTES);
+/// Bytes of an encoded comparison.
+pub(crate) const COMPARISON_BYTES: usize = 2 * (4 + CALL_BYTES);
 
-impl Agreement {
+impl CallComparison {
     pub(crate) fn of(rank: usize, call: CollectiveCall) -> Self {
         Self { first: (rank as u32, call), other: None }
     }
@@ -203,7 +203,7 @@ impl Agreement {
     }
 
     /// Returns whether ranks make different calls.
-    pub(crate) fn is_mixed(&self) -> bool {
+    pub(crate) fn has_mismatch(&self) -> bool {
         self.other.is_some()
     }
 
@@ -231,9 +231,9 @@ impl Agreement {
         .blame(rank as usize))
     }
 
-    pub(crate) fn encode(&self) -> [u8; AGREEMENT_BYTES] {
-        let mut out = [0u8; AGREEMENT_BYTES];
-        let half = AGREEMENT_BYTES / 2;
+    pub(crate) fn encode(&self) -> [u8; COMPARISON_BYTES] {
+        let mut out = [0u8; COMPARISON_BYTES];
+        let half = COMPARISON_BYTES / 2;
         let (rank, call) = self.first;
         out[..4].copy_from_slice(&rank.to_le_bytes());
         out[4..half].copy_from_slice(&call.encode());
@@ -246,7 +246,7 @@ impl Agreement {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (a, b) = bytes.split_at_checked(AGREEMENT_BYTES / 2)?;
+        let (a, b) = bytes.split_at_checked(COMPARISON_BYTES / 2)?;
         let side = |half: &[u8]| Some((Reader::new(half).u32()?, CollectiveCall::decode(half.get(4..)?)?));
         let other = if Reader::new(b).u32()? == u32::MAX { None } else { Some(side(b)?) };
         Some(Self { first: side(a)?, other })
@@ -265,9 +265,9 @@ mod tests {
 
     #[test]
     fn both_sides_are_named() {
-        let agreement =
-            Agreement::of(0, call(OpKind::AllReduce, 12)).merge(Agreement::of(1, call(OpKind::Broadcast, 10)));
-        let error = agreement.check("the world").unwrap_err();
+        let comparison = CallComparison::of(0, call(OpKind::AllReduce, 12))
+            .merge(CallComparison::of(1, call(OpKind::Broadcast, 10)));
+        let error = comparison.check("the world").unwrap_err();
         assert_eq!(
             error.message,
             "rank 1 calls broadcast of 10 f32 with root 0 where rank 0 calls all_reduce of 12 f32 (sum), collective #17 \
@@ -279,16 +279,16 @@ mod tests {
     #[test]
     fn merging_in_any_pattern_gives_the_same() {
         let calls = [12u64, 12, 9, 12, 9, 7];
-        let ranks: Vec<Agreement> =
-            calls.iter().enumerate().map(|(r, c)| Agreement::of(r, call(OpKind::AllReduce, *c))).collect();
-        let forward = ranks.iter().copied().reduce(Agreement::merge).unwrap();
-        let backward = ranks.iter().rev().copied().reduce(Agreement::merge).unwrap();
+        let ranks: Vec<CallComparison> =
+            calls.iter().enumerate().map(|(r, c)| CallComparison::of(r, call(OpKind::AllReduce, *c))).collect();
+        let forward = ranks.iter().copied().reduce(CallComparison::merge).unwrap();
+        let backward = ranks.iter().rev().copied().reduce(CallComparison::merge).unwrap();
         let tree = ranks[4].merge(ranks[1]).merge(ranks[5].merge(ranks[0])).merge(ranks[2].merge(ranks[3]));
         assert_eq!((forward, forward), (backward, tree));
         assert_eq!(forward.merge(forward), forward);
         assert!(forward.check("the world").unwrap_err().message.starts_with("rank 2 calls all_reduce of 9"));
-        assert_eq!(Agreement::decode(&forward.encode()), Some(forward));
-        assert_eq!(Agreement::decode(&ranks[3].encode()), Some(ranks[3]));
+        assert_eq!(CallComparison::decode(&forward.encode()), Some(forward));
+        assert_eq!(CallComparison::decode(&ranks[3].encode()), Some(ranks[3]));
     }
 
     #[test]

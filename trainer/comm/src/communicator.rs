@@ -29,7 +29,8 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    /// Returns an id for a new group of `ranks`. It is the same on all ranks, since all have called as many collectives.
+    /// Returns an id for a new group of `ranks`. All ranks compute the same id, because all ranks have called the
+    /// same number of collectives.
     pub(super) fn next_group(&self, ranks: &[usize]) -> u64 {
         let sequence = self.transport.lock().0;
         let words = [self.group.id, sequence].into_iter().chain(ranks.iter().map(|r| *r as u64));
@@ -43,7 +44,7 @@ impl Inner {
 /// All ranks of the group must call every collective, in the same order, with the same lengths, types, reduction and root.
 /// Reductions have the same bits on all ranks and in all runs.
 ///
-/// Ranks in arguments, `root` and the peer of a message count within the group. Error texts name ranks of the whole job, unless
+/// Rank arguments (`root`, the peer of a message) are ranks of this group. Error texts name ranks of the whole job, unless
 /// they say `root` or `group rank`.
 ///
 /// # Errors of every collective
@@ -163,7 +164,7 @@ impl Communicator {
 
     /// Returns an error about this rank's arguments. This error ends the job, as every error does.
     pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
-        let message = format!("{what} on rank {} of {}: {cause}", self.rank(), self.inner.name);
+        let message = format!("{what} on rank {}, in {}: {cause}", self.inner.group.job_rank(), self.inner.name);
         Err(self.inner.process.fail(CommError::usage(message).blame(self.inner.process.rank)))
     }
 
@@ -290,8 +291,13 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn all_gather_v<T: Element>(&self, send: &[T]) -> Result<Gathered<T>> {
+        self.gather_v(OpKind::AllGatherV, send)
+    }
+
+    /// Does what [`all_gather_v`](Self::all_gather_v) does, as the call `op` in error messages.
+    pub(super) fn gather_v<T: Element>(&self, op: OpKind, send: &[T]) -> Result<Gathered<T>> {
         self.synchronize();
-        let call = self.call(OpKind::AllGatherV, T::DTYPE, 0);
+        let call = self.call(op, T::DTYPE, 0);
         let mut counts = vec![0u64; self.world_size()];
         let each = vec![8; self.world_size()];
         let mine = [send.len() as u64];

@@ -1,5 +1,6 @@
 //! Sub-groups and duplicates.
 
+use super::call::OpKind;
 use super::communicator::Communicator;
 use super::error::{CommError, ErrorKind, Result};
 use super::transport::GroupRanks;
@@ -21,7 +22,7 @@ impl Communicator {
             }
         }
         let list: Vec<i64> = ranks.iter().map(|r| *r as i64).collect();
-        let all = self.all_gather_v(&list)?;
+        let all = self.gather_v(OpKind::Group, &list)?;
         let lists: Vec<&[i64]> = all.parts().collect();
         if let Some(other) = lists.iter().position(|l| *l != lists[0]) {
             let (first, rank) = (self.ranks()[0], self.ranks()[other]);

@@ -76,7 +76,7 @@ impl Communicator {
     /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if a host has not enough memory, or if a rank may not
     /// open the memory of another rank (which runs as another user).
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
-        let hosts = self.texts(&host::of_shared_memory())?;
+        let hosts = self.texts(&host::shared_memory_domain())?;
         let own = &hosts[self.rank()];
         let ranks: Vec<usize> = (0..self.world_size()).filter(|&rank| hosts[rank] == *own).collect();
         let (me, leader) = (ranks.iter().position(|&rank| rank == self.rank()).unwrap_or(0), ranks[0]);
@@ -92,7 +92,9 @@ impl Communicator {
             None => (Mapping::find(announced[leader].as_bytes(), HEADER + len), None),
         };
         let refused = memory.as_ref().err();
-        self.fail_together(refused.map(|cause| format!("cannot open the shared memory of rank {leader}: {cause}")))?;
+        self.fail_together(
+            refused.map(|cause| format!("cannot open the shared memory of rank {}: {cause}", ranks[leader])),
+        )?;
         drop(file);
         let memory = memory.map_err(CommError::setup)?;
         let each = len.div_ceil(ranks.len());
@@ -111,6 +113,7 @@ impl Communicator {
         let causes = self.texts(refused.as_deref().unwrap_or_default())?;
         let Some(rank) = causes.iter().position(|cause| !cause.is_empty()) else { return Ok(()) };
         let hint = "the ranks of a host share this memory: they need one user, and enough memory for all of it";
-        Err(CommError::setup(format!("rank {rank} {}", causes[rank])).hint(hint).blame(self.ranks()[rank]))
+        let job_rank = self.ranks()[rank];
+        Err(CommError::setup(format!("rank {job_rank} {}", causes[rank])).hint(hint).blame(job_rank))
     }
 }

@@ -240,11 +240,9 @@ impl Communicator {
         if tag == RESERVED {
             return self.refuse(op.name(), format!("the tag {tag} is reserved"));
         }
-        if op == OpKind::Recv && peer == self.rank() {
-            return Err(self
-                .inner
-                .process
-                .fail(CommError::usage(format!("{call}: a rank cannot receive from itself"))));
+        if peer == self.rank() {
+            let error = CommError::usage(format!("{call}: a rank cannot exchange messages with itself"));
+            return Err(self.inner.process.fail(error));
         }
         check(&call, self.world_size()).map_err(|error| self.inner.process.fail(error))?;
         Ok(call)
@@ -273,8 +271,8 @@ impl Communicator {
         shared.state.lock().new.push(message);
         let (this, batch) = (self.clone(), CloseAtDrop(shared.clone()));
         // Each message has the error in its own `Work`
-        drop(queue.submit(move || this.serve(&batch.0)));
-        *current = Some(MessageBatch { shared, task: queue.submitted() });
+        let (task, _) = queue.submit_numbered(move || this.serve(&batch.0));
+        *current = Some(MessageBatch { shared, task });
         work
     }
 

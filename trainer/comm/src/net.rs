@@ -23,7 +23,7 @@ pub(crate) const OUTAGE_HINT: &str = "the network between the hosts is down, or 
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum DisconnectKind {
     /// The other end closed it: its process has ended.
     Closed,
     /// The other host has not answered for as long as [`limit_silence`] allows.
@@ -34,7 +34,7 @@ pub(crate) enum Ending {
     Failed,
 }
 
-impl Ending {
+impl DisconnectKind {
     /// Classifies an error of a connection that was established.
     pub(crate) fn of(error: &std::io::Error) -> Self {
         match error.kind() {

@@ -62,9 +62,9 @@ impl Communicator {
     /// [`super::ErrorKind::Setup`] if this rank has not enough memory.
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
         let mut bytes = Vec::new();
-        bytes
-            .try_reserve_exact(len)
-            .map_err(|_| CommError::setup(format!("rank {} cannot make {len} bytes of memory", self.rank())))?;
+        bytes.try_reserve_exact(len).map_err(|_| {
+            CommError::setup(format!("rank {} cannot make {len} bytes of memory", self.inner.group.job_rank()))
+        })?;
         bytes.resize(len, 0);
         Ok(HostMemory { comm: self.clone(), bytes })
     }

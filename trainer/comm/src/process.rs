@@ -18,7 +18,7 @@ use super::store::StoreClient;
 use super::tcp::{Mesh, MeshSetup, TcpGroup};
 use super::transport::{GroupRanks, Transport};
 
-/// How long to wait for the other ranks' activities after a timeout. Only a rank that cannot answer takes so long.
+/// Longest wait for the other ranks' activities after a timeout. A rank that runs answers at once.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// The current or last collective of a stream. Other ranks print it in their timeout messages.

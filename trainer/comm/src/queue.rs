@@ -67,6 +67,15 @@ pub(crate) struct Queue {
 impl Queue {
     /// Submits `task`, which runs after all tasks submitted before.
     pub(crate) fn submit<R: Send + 'static>(&self, task: impl FnOnce() -> Result<R> + Send + 'static) -> Work<R> {
+        self.submit_numbered(task).1
+    }
+
+    /// Submits `task` as [`submit`](Self::submit) does, and returns the number of tasks that were submitted until then, `task`
+    /// included.
+    pub(crate) fn submit_numbered<R: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> Result<R> + Send + 'static,
+    ) -> (u64, Work<R>) {
         let (sender, work) = Work::pair();
         let mut thread = self.thread.lock();
         if thread.is_none() {
@@ -75,8 +84,8 @@ impl Queue {
                 Ok(started) => *thread = Some(started),
                 Err(e) => {
                     let error = CommError::system(format!("cannot start the communication thread: {e}"));
-                    let _ = sender.send(Err(error));
-                    return work;
+                    let _ = sender.send(Err(error.hint("see `ulimit -u`")));
+                    return (self.submitted(), work);
                 }
             }
         }
@@ -84,13 +93,14 @@ impl Queue {
         let mut state = self.shared.lock();
         state.pending += 1;
         state.submitted += 1;
+        let number = state.submitted;
         state.tasks.push_back(Box::new(move || {
             // Nobody waits for a `Work` that was dropped.
             let _ = sender.send(task());
         }));
         drop(state);
         self.shared.changed.notify_all();
-        work
+        (number, work)
     }
 
     /// Returns the number of tasks that were ever submitted.

@@ -32,12 +32,12 @@ fn every_kernel_compiles_and_has_its_accesses() {
                 assert!(found >= times, "{variant:?}, {arch}: {found} {instruction}, not {times}");
             };
             assert!(ptx.contains(&format!(".entry {}(", variant.kernel.name())), "{variant:?}");
-            let meetings = if variant.kernel == Kernel::TwoShot { 2 } else { 1 };
-            at_least("st.release.sys.global.u64", meetings);
-            at_least("ld.acquire.sys.global.u64", meetings);
+            let barriers = if variant.kernel == Kernel::TwoShot { 2 } else { 1 };
+            at_least("st.release.sys.global.u64", barriers);
+            at_least("ld.acquire.sys.global.u64", barriers);
             // Two for each meeting, one at the beginning.
-            at_least("bar.sync", 2 * meetings + 1);
-            at_least("ld.relaxed.sys.global.u64", meetings + 1);
+            at_least("bar.sync", 2 * barriers + 1);
+            at_least("ld.relaxed.sys.global.u64", barriers + 1);
             // Packs are read and written in one access.
             at_least("ld.global.v4", 2);
             at_least("st.global.v4", 2);

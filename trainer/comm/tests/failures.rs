@@ -133,7 +133,8 @@ fn wrong_arguments_end_the_job_for_all() {
             (|c| c.all_gather(&[0u8; 2], &mut [0u8; 5]), "the receiver has 5 elements, 4 will arrive"),
             (|c| c.reduce_scatter(&[0u8; 5], &mut [0u8; 2], ReduceOp::Sum), "5 elements are not 2 for each of 2 ranks"),
             (|c| c.send(&[0u8; 5], 2, 0), "there is no rank 2"),
-            (|c| c.recv(&mut [0u8; 5], 1, 0), "a rank cannot receive from itself"),
+            (|c| c.recv(&mut [0u8; 5], 1, 0), "a rank cannot exchange messages with itself"),
+            (|c| c.send(&[0u8; 5], 1, 0), "a rank cannot exchange messages with itself"),
             (|c| c.group(&[0, 0]).map(drop), "rank 0 is listed twice"),
         ] {
             let errors =

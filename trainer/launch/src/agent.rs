@@ -23,7 +23,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 
-use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
+use super::error::{LaunchError, Result, USAGE, WORKER_DIED, to_json};
 use super::helper::EXEC;
 use super::hosts::{NODE, NodePlan};
 use super::output::Screen;
@@ -34,8 +34,8 @@ use comm::fnv;
 
 /// First word of the agent's first line.
 pub(super) const GREETING: &str = "trainer-agent ";
-/// Longest order in bytes.
-const LONGEST_ORDER: u64 = 4 << 20;
+/// Longest start request in bytes.
+const LONGEST_REQUEST: u64 = 4 << 20;
 /// Time for the launcher to save a checkpoint and to end when the ssh launcher is gone.
 const END_LIMIT: Duration = Duration::from_secs(180);
 
@@ -51,7 +51,7 @@ pub(super) struct AgentHello {
 
 /// The ssh launcher's message with everything that the agent needs to start a launcher.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct StartRequest {
     pub(super) directory: PathBuf,
     pub(super) arguments: Vec<String>,
     /// 64 hexadecimal digits.
@@ -91,19 +91,24 @@ fn serve() -> Result<u8> {
             .map_err(|e| broken("cannot catch signals", e))?;
     }
     let greeting = AgentHello::of_this_program().map_err(|e| broken("cannot describe this program", e))?;
-    let text = serde_json::to_string(&greeting).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
+    let text = to_json("the agent's greeting", &greeting)?;
     let mut out = io::stdout();
     writeln!(out, "{GREETING}{text}").and_then(|()| out.flush()).map_err(|e| broken("cannot answer", e))?;
     let mut input = io::BufReader::new(io::stdin());
     let mut line = String::new();
-    input.by_ref().take(LONGEST_ORDER).read_line(&mut line).map_err(|e| broken("cannot read the order", e))?;
+    input
+        .by_ref()
+        .take(LONGEST_REQUEST)
+        .read_line(&mut line)
+        .map_err(|e| broken("cannot read the start request", e))?;
     if line.is_empty() {
         // The ssh launcher ends the job before its start, and reports the reason itself.
         return Ok(0);
     }
-    let order: Order = serde_json::from_str(&line)
-        .map_err(|error| LaunchError::usage(format!("this is not an order: {error}"), "only -H starts this process"))?;
-    let mut child = start(&order)?;
+    let request: StartRequest = serde_json::from_str(&line).map_err(|error| {
+        LaunchError::usage(format!("this is not a start request: {error}"), "only -H starts this process")
+    })?;
+    let mut child = start(&request)?;
     let launcher =
         ProcessHandle::of_child(Pid::from_child(&child)).map_err(|e| broken("cannot watch the launcher", e))?;
     std::thread::spawn(move || {
@@ -124,27 +129,27 @@ fn serve() -> Result<u8> {
         (None, signal) => {
             let name = signal.map_or_else(|| "something unknown".to_owned(), signals::name);
             Screen::default()
-                .say(&format!("error: the launcher of node {} was killed by {name}", order.plan.node_rank));
+                .say(&format!("error: the launcher of node {} was killed by {name}", request.plan.node_rank));
             WORKER_DIED
         }
     })
 }
 
 /// Starts the launcher. The kernel kills the launcher when this process ends.
-fn start(order: &Order) -> Result<Child> {
-    if !order.directory.is_dir() {
+fn start(request: &StartRequest) -> Result<Child> {
+    if !request.directory.is_dir() {
         return Err(LaunchError {
             code: USAGE,
-            message: format!("there is no folder {} on this host", order.directory.display()),
+            message: format!("there is no folder {} on this host", request.directory.display()),
             hint: "all hosts need the same working folder: use a shared file system, or make it".to_owned(),
         });
     }
-    let plan = serde_json::to_string(&order.plan).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
+    let plan = to_json("a node's plan", &request.plan)?;
     let start = || -> io::Result<Child> {
         let program = std::env::current_exe()?;
         let mut command = Command::new(&program);
-        command.arg(EXEC).arg(std::process::id().to_string()).arg(&program).args(&order.arguments);
-        command.current_dir(&order.directory).env(NODE, plan).env(secret::VARIABLE, &order.secret);
+        command.arg(EXEC).arg(std::process::id().to_string()).arg(&program).args(&request.arguments);
+        command.current_dir(&request.directory).env(NODE, plan).env(secret::VARIABLE, &request.secret);
         command.stdin(Stdio::null()).spawn()
     };
     start().map_err(|error| LaunchError::failed(format!("cannot start the launcher: {error}"), "see `ulimit -u -n`"))

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use comm::CommError;
+use serde::Serialize;
+
 /// Exit code of bad usage: flags or variables that contradict each other.
 pub const USAGE: u8 = 2;
 /// Exit code if a worker died, or if the job could not be started.
@@ -41,3 +44,20 @@ impl std::error::Error for LaunchError {}
 
 /// Result of this crate.
 pub type Result<T> = std::result::Result<T, LaunchError>;
+
+/// Encodes a message between launchers. `what` appears in the error message.
+///
+/// # Errors
+/// A path or an argument is not UTF-8.
+pub(super) fn to_json(what: &str, value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| {
+        LaunchError::failed(format!("cannot encode {what}: {error}"), "use paths and arguments of UTF-8 text")
+    })
+}
+
+/// An error of the crate `comm` ends the job.
+impl From<CommError> for LaunchError {
+    fn from(error: CommError) -> Self {
+        Self::failed(error.message, error.hint)
+    }
+}

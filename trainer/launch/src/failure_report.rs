@@ -43,7 +43,7 @@ pub(super) struct FailureReport {
     #[serde(default)]
     pub(super) thread: Option<String>,
     /// The worker's last status.
-    pub(super) doing: String,
+    pub(super) status: String,
     /// Whether the cause is the end of another rank, or a wait for another rank. Then this failure is not the root cause.
     pub(super) consequence: bool,
     /// Whether the same job would fail in the same way again, so that a restart is of no use.
@@ -88,7 +88,7 @@ impl FailureReport {
             hint: String::new(),
             location: None,
             thread: None,
-            doing: String::new(),
+            status: String::new(),
             consequence: false,
             permanent: false,
             culprit: None,

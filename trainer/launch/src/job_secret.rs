@@ -48,7 +48,7 @@ impl JobSecret {
                 )
                 .into());
             }
-            wait.go_on("node 0", Some(missing))?;
+            wait.check_signals_and_notify("node 0", Some(missing))?;
             std::thread::sleep(Duration::from_millis(50));
         }
     }
@@ -56,5 +56,5 @@ impl JobSecret {
 
 /// Makes a new secret.
 pub(super) fn random_secret() -> Result<Secret> {
-    Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))
+    Secret::random().map_err(LaunchError::from)
 }

@@ -94,7 +94,9 @@ impl LaunchConfig {
             on_signal: self.on_signal,
         };
         let outcome = supervisor.run().map_err(|error| system("watch the workers", &error))?;
-        let stopped = rendezvous.as_ref().and_then(|rendezvous| rendezvous.finish(&mut || stopping(&mut job.signals)));
+        let stopped = rendezvous.as_ref().and_then(|rendezvous| {
+            rendezvous.finish(self.timeouts.notice, &job.screen, &mut || stopping(&mut job.signals))
+        });
         Ok(stopped.map_or(outcome, Outcome::Stopped))
     }
 

@@ -150,7 +150,7 @@ impl LaunchConfig {
             tracing::info!(attempt = job.attempt, ?outcome, "attempt ended");
             match outcome {
                 Outcome::Done => return Ok(0),
-                Outcome::Refused => return Ok(USAGE),
+                Outcome::UsageError => return Ok(USAGE),
                 Outcome::Stopped(signal) => {
                     job.screen.say(&format!("stopped by {}", signals::name(signal)));
                     return Ok(128 + signal as u8);

@@ -42,5 +42,5 @@ pub(super) fn bind(
     if port != 0 {
         TcpListener::bind(&address).map_err(|error| port::cannot_listen(host, port, &error))?;
     }
-    StoreServer::bind(address, config, on_event).map_err(|error| LaunchError::failed(error.message, error.hint))
+    StoreServer::bind(address, config, on_event).map_err(LaunchError::from)
 }

@@ -24,7 +24,6 @@ pub(super) struct NodeFailure {
     /// The signal with which a user has stopped the job on that node. Then nothing has failed.
     pub(super) stopped_by: Option<i32>,
     /// Whether the job may be started again.
-    #[serde(rename = "again")]
     pub(super) restartable: bool,
     /// How the connection to `node` broke, if this node has noticed that it is broken. Then `what` names the node.
     #[serde(skip)]

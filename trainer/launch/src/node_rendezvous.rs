@@ -16,12 +16,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::announcer::Announcer;
-use super::error::{LaunchError, Result};
+use super::error::{LaunchError, Result, to_json};
 use super::launcher::Timeouts;
 use super::listen::{bind, listen_address};
 use super::node_failure::{NodeFailure, NodeInfo, RendezvousError};
@@ -31,6 +31,7 @@ use super::port;
 use super::rendezvous_parameters::RendezvousParameters;
 use super::secret::derive;
 use super::signals;
+use super::thread::start_thread;
 use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.
@@ -118,8 +119,8 @@ impl NodeRendezvous {
         if node_rank == 0 {
             self.set("attempt", self.attempt.to_string().as_bytes())?;
         }
-        let text = serde_json::to_vec(own).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
-        self.set(&format!("node/{node_rank}"), &text)?;
+        let text = to_json("a node's description", own)?;
+        self.set(&format!("node/{node_rank}"), text.as_bytes())?;
         let bytes = self.value("attempt", 0, wait)?;
         self.attempt = number(&bytes).ok_or_else(|| other_version(0))?;
         for node in 0..self.parameters.nnodes {
@@ -163,7 +164,7 @@ impl NodeRendezvous {
                 }
                 // On node 0 the store's announcer prints all missing nodes.
                 Err(_) if self.parameters.node_rank == 0 => wait.check_signals()?,
-                Err(_) => wait.go_on(&format!("node {node}"), None)?,
+                Err(_) => wait.check_signals_and_notify(&format!("node {node}"), None)?,
             }
         }
     }
@@ -212,8 +213,7 @@ impl NodeRendezvous {
             };
             *failure.lock() = found;
         };
-        let thread = std::thread::Builder::new().name("nodes-watch".into()).spawn(run);
-        self.watch = Some(thread.map_err(|error| LaunchError::failed(error.to_string(), "see `ulimit -a`"))?);
+        self.watch = Some(start_thread("nodes-watch", "failures of other nodes", run)?);
         Ok(())
     }
 
@@ -242,8 +242,15 @@ impl NodeRendezvous {
     }
 
     /// Reports to the other nodes that this node's workers are done. Node 0, which hosts the stores, then waits until all nodes
-    /// are done, a node has failed, or `interrupted` returns a signal. Returns the signal, which the other nodes get too.
-    pub(super) fn finish(&self, interrupted: &mut dyn FnMut() -> Option<i32>) -> Option<i32> {
+    /// are done, a node has failed, or `interrupted` returns a signal. Returns the signal, which the other nodes get too. The wait has no
+    /// limit, because workers that are any program may run longer on another node.
+    pub(super) fn finish(
+        &self,
+        notice: Duration,
+        screen: &Screen,
+        interrupted: &mut dyn FnMut() -> Option<i32>,
+    ) -> Option<i32> {
+        let (start, mut notices) = (Instant::now(), 1);
         let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), b"");
         let others = if self.parameters.node_rank == 0 { 1..self.parameters.nnodes } else { 0..0 };
         for node in others {
@@ -255,6 +262,11 @@ impl NodeRendezvous {
                 match self.client.wait(&format!("ended/{node}"), POLL) {
                     Err(error) if error.kind == ErrorKind::Timeout => {}
                     _ => break,
+                }
+                let passed = start.elapsed();
+                if passed >= notice.saturating_mul(notices) {
+                    notices += 1;
+                    screen.say(&format!("waiting for node {node} to end, for {passed:.0?}"));
                 }
             }
         }
@@ -303,7 +315,7 @@ fn connect(
     let mut unresolved = String::new();
     loop {
         let tried = StoreClient::try_connect(address, config, node_rank);
-        let refused = match tried.map_err(|error| LaunchError::failed(error.message, error.hint))? {
+        let refused = match tried.map_err(LaunchError::from)? {
             Ok(client) => return Ok(client),
             Err(refused) => refused,
         };
@@ -323,7 +335,7 @@ fn connect(
         if wait.is_over() || !may_change {
             return Err(cannot_join(node_rank, wait.address(), &refused).into());
         }
-        wait.go_on("node 0", Some(&refused.to_string()))?;
+        wait.check_signals_and_notify("node 0", Some(&refused.to_string()))?;
         std::thread::sleep(POLL / 4);
     }
 }

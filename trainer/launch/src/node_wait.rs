@@ -34,7 +34,11 @@ impl<'a> NodeWait<'a> {
     ///
     /// # Errors
     /// A signal has arrived.
-    pub(super) fn go_on(&mut self, whom: &str, reason: Option<&str>) -> std::result::Result<(), RendezvousError> {
+    pub(super) fn check_signals_and_notify(
+        &mut self,
+        whom: &str,
+        reason: Option<&str>,
+    ) -> std::result::Result<(), RendezvousError> {
         self.check_signals()?;
         let passed = self.since.elapsed();
         if passed >= self.timeouts.notice.saturating_mul(self.notices + 1) {

@@ -43,7 +43,7 @@ impl RendezvousAddress {
                 "set MASTER_ADDR to the address of rank 0's host in all of them (mpirun -x MASTER_ADDR=…)",
             )
         })?;
-        let job = job_words(role)?;
+        let job = job_id(role)?;
         let secret = match secret::of_job(variables)? {
             Some(secret) => SecretSource::Given(secret),
             None if role.launcher == Launcher::Builtin => return Err(worker::missing(secret::VARIABLE)),
@@ -85,7 +85,7 @@ impl SecretSource {
             Self::OnHost(name) => name,
         };
         if role.rank == 0 {
-            let secret = Secret::random().map_err(|error| LaunchError::failed(error.message, error.hint))?;
+            let secret = Secret::random().map_err(LaunchError::from)?;
             let offer = (role.world_size > 1).then(|| SecretOffer::new(&name, &secret)).transpose()?;
             return Ok((secret, offer));
         }
@@ -101,7 +101,7 @@ impl SecretSource {
                      need LOCAL_WORLD_SIZE and TRAINER_SECRET",
                 ));
             }
-            wait.go_on(&mut notices, host, "it has not started on this host yet");
+            wait.notify_if_due(&mut notices, host, "it has not started on this host yet");
             std::thread::sleep(RETRY);
         }
     }
@@ -125,7 +125,7 @@ impl RankWait {
     }
 
     /// Prints a message about the wait if the interval is over. `notices` counts the messages.
-    fn go_on(&self, notices: &mut u32, place: &str, reason: &str) {
+    fn notify_if_due(&self, notices: &mut u32, place: &str, reason: &str) {
         let passed = self.start.elapsed();
         if !self.own && passed >= self.timeouts.notice.saturating_mul(*notices + 1) {
             *notices += 1;
@@ -135,7 +135,7 @@ impl RankWait {
 }
 
 /// Returns words that distinguish this job from others, the same in all of its processes.
-fn job_words(role: &WorkerRole) -> Result<Vec<String>> {
+fn job_id(role: &WorkerRole) -> Result<Vec<String>> {
     if !role.job.is_empty() || role.launcher == Launcher::Builtin {
         return Ok(role.job.clone());
     }
@@ -172,7 +172,7 @@ pub(super) fn connect(
         for port in ports {
             let address = port::joined(host, *port);
             let tried = StoreClient::try_connect(address.as_str(), config, rank);
-            match tried.map_err(|error| LaunchError::failed(error.message, error.hint))? {
+            match tried.map_err(LaunchError::from)? {
                 Ok(client) => return Ok(client),
                 Err(ConnectError::NotThere(cause) | ConnectError::Unresolved(cause)) => {
                     last = format!("{address}: {cause}")
@@ -193,7 +193,7 @@ pub(super) fn connect(
                 "is the launcher (or rank 0) running, and does the address lead to its host, through firewalls?",
             ));
         }
-        wait.go_on(&mut notices, host, &last);
+        wait.notify_if_due(&mut notices, host, &last);
         std::thread::sleep(RETRY);
     }
 }

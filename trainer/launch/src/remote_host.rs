@@ -6,10 +6,11 @@ use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::agent::{GREETING, Order};
-use super::error::{LaunchError, Result, WORKER_DIED};
+use super::agent::{GREETING, StartRequest};
+use super::error::{LaunchError, Result, WORKER_DIED, to_json};
 use super::output::LineSink;
 use super::ssh_launcher::{CLOSE_LIMIT, TICK};
+use super::thread::start_thread;
 
 /// Most bytes that are read from a host before its agent's first line. A login shell may print a greeting.
 const MOST_NOISE: u64 = 64 << 10;
@@ -31,14 +32,14 @@ pub(super) struct RemoteHost {
     pub(super) pumps: Vec<Receiver<()>>,
     pub(super) status: Option<ExitStatus>,
     pub(super) said: Vec<String>,
-    /// Whether the agent has received its order, so that a launcher runs.
-    pub(super) ordered: bool,
+    /// Whether the agent has received its start request, so that a launcher runs.
+    pub(super) start_sent: bool,
 }
 
 impl RemoteHost {
-    pub(super) fn send_order(&mut self, order: &Order) -> Result<()> {
-        let text = serde_json::to_string(order).map_err(|error| LaunchError::failed(error.to_string(), ""))?;
-        self.ordered = true;
+    pub(super) fn send_start_request(&mut self, request: &StartRequest) -> Result<()> {
+        let text = to_json("a start request", request)?;
+        self.start_sent = true;
         self.send(&text).map_err(|error| {
             LaunchError::failed(format!("{}: the agent has ended: {error}", self.name), "see its host's logs")
         })
@@ -90,7 +91,7 @@ impl RemoteHost {
 
 impl Drop for RemoteHost {
     fn drop(&mut self) {
-        self.close(if self.ordered { CLOSE_LIMIT } else { Duration::ZERO });
+        self.close(if self.start_sent { CLOSE_LIMIT } else { Duration::ZERO });
     }
 }
 
@@ -144,6 +145,5 @@ fn pump(body: impl FnOnce() + Send + 'static) -> Result<Receiver<()>> {
         body();
         drop(done);
     };
-    let thread = std::thread::Builder::new().name("host-output".into()).stack_size(256 << 10).spawn(run);
-    thread.map(|_| ended).map_err(|error| LaunchError::failed(error.to_string(), "see `ulimit -u`"))
+    start_thread("host-output", "the output of a host", run).map(|_| ended)
 }

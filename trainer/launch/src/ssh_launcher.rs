@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
-use super::agent::{AgentHello, Order};
+use super::agent::{AgentHello, StartRequest};
 use super::error::{LaunchError, Result, WORKER_DIED};
 use super::hosts::{self, Host, NodePlan};
 use super::job_secret::random_secret;
@@ -63,7 +63,7 @@ impl SshLauncher {
     /// Runs the job and returns its exit code: the code of the first node that failed, or 128 + n after signal n.
     ///
     /// # Errors
-    /// A host cannot be reached, the host lacks the program or has another version of it, or the order cannot be sent.
+    /// A host cannot be reached, the host lacks the program or has another version of it, or the start request cannot be sent.
     pub fn run(&self) -> Result<u8> {
         let screen = Arc::new(Screen::default());
         let mut signals = Signals::install()
@@ -88,7 +88,7 @@ impl SshLauncher {
         };
         // From now on, the output threads write lines to the screen.
         drop(happened);
-        self.order(&mut nodes, greetings[0].port)?;
+        self.send_start_requests(&mut nodes, greetings[0].port)?;
         Ok(supervise(&mut nodes, &mut signals, &screen))
     }
 
@@ -128,7 +128,15 @@ impl SshLauncher {
             pumps.push(pump_out(index, out, LineSink::stdout(screen, prefix.clone()), events.clone())?);
             pumps.push(pump_err(index, err, LineSink::stderr(screen, prefix), events.clone())?);
         }
-        Ok(RemoteHost { name: host.name.clone(), child, input, pumps, status: None, said: Vec::new(), ordered: false })
+        Ok(RemoteHost {
+            name: host.name.clone(),
+            child,
+            input,
+            pumps,
+            status: None,
+            said: Vec::new(),
+            start_sent: false,
+        })
     }
 
     /// Waits for the first lines of all agents, and compares the programs. `Err` inside has a signal that ended the wait.
@@ -179,8 +187,8 @@ impl SshLauncher {
         Ok(Ok(greetings.into_iter().flatten().collect()))
     }
 
-    /// Sends each agent the order with its node's part of the job.
-    fn order(&self, nodes: &mut [RemoteHost], free_port: u16) -> Result<()> {
+    /// Sends each agent the start request with its node's part of the job.
+    fn send_start_requests(&self, nodes: &mut [RemoteHost], free_port: u16) -> Result<()> {
         let directory = std::env::current_dir().map_err(|error| {
             LaunchError::failed(format!("cannot tell the working folder: {error}"), "change to a folder that exists")
         })?;
@@ -192,7 +200,7 @@ impl SshLauncher {
             let (nodes, workers, flags) = (self.hosts.len(), host.slots, self.flags.clone());
             let plan = NodePlan { nodes, node_rank, workers, master_addr: master_addr.clone(), master_port, flags };
             let (directory, arguments) = (directory.clone(), arguments.clone());
-            node.send_order(&Order { directory, arguments, secret: secret.clone(), plan })?;
+            node.send_start_request(&StartRequest { directory, arguments, secret: secret.clone(), plan })?;
         }
         Ok(())
     }

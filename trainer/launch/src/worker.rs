@@ -10,7 +10,8 @@
 //!
 //! A worker of this program's launcher must not outlive the launcher. Two mechanisms ensure this without any action of the
 //! launcher: the kernel sends SIGKILL when the launcher's main thread ends (on Linux), and a thread of the worker watches the
-//! launcher. The same thread sends the heartbeats. If they are missing, the launcher knows that the worker is stopped.
+//! launcher. The same thread sends the heartbeats. Missing heartbeats show the launcher that
+//! the worker is stopped.
 
 use std::fs::File;
 use std::io;
@@ -168,14 +169,19 @@ pub(super) fn missing(name: &str) -> LaunchError {
 }
 
 fn broken(what: &str, error: &io::Error) -> LaunchError {
-    LaunchError::failed(format!("a worker cannot have its {what}: {error}"), "see `ulimit -a` and `dmesg | tail`")
+    LaunchError::failed(format!("a worker cannot {what}: {error}"), "see `ulimit -a` and `dmesg | tail`")
 }
 
 /// Makes the kernel kill this process when its launcher ends, and opens the status page, which is inherited as standard input.
 fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
-    let launcher = variables.get(environment::WORKER).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
-    let launcher = launcher.ok_or_else(|| missing("its value a process id"))?;
-    set_parent_death_signal(Signal::KILL).map_err(|e| broken("parent-death signal", &e))?;
+    let text = variables.get(environment::WORKER).map_or("", String::as_str);
+    let launcher = text.parse().ok().and_then(Pid::from_raw).ok_or_else(|| {
+        LaunchError::usage(
+            format!("{}={text:?} is not a process id", environment::WORKER),
+            "only this program's launcher sets it: unset it",
+        )
+    })?;
+    set_parent_death_signal(Signal::KILL).map_err(|e| broken("set its parent-death signal", &e))?;
     // The launcher may have died before the call above.
     if getppid() != Some(launcher) {
         return Err(LaunchError::failed(
@@ -183,16 +189,18 @@ fn die_with_launcher(variables: &Variables) -> Result<StatusPage> {
             "a worker is started by its launcher only, and ends with it",
         ));
     }
-    let page = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(|e| broken("page", &e.into()))?;
-    let null = File::open("/dev/null").map_err(|e| broken("/dev/null", &e))?;
-    rustix::stdio::dup2_stdin(&null).map_err(|e| broken("standard input", &e.into()))?;
-    StatusPage::open(File::from(page)).map_err(|e| broken("page of its launcher as standard input", &e))
+    let page = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)
+        .map_err(|e| broken("open its status page", &e.into()))?;
+    let null = File::open("/dev/null").map_err(|e| broken("open /dev/null", &e))?;
+    rustix::stdio::dup2_stdin(&null).map_err(|e| broken("replace its standard input", &e.into()))?;
+    StatusPage::open(File::from(page)).map_err(|e| broken("read its status page from standard input", &e))
 }
 
 /// Starts the thread that sends heartbeats, and that kills this process and its children when the launcher has ended.
 fn start_heartbeats(status: &WorkerStatus) -> Result<()> {
-    let launcher = getppid().ok_or_else(|| missing("a launcher"))?;
-    let launcher = ParentWatch::new(launcher).map_err(|e| broken("view of its launcher", &e))?;
+    let launcher =
+        getppid().ok_or_else(|| LaunchError::failed("this worker has no parent process", "start it again"))?;
+    let launcher = ParentWatch::new(launcher).map_err(|e| broken("watch its launcher", &e))?;
     let status = status.clone();
     let run = move || {
         loop {
@@ -203,5 +211,5 @@ fn start_heartbeats(status: &WorkerStatus) -> Result<()> {
         }
     };
     let thread = std::thread::Builder::new().name("launcher-watch".into()).stack_size(128 << 10);
-    thread.spawn(run).map(drop).map_err(|e| broken("watching thread", &e))
+    thread.spawn(run).map(drop).map_err(|e| broken("start its heartbeat thread", &e))
 }

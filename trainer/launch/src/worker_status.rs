@@ -105,7 +105,7 @@ impl WorkerStatus {
             hint: hint.to_owned(),
             location: None,
             thread: std::thread::current().name().map(str::to_owned),
-            doing: self.0.page.status().text,
+            status: self.0.page.status().text,
             consequence: false,
             permanent: false,
             culprit: None,
@@ -146,7 +146,7 @@ mod tests {
         status.record_error("later", "", false);
         let file = FailureReport::read(&path).unwrap();
         assert_eq!((file.rank, file.message.as_str(), file.hint.as_str()), (3, "m", "h"));
-        assert_eq!((file.doing.as_str(), file.consequence), ("step 7", true));
+        assert_eq!((file.status.as_str(), file.consequence), ("step 7", true));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
     }
 

@@ -140,7 +140,7 @@ pub(crate) fn share_cores(rank: &JoinedRank) -> Result<(), Failure> {
     // Bytes of a boot id, or of the start of a host name.
     const HOST: usize = 36;
     // The kernel may hide the boot id.
-    let boot = Some(comm::host::boot()).filter(|boot| !boot.is_empty());
+    let boot = Some(comm::host::boot_id()).filter(|boot| !boot.is_empty());
     let name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let mut own = boot.unwrap_or_else(name).into_bytes();
     own.resize(HOST, 0);

@@ -188,7 +188,7 @@ pub(super) fn eval_loader(
     Ok(LoaderConfig {
         global_batch: plan.train.global_batch(strategy.devices()).max(images),
         shuffle: false,
-        exact: true,
+        evaluation: true,
         ..common_loader_config(plan, strategy, pixels)?
     })
 }

@@ -204,7 +204,7 @@ mod tests {
             augment,
             mean: (0..shape.channels).map(|c| 0.4 + 0.05 * c as f32).collect(),
             std: (0..shape.channels).map(|c| 0.2 + 0.01 * c as f32).collect(),
-            exact,
+            evaluation: exact,
             ..LoaderConfig::default()
         };
         let host = Loader::new(Arc::clone(&set), config.clone()).unwrap();

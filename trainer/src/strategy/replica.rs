@@ -211,8 +211,8 @@ impl Replica {
     pub(super) fn dropout_keys(&self, batch: &Batch) -> Vec<u64> {
         let key = |(index, &id): (usize, &u32)| {
             // A weighted sampler may draw a sample several times per epoch. Each draw has another mask.
-            let draw = batch.draws.get(index).copied().unwrap_or(0);
-            dropout_key(self.seed.wrapping_add(u64::from(draw) << 32), batch.epoch, id)
+            let repetition = batch.repetitions.get(index).copied().unwrap_or(0);
+            dropout_key(self.seed.wrapping_add(u64::from(repetition) << 32), batch.epoch, id)
         };
         batch.ids.iter().enumerate().map(key).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{HEADER, Part, Row};
+use super::{HEADER, Row, Split};
 use crate::{DataError, LabelSets};
 
 /// Classes that a label can number.
@@ -30,7 +30,7 @@ impl Named<'_> {
 
 /// Returns the classes of all rows. `delim` is the character between the classes of a row; `None`: each row has one class.
 pub(super) fn labels(file: &Path, rows: &[Row], delim: Option<char>) -> Result<Labels, DataError> {
-    if !rows.iter().any(|row| row.part == Part::Train) {
+    if !rows.iter().any(|row| row.part == Split::Train) {
         return Err(DataError::new(file, "no line has the split train: there is nothing to train on", HEADER));
     }
     let named = rows.iter().flat_map(|row| names(row, delim).map(move |name| Named { row, name })).collect::<Vec<_>>();
@@ -133,7 +133,7 @@ fn sets(
 fn check_trained(file: &Path, rows: &[Row], sets: &LabelSets, classes: &[String]) -> Result<(), DataError> {
     let mut trained = vec![false; classes.len()];
     let parts = || rows.iter().zip(sets.iter());
-    let of_training = parts().filter(|(row, _)| row.part == Part::Train).flat_map(|(_, set)| set);
+    let of_training = parts().filter(|(row, _)| row.part == Split::Train).flat_map(|(_, set)| set);
     of_training.for_each(|&class| trained[usize::from(class)] = true);
     let Some(class) = trained.iter().position(|trained| !trained) else { return Ok(()) };
     let cause = format!("the class `{}` has no training image", classes[class]);

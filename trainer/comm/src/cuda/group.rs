@@ -243,7 +243,8 @@ impl DeviceGroup {
     /// As [`check`](Self::check), and [`Usage`](ErrorKind::Usage) if the group cannot use the kernel.
     pub fn all_reduce_with(&mut self, kernel: Kernel, tensors: Vec<Tensor<1>>, scale: f32) -> Result<Tensor<1>> {
         if !matches!((kernel, &self.route), (Kernel::OneShot | Kernel::TwoShot, Route::Kernels { .. })) {
-            return Err(CommError::usage(format!("{} is not an all-reduce of this group", kernel.name())));
+            let error = CommError::usage(format!("{} is not an all-reduce of this group", kernel.name()));
+            return Err(self.process().fail(error));
         }
         self.ordered(|this| {
             let sources = this.elements(tensors)?;
@@ -327,7 +328,8 @@ impl DeviceGroup {
         let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
         let launches = self.sequence.launches(&self.constants, &call, &lengths, scale);
-        let launches = launches.ok_or_else(|| CommError::usage("too many tensors for a launch"))?;
+        let launches =
+            launches.ok_or_else(|| self.process().fail(CommError::usage("too many tensors for a launch")))?;
         for launch in launches {
             self.chunk(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }

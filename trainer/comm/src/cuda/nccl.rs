@@ -113,9 +113,9 @@ impl Nccl {
         let library = Library::load().map_err(CommError::setup)?;
         let mut id = UniqueId([0; 128]);
         let made = if comm.rank() == 0 {
-            let get = library.get::<GetId>("ncclGetUniqueId")?;
             // SAFETY: `id` has the size of ncclUniqueId in nccl.h, 128 bytes.
-            library.check("ncclGetUniqueId", unsafe { get(&mut id) })
+            let mut get_id = |get: GetId| library.check("ncclGetUniqueId", unsafe { get(&mut id) });
+            library.get::<GetId>("ncclGetUniqueId").and_then(|get| get_id(*get))
         } else {
             Ok(())
         };

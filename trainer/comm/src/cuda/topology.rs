@@ -65,7 +65,7 @@ mod gather {
         let (uuid, [major, minor]) = agree(own.map_err(failed), comm)?;
         let mut record = uuid.to_vec();
         record.extend([major as u8, minor as u8]);
-        record.extend(host::of_shared_memory().bytes());
+        record.extend(host::shared_memory_domain().bytes());
         let records = comm.all_gather_v(&record)?;
         let mut rest = records.data.as_slice();
         let mut locations = Vec::with_capacity(comm.world_size());

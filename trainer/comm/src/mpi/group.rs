@@ -7,7 +7,7 @@ use super::calls;
 use super::runtime::{CallError, GroupState, GroupThread, Runtime};
 use crate::abort::Abort;
 use crate::aligned::AlignedBytes;
-use crate::call::{Agreement, CALL_BYTES, CollectiveCall, OpKind};
+use crate::call::{CALL_BYTES, CallComparison, CollectiveCall, OpKind};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result};
 use crate::kernels;
@@ -71,13 +71,13 @@ impl MpiGroup {
         let (mine, n) = (AlignedBytes::copy(&call.encode()), self.len());
         let lens = vec![CALL_BYTES; n];
         let all = self.run(call, move |state| calls::all_gather(&state.comm, DType::U8, &mine, &lens))?;
-        let mut agreement = Agreement::of(self.group.job_rank(), *call);
+        let mut comparison = CallComparison::of(self.group.job_rank(), *call);
         for (rank, bytes) in self.group.ranks.iter().zip(all.get().chunks(CALL_BYTES)) {
             let theirs = CollectiveCall::decode(bytes)
                 .ok_or_else(|| CommError::system(format!("{call}: rank {rank} sent an invalid call")))?;
-            agreement = agreement.merge(Agreement::of(*rank, theirs));
+            comparison = comparison.merge(CallComparison::of(*rank, theirs));
         }
-        agreement.check(&self.name)
+        comparison.check(&self.name)
     }
 
     fn op(call: &CollectiveCall) -> Result<ReduceOp> {

@@ -13,7 +13,7 @@ use super::staging::StagingTrials;
 use super::wait::{CPU_BYTES, SpinPolicy, WaitError, Waiter, own_cpus};
 use super::word::{LEFT, POISON};
 use crate::abort::Abort;
-use crate::call::{Agreement, CALL_BYTES, CollectiveCall};
+use crate::call::{CALL_BYTES, CallComparison, CollectiveCall};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::store::StoreClient;
 use crate::transport::{GroupRanks, REASON_LIMIT};
@@ -109,7 +109,7 @@ impl ShmGroup {
         self.entered = self.entered.wrapping_add(1);
         // SAFETY: this rank's own areas, which no rank reads, as explained above.
         unsafe {
-            segment.write(segment.descriptor(me, self.entered))[..CALL_BYTES].copy_from_slice(&call.encode());
+            segment.write(segment.call_region(me, self.entered))[..CALL_BYTES].copy_from_slice(&call.encode());
             fill(segment.write(segment.entry(me, self.entered)));
         }
         segment.counter(me, CounterKind::Entered).publish();
@@ -127,18 +127,18 @@ impl ShmGroup {
     /// Returns the error for ranks that make different calls. All ranks have entered.
     #[cold]
     fn disagreement(&self, call: &CollectiveCall) -> Result<()> {
-        let mut agreement = Agreement::of(self.group.job_rank(), *call);
+        let mut comparison = CallComparison::of(self.group.job_rank(), *call);
         for rank in (0..self.len()).filter(|rank| *rank != self.me()) {
             let theirs = self.entered_with(rank, self.entered)?;
-            agreement = agreement.merge(Agreement::of(self.group.ranks[rank], theirs));
+            comparison = comparison.merge(CallComparison::of(self.group.ranks[rank], theirs));
         }
-        agreement.check(&self.group.name())
+        comparison.check(&self.group.name())
     }
 
     /// Returns `rank`'s call of its entry number `entered`, which its counter has reached.
     fn entered_with(&self, rank: usize, entered: u32) -> Result<CollectiveCall> {
         // SAFETY: published, and the caller has waited for it. `enter` explains why it is not overwritten.
-        let bytes = unsafe { self.segment.read(self.segment.descriptor(rank, entered)) };
+        let bytes = unsafe { self.segment.read(self.segment.call_region(rank, entered)) };
         CollectiveCall::decode(&bytes[..CALL_BYTES])
             .ok_or_else(|| CommError::system(format!("the shared memory of {} is damaged", self.group.name())))
     }
@@ -205,11 +205,17 @@ impl ShmGroup {
             let slow =
                 |which, rank| self.segment.counter(rank, which).is_behind(self.segment.counter(self.me(), which));
             let stuck = self.those(|rank| slow(CounterKind::Filled, rank) || slow(CounterKind::Reduced, rank));
+            if stuck.is_empty() {
+                // The rank that was missing has come since.
+                let message =
+                    format!("{call}, {place}: a rank came too late, after more than {timeout:.1?} (rank {me} waited)");
+                return CommError::new(ErrorKind::Timeout, message).blame(me);
+            }
             return CommError::new(
                 ErrorKind::Timeout,
                 format!("{call}, {place}: {} stopped inside it for {timeout:.1?} (rank {me} waits)", ranks(&stuck)),
             )
-            .blame(stuck.first().copied().unwrap_or(me));
+            .blame(stuck[0]);
         }
         CommError::new(
             ErrorKind::Timeout,

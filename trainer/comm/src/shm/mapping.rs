@@ -61,7 +61,7 @@ impl Mapping {
     pub(crate) fn announce(len: usize) -> rustix::io::Result<(Self, OwnedFd, String)> {
         let nonce = nonce()?;
         let (memory, file) = Self::create(len, &nonce)?;
-        let (host, process, number) = (host::of_shared_memory(), std::process::id(), number(&file));
+        let (host, process, number) = (host::shared_memory_domain(), std::process::id(), number(&file));
         Ok((memory, file, format!("{host}\n{process}\n{number}\n{}\n", u128::from_le_bytes(nonce))))
     }
 
@@ -71,7 +71,7 @@ impl Mapping {
         let text = String::from_utf8_lossy(announced);
         let lines: Vec<&str> = text.lines().take(4).collect();
         let [there, pid, fd, nonce] = lines.as_slice() else { return Err(damaged()) };
-        if *there != host::of_shared_memory() {
+        if *there != host::shared_memory_domain() {
             return Err("that rank runs on another host or in another container".into());
         }
         let (Ok(pid), Ok(fd), Ok(nonce)) = (pid.parse(), fd.parse(), nonce.parse::<u128>()) else {

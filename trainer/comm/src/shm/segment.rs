@@ -19,7 +19,7 @@ pub(super) enum CounterKind {
 const LINE: usize = 128;
 /// Bytes of a rank's control block: three counters, two calls and a vote.
 const CONTROL: usize = 4096;
-const DESCRIPTORS: usize = 3 * LINE;
+const CALLS: usize = 3 * LINE;
 const VOTE: usize = 5 * LINE;
 /// Bytes before the slots of a channel between two ranks: two counters.
 const CHANNEL_HEAD: usize = 2 * LINE;
@@ -105,8 +105,8 @@ impl Segment {
     }
 
     /// Returns the region of the call of `rank`'s collective number `sequence`.
-    pub(super) fn descriptor(&self, rank: usize, sequence: u32) -> Region {
-        Region { offset: self.control(rank) + DESCRIPTORS + (sequence as usize % 2) * LINE, len: LINE }
+    pub(super) fn call_region(&self, rank: usize, sequence: u32) -> Region {
+        Region { offset: self.control(rank) + CALLS + (sequence as usize % 2) * LINE, len: LINE }
     }
 
     /// Returns the region of the small payload of `rank`'s collective number `sequence`.
@@ -166,7 +166,7 @@ mod tests {
             areas.extend((0..3).map(|w| (s.control(r) + w * LINE, LINE)));
             areas.push((s.control(r) + VOTE, LINE));
             for seq in 0..2 {
-                areas.extend([s.descriptor(r, seq), s.entry(r, seq)].map(|a| (a.offset, a.len)));
+                areas.extend([s.call_region(r, seq), s.entry(r, seq)].map(|a| (a.offset, a.len)));
             }
             let data = s.data(r, 0, DATA);
             areas.push((data.offset, data.len));

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use super::config::StoreConfig;
-use super::message::{Push, Request};
+use super::message::{ClientMessage, ServerMessage};
 use crate::abort::Abort;
 use crate::error::{CommError, ErrorKind, Result, ranks};
-use crate::net::{self, Ending};
+use crate::net::{self, DisconnectKind};
 use crate::wire::split_frame;
 
 /// The server answers a wait at the latest when the wait's time is over. The client waits this much longer for the answer.
@@ -30,7 +30,7 @@ enum Reply {
 struct Inbox {
     replies: HashMap<u64, Reply>,
     /// The activities that other ranks reported, by query.
-    doing: HashMap<u64, Vec<(usize, String)>>,
+    activities: HashMap<u64, Vec<(usize, String)>>,
 }
 
 type Status = Box<dyn Fn() -> String + Send>;
@@ -120,7 +120,7 @@ impl StoreClient {
     /// # Errors
     /// [`ErrorKind::PeerLost`], [`ErrorKind::NoAnswer`] or [`ErrorKind::Reset`] if the server is gone.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.shared.send(&Request::Set { key: key.into(), value: value.into() })
+        self.shared.send(&ClientMessage::Set { key: key.into(), value: value.into() })
     }
 
     /// Returns the current value of `key`, if there is one.
@@ -144,7 +144,7 @@ impl StoreClient {
     fn value(&self, key: &str, limit: Duration) -> Result<Option<Vec<u8>>> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let limit_ms = limit.as_millis() as u64;
-        match self.call(id, &Request::Get { id, key: key.into(), limit_ms }, limit)? {
+        match self.call(id, &ClientMessage::Get { id, key: key.into(), limit_ms }, limit)? {
             Reply::Value(value) => Ok(value),
             Reply::Barrier(_) => Err(self.shared.protocol_error()),
         }
@@ -157,7 +157,7 @@ impl StoreClient {
     pub fn barrier(&self, name: &str, limit: Duration) -> Result<()> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let limit_ms = limit.as_millis() as u64;
-        match self.call(id, &Request::Barrier { id, name: name.into(), limit_ms }, limit)? {
+        match self.call(id, &ClientMessage::Barrier { id, name: name.into(), limit_ms }, limit)? {
             Reply::Barrier(missing) if missing.is_empty() => Ok(()),
             Reply::Barrier(missing) => {
                 let missing: Vec<usize> = missing.into_iter().map(|r| r as usize).collect();
@@ -182,7 +182,7 @@ impl StoreClient {
     pub(crate) fn abort(&self, error: CommError) {
         if self.shared.abort.raise(error.clone()) {
             // If the send fails, the server is gone, and all ranks notice that.
-            let _ = self.shared.send(&Request::Abort { error });
+            let _ = self.shared.send(&ClientMessage::Abort { error });
         }
     }
 
@@ -190,18 +190,18 @@ impl StoreClient {
     /// process that is stopped or gone does not answer.
     pub(crate) fn query(&self, expected: usize, limit: Duration) -> Vec<(usize, String)> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        self.shared.inbox.lock().doing.insert(id, Vec::new());
-        let sent = self.shared.send(&Request::Query { id });
+        self.shared.inbox.lock().activities.insert(id, Vec::new());
+        let sent = self.shared.send(&ClientMessage::Query { id });
         let mut inbox = self.shared.inbox.lock();
-        let count = |inbox: &Inbox| inbox.doing.get(&id).map_or(0, Vec::len);
+        let count = |inbox: &Inbox| inbox.activities.get(&id).map_or(0, Vec::len);
         let limit = if sent.is_ok() { limit } else { Duration::ZERO };
         self.shared.arrived.wait_while_for(&mut inbox, |inbox| count(inbox) < expected, limit);
-        let mut answers = inbox.doing.remove(&id).unwrap_or_default();
+        let mut answers = inbox.activities.remove(&id).unwrap_or_default();
         answers.sort();
         answers
     }
 
-    fn call(&self, id: u64, request: &Request, limit: Duration) -> Result<Reply> {
+    fn call(&self, id: u64, request: &ClientMessage, limit: Duration) -> Result<Reply> {
         self.shared.abort.check()?;
         self.shared.send(request)?;
         let until = Instant::now() + limit + SERVER_GRACE;
@@ -228,7 +228,7 @@ impl Drop for StoreClient {
         // A rank that panics has failed. It sends no goodbye, so the server reports the failure to the other ranks.
         if !std::thread::panicking() {
             self.shared.leaving.store(true, Ordering::Release);
-            let _ = self.shared.send(&Request::Goodbye);
+            let _ = self.shared.send(&ClientMessage::Goodbye);
         }
         let _ = self.shared.stream.shutdown(Shutdown::Write);
         let _ = self.shared.stream.shutdown(Shutdown::Read);
@@ -239,30 +239,30 @@ impl Drop for StoreClient {
 }
 
 impl ClientState {
-    fn send(&self, request: &Request) -> Result<()> {
+    fn send(&self, request: &ClientMessage) -> Result<()> {
         let _turn = self.writing.lock();
         (&self.stream).write_all(&request.frame()).map_err(|e| {
-            let error = self.server_lost(Ending::of(&e), &e.to_string());
+            let error = self.server_lost(DisconnectKind::of(&e), &e.to_string());
             // The kernel reports the cause only once, here. The receiving thread would only see a closed connection.
             self.abort.raise(error.clone());
             error
         })
     }
 
-    fn server_lost(&self, ending: Ending, cause: &str) -> CommError {
+    fn server_lost(&self, ending: DisconnectKind, cause: &str) -> CommError {
         let server = &self.server;
         match ending {
-            Ending::Silent => CommError::new(
+            DisconnectKind::Silent => CommError::new(
                 ErrorKind::NoAnswer,
                 format!("no answer from the rendezvous at {server} for {}", net::seconds(self.answer_limit)),
             )
             .hint(net::OUTAGE_HINT),
-            Ending::Reset => CommError::new(
+            DisconnectKind::Reset => CommError::new(
                 ErrorKind::Reset,
                 format!("the rendezvous at {server} is gone: it has reset the connection"),
             )
             .hint("its process (the launcher, or rank 0) has ended, or the network was down for too long"),
-            Ending::Closed | Ending::Failed => {
+            DisconnectKind::Closed | DisconnectKind::Failed => {
                 CommError::new(ErrorKind::PeerLost, format!("the rendezvous at {server} is gone: {cause}"))
                     .hint("its process (the launcher, or rank 0) has ended or was killed")
             }
@@ -277,15 +277,15 @@ impl ClientState {
         let (mut buffer, mut chunk) = (Vec::new(), [0u8; 4096]);
         let (ending, cause) = loop {
             match (&self.stream).read(&mut chunk) {
-                Ok(0) => break (Ending::Closed, "the connection was closed".to_owned()),
+                Ok(0) => break (DisconnectKind::Closed, "the connection was closed".to_owned()),
                 Ok(n) => buffer.extend_from_slice(&chunk[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => break (Ending::of(&e), e.to_string()),
+                Err(e) => break (DisconnectKind::of(&e), e.to_string()),
             }
             loop {
                 match split_frame(&mut buffer) {
                     Ok(None) => break,
-                    Ok(Some(body)) => match Push::decode(&body) {
+                    Ok(Some(body)) => match ServerMessage::decode(&body) {
                         Some(push) => self.take(push),
                         None => {
                             self.abort.raise(self.protocol_error());
@@ -306,18 +306,20 @@ impl ClientState {
         }
     }
 
-    fn take(&self, push: Push) {
+    fn take(&self, push: ServerMessage) {
         match push {
-            Push::Value { id, value } => drop(self.inbox.lock().replies.insert(id, Reply::Value(value))),
-            Push::Barrier { id, missing } => drop(self.inbox.lock().replies.insert(id, Reply::Barrier(missing))),
-            Push::Aborted { error } => _ = self.abort.raise(error),
-            Push::Ask { asker, id } => {
+            ServerMessage::Value { id, value } => drop(self.inbox.lock().replies.insert(id, Reply::Value(value))),
+            ServerMessage::Barrier { id, missing } => {
+                drop(self.inbox.lock().replies.insert(id, Reply::Barrier(missing)))
+            }
+            ServerMessage::Aborted { error } => _ = self.abort.raise(error),
+            ServerMessage::Ask { asker, id } => {
                 let text = self.status.lock().as_ref().map_or_else(|| "is being set up".into(), |status| status());
                 // If the send fails, the next read of this thread fails too and raises the error.
-                let _ = self.send(&Request::Activity { asker, id, text });
+                let _ = self.send(&ClientMessage::Activity { asker, id, text });
             }
-            Push::Activity { id, rank, text } => {
-                if let Some(answers) = self.inbox.lock().doing.get_mut(&id) {
+            ServerMessage::Activity { id, rank, text } => {
+                if let Some(answers) = self.inbox.lock().activities.get_mut(&id) {
                     answers.push((rank as usize, text));
                 }
             }

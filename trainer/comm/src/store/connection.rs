@@ -4,9 +4,9 @@ use std::io::{ErrorKind as IoKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::message::Request;
+use super::message::ClientMessage;
 use crate::auth::{Challenge, HANDSHAKE_LIMIT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
-use crate::net::{self, Ending};
+use crate::net::{self, DisconnectKind};
 use crate::wire::{MAX_FRAME, split_frame};
 
 /// Limit of unsent bytes. A member with more unsent bytes no longer reads, so the server ends its connection.
@@ -30,14 +30,14 @@ pub(super) enum Incoming {
         rank: u32,
         world_size: u32,
     },
-    Requests(Vec<Request>),
+    Requests(Vec<ClientMessage>),
     Over(Disconnect),
 }
 
 /// Why a connection has ended.
 #[derive(Clone, Debug)]
 pub(super) struct Disconnect {
-    pub(super) ending: Ending,
+    pub(super) ending: DisconnectKind,
     /// For messages: `its connection was closed`.
     pub(super) cause: String,
 }
@@ -45,7 +45,7 @@ pub(super) struct Disconnect {
 impl Disconnect {
     /// Returns the reason for a connection that the server itself ends.
     pub(super) fn refused(cause: impl Into<String>) -> Self {
-        Self { ending: Ending::Failed, cause: cause.into() }
+        Self { ending: DisconnectKind::Failed, cause: cause.into() }
     }
 }
 
@@ -85,7 +85,7 @@ impl Connection {
         if let Phase::Member(rank) = self.phase { Some(rank) } else { None }
     }
 
-    /// Returns when the connection is closed unless it is a member by then.
+    /// Returns the time at which the server closes the connection if the peer is not a member by then.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.member().is_none().then(|| self.since + HANDSHAKE_LIMIT)
     }
@@ -99,11 +99,11 @@ impl Connection {
     }
 
     fn broken(&self, error: &std::io::Error) -> Disconnect {
-        let ending = Ending::of(error);
+        let ending = DisconnectKind::of(error);
         let cause = match ending {
-            Ending::Silent => format!("no answer for {}", net::seconds(self.limit)),
-            Ending::Reset => "its connection was reset".to_owned(),
-            Ending::Closed | Ending::Failed => format!("its connection broke ({error})"),
+            DisconnectKind::Silent => format!("no answer for {}", net::seconds(self.limit)),
+            DisconnectKind::Reset => "its connection was reset".to_owned(),
+            DisconnectKind::Closed | DisconnectKind::Failed => format!("its connection broke ({error})"),
         };
         Disconnect { ending, cause }
     }
@@ -165,7 +165,7 @@ impl Connection {
                         Some(_) => "its connection was closed",
                         None => "it closed the connection before it had proved the secret",
                     };
-                    closed = Some(Disconnect { ending: Ending::Closed, cause: cause.to_owned() });
+                    closed = Some(Disconnect { ending: DisconnectKind::Closed, cause: cause.to_owned() });
                     break;
                 }
                 Ok(n) => {
@@ -225,8 +225,8 @@ impl Connection {
         loop {
             match split_frame(&mut self.inbox) {
                 Ok(None) => break,
-                Ok(Some(body)) => match Request::decode(&body) {
-                    Some(Request::Goodbye) => self.said_goodbye = true,
+                Ok(Some(body)) => match ClientMessage::decode(&body) {
+                    Some(ClientMessage::Goodbye) => self.said_goodbye = true,
                     Some(request) => requests.push(request),
                     None => return Incoming::Over(Disconnect::refused("it sent an invalid message")),
                 },
@@ -259,8 +259,8 @@ mod tests {
         let (stream, peer) = listener.accept().unwrap();
         let mut connection = Connection::new(stream, peer, Duration::from_secs(60)).unwrap();
         connection.phase = Phase::Member(3);
-        let report = Request::Abort { error: CommError::new(ErrorKind::Timeout, "rank 2 did not come") };
-        rank.write_all(&[report.frame(), Request::Goodbye.frame()].concat()).unwrap();
+        let report = ClientMessage::Abort { error: CommError::new(ErrorKind::Timeout, "rank 2 did not come") };
+        rank.write_all(&[report.frame(), ClientMessage::Goodbye.frame()].concat()).unwrap();
         rank.shutdown(Shutdown::Both).unwrap();
         drop(rank);
         // The first bytes are answered by a reset.
@@ -269,7 +269,7 @@ mod tests {
         }
         let secret = Secret::random().unwrap();
         let Incoming::Requests(requests) = connection.read(&secret) else { panic!("the report is lost") };
-        assert!(matches!(requests.as_slice(), [Request::Abort { .. }]) && connection.said_goodbye);
+        assert!(matches!(requests.as_slice(), [ClientMessage::Abort { .. }]) && connection.said_goodbye);
         assert!(matches!(connection.read(&secret), Incoming::Over(_)));
     }
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use super::config::{Member, StoreConfig};
-use super::message::{Push, Request};
+use super::message::{ClientMessage, ServerMessage};
 use crate::error::{CommError, ErrorKind};
-use crate::net::{self, Ending};
+use crate::net::{self, DisconnectKind};
 
 /// Longest wait that a request may ask for.
 const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -23,7 +23,7 @@ struct Barrier {
 }
 
 /// Messages to send, each with the rank that receives it.
-pub(super) type Outgoing = Vec<(u32, Push)>;
+pub(super) type Outgoing = Vec<(u32, ServerMessage)>;
 
 /// The keys, the barriers, the members and the job's first error.
 pub(super) struct State {
@@ -31,7 +31,7 @@ pub(super) struct State {
     member: Member,
     answer_limit: Duration,
     members: BTreeSet<u32>,
-    ever: BTreeSet<u32>,
+    joined_before: BTreeSet<u32>,
     values: HashMap<String, Vec<u8>>,
     waiting: HashMap<String, Vec<Waiting>>,
     barriers: HashMap<String, Barrier>,
@@ -45,7 +45,7 @@ impl State {
             member: config.member,
             answer_limit: config.answer_limit,
             members: BTreeSet::new(),
-            ever: BTreeSet::new(),
+            joined_before: BTreeSet::new(),
             values: HashMap::new(),
             waiting: HashMap::new(),
             barriers: HashMap::new(),
@@ -66,7 +66,7 @@ impl State {
         if rank >= self.world_size {
             return Err(format!("there is no {member} {rank} in a job of {}", self.world_size));
         }
-        if self.ever.contains(&rank) {
+        if self.joined_before.contains(&rank) {
             let setting = member.setting();
             return Err(format!("{member} {rank} has joined already; two processes must not have the same {setting}"));
         }
@@ -75,8 +75,8 @@ impl State {
 
     pub(super) fn join(&mut self, rank: u32) -> Outgoing {
         self.members.insert(rank);
-        self.ever.insert(rank);
-        self.error.clone().map(|error| (rank, Push::Aborted { error })).into_iter().collect()
+        self.joined_before.insert(rank);
+        self.error.clone().map(|error| (rank, ServerMessage::Aborted { error })).into_iter().collect()
     }
 
     /// Ends the job with `error`, unless it has ended before.
@@ -85,23 +85,23 @@ impl State {
             return None;
         }
         self.error = Some(error.clone());
-        Some(self.members.iter().map(|rank| (*rank, Push::Aborted { error: error.clone() })).collect())
+        Some(self.members.iter().map(|rank| (*rank, ServerMessage::Aborted { error: error.clone() })).collect())
     }
 
     /// Ends the job because a member's connection ended without a goodbye. The `ending` decides the kind of the error: only a
     /// closed connection proves that the member's process has ended.
-    pub(super) fn lost(&mut self, rank: u32, ending: Ending, cause: &str) -> Option<Outgoing> {
+    pub(super) fn lost(&mut self, rank: u32, ending: DisconnectKind, cause: &str) -> Option<Outgoing> {
         self.members.remove(&rank);
         let member = self.member;
         let error = match ending {
-            Ending::Silent => {
+            DisconnectKind::Silent => {
                 let limit = net::seconds(self.answer_limit);
                 CommError::new(ErrorKind::NoAnswer, format!("no answer from {member} {rank} for {limit}"))
                     .hint(net::OUTAGE_HINT)
             }
-            Ending::Reset => CommError::new(ErrorKind::Reset, format!("{member} {rank} is gone: {cause}"))
+            DisconnectKind::Reset => CommError::new(ErrorKind::Reset, format!("{member} {rank} is gone: {cause}"))
                 .hint(format!("the log of {member} {rank} says more, unless it was killed or the network was down")),
-            Ending::Closed | Ending::Failed => {
+            DisconnectKind::Closed | DisconnectKind::Failed => {
                 CommError::new(ErrorKind::PeerLost, format!("{member} {rank} is gone: {cause}"))
                     .hint(format!("the log of {member} {rank} says more, unless it was killed"))
             }
@@ -113,42 +113,48 @@ impl State {
         self.members.remove(&rank);
     }
 
-    pub(super) fn handle(&mut self, rank: u32, request: Request, now: Instant) -> Outgoing {
+    pub(super) fn handle(&mut self, rank: u32, request: ClientMessage, now: Instant) -> Outgoing {
         let until = |ms: u64| now + Duration::from_millis(ms).min(MAX_WAIT);
         match request {
-            Request::Set { key, value } => {
+            ClientMessage::Set { key, value } => {
                 let out = self
                     .waiting
                     .remove(&key)
                     .into_iter()
                     .flatten()
-                    .map(|w| (w.rank, Push::Value { id: w.id, value: Some(value.clone()) }))
+                    .map(|w| (w.rank, ServerMessage::Value { id: w.id, value: Some(value.clone()) }))
                     .collect();
                 self.values.insert(key, value);
                 out
             }
-            Request::Get { id, key, limit_ms } => match self.values.get(&key) {
+            ClientMessage::Get { id, key, limit_ms } => match self.values.get(&key) {
                 None if limit_ms > 0 => {
                     self.waiting.entry(key).or_default().push(Waiting { rank, id, until: until(limit_ms) });
                     Vec::new()
                 }
-                value => vec![(rank, Push::Value { id, value: value.cloned() })],
+                value => vec![(rank, ServerMessage::Value { id, value: value.cloned() })],
             },
-            Request::Barrier { id, name, limit_ms } => {
+            ClientMessage::Barrier { id, name, limit_ms } => {
                 let barrier = self.barriers.entry(name.clone()).or_default();
                 barrier.arrived.insert(rank, (id, until(limit_ms)));
                 if barrier.arrived.len() < self.world_size as usize {
                     return Vec::new();
                 }
                 let done = self.barriers.remove(&name).unwrap_or_default();
-                done.arrived.into_iter().map(|(r, (id, _))| (r, Push::Barrier { id, missing: vec![] })).collect()
+                done.arrived
+                    .into_iter()
+                    .map(|(r, (id, _))| (r, ServerMessage::Barrier { id, missing: vec![] }))
+                    .collect()
             }
-            Request::Abort { error } => self.abort(error).unwrap_or_default(),
-            Request::Query { id } => {
-                self.members.iter().filter(|r| **r != rank).map(|r| (*r, Push::Ask { asker: rank, id })).collect()
-            }
-            Request::Activity { asker, id, text } => vec![(asker, Push::Activity { id, rank, text })],
-            Request::Goodbye => Vec::new(),
+            ClientMessage::Abort { error } => self.abort(error).unwrap_or_default(),
+            ClientMessage::Query { id } => self
+                .members
+                .iter()
+                .filter(|r| **r != rank)
+                .map(|r| (*r, ServerMessage::Ask { asker: rank, id }))
+                .collect(),
+            ClientMessage::Activity { asker, id, text } => vec![(asker, ServerMessage::Activity { id, rank, text })],
+            ClientMessage::Goodbye => Vec::new(),
         }
     }
 
@@ -159,7 +165,7 @@ impl State {
             waiting.retain(|w| {
                 let keep = w.until > now;
                 if !keep {
-                    out.push((w.rank, Push::Value { id: w.id, value: None }));
+                    out.push((w.rank, ServerMessage::Value { id: w.id, value: None }));
                 }
                 keep
             });
@@ -169,7 +175,7 @@ impl State {
             let missing: Vec<u32> = (0..self.world_size).filter(|r| !barrier.arrived.contains_key(r)).collect();
             for (rank, (id, until)) in &barrier.arrived {
                 if *until <= now {
-                    out.push((*rank, Push::Barrier { id: *id, missing: missing.clone() }));
+                    out.push((*rank, ServerMessage::Barrier { id: *id, missing: missing.clone() }));
                 }
             }
         }
@@ -199,35 +205,35 @@ mod tests {
         State::new(&StoreConfig { answer_limit: limit, ..config })
     }
 
-    fn get(id: u64, limit_ms: u64) -> Request {
-        Request::Get { id, key: "k".into(), limit_ms }
+    fn get(id: u64, limit_ms: u64) -> ClientMessage {
+        ClientMessage::Get { id, key: "k".into(), limit_ms }
     }
 
     #[test]
     fn keys_are_waited_for_and_waits_end() {
         let (mut state, now) = (state(2), Instant::now());
-        assert_eq!(state.handle(0, get(1, 0), now), [(0, Push::Value { id: 1, value: None })]);
+        assert_eq!(state.handle(0, get(1, 0), now), [(0, ServerMessage::Value { id: 1, value: None })]);
         assert_eq!(state.handle(0, get(2, 1000), now), []);
         assert_eq!(state.handle(1, get(3, 5000), now), []);
         assert_eq!(state.next_deadline(), Some(now + Duration::from_secs(1)));
-        assert_eq!(state.tick(now + Duration::from_secs(2)), [(0, Push::Value { id: 2, value: None })]);
-        let set = Request::Set { key: "k".into(), value: vec![7] };
-        assert_eq!(state.handle(0, set, now), [(1, Push::Value { id: 3, value: Some(vec![7]) })]);
-        assert_eq!(state.handle(0, get(4, 0), now), [(0, Push::Value { id: 4, value: Some(vec![7]) })]);
+        assert_eq!(state.tick(now + Duration::from_secs(2)), [(0, ServerMessage::Value { id: 2, value: None })]);
+        let set = ClientMessage::Set { key: "k".into(), value: vec![7] };
+        assert_eq!(state.handle(0, set, now), [(1, ServerMessage::Value { id: 3, value: Some(vec![7]) })]);
+        assert_eq!(state.handle(0, get(4, 0), now), [(0, ServerMessage::Value { id: 4, value: Some(vec![7]) })]);
         assert_eq!(state.next_deadline(), None);
     }
 
     #[test]
     fn a_barrier_opens_for_all_or_names_who_is_missing() {
         let (mut state, now) = (state(3), Instant::now());
-        let barrier = |id, limit_ms| Request::Barrier { id, name: "join".into(), limit_ms };
+        let barrier = |id, limit_ms| ClientMessage::Barrier { id, name: "join".into(), limit_ms };
         assert_eq!(state.handle(1, barrier(5, 1000), now), []);
         let late = now + Duration::from_secs(1);
-        assert_eq!(state.tick(late), [(1, Push::Barrier { id: 5, missing: vec![0, 2] })]);
+        assert_eq!(state.tick(late), [(1, ServerMessage::Barrier { id: 5, missing: vec![0, 2] })]);
         for rank in [0, 2] {
             assert_eq!(state.handle(rank, barrier(6, 1000), late), []);
         }
-        let open = |rank| (rank, Push::Barrier { id: 6, missing: vec![] });
+        let open = |rank| (rank, ServerMessage::Barrier { id: 6, missing: vec![] });
         assert_eq!(state.handle(1, barrier(6, 1000), late), [open(0), open(1), open(2)]);
     }
 
@@ -237,27 +243,30 @@ mod tests {
         for rank in [0, 1] {
             assert_eq!(state.join(rank), []);
         }
-        let told = state.lost(1, Ending::Closed, "its connection was closed").unwrap();
-        let [(0, Push::Aborted { error })] = told.as_slice() else { panic!("{told:?}") };
+        let told = state.lost(1, DisconnectKind::Closed, "its connection was closed").unwrap();
+        let [(0, ServerMessage::Aborted { error })] = told.as_slice() else { panic!("{told:?}") };
         assert_eq!((error.kind, error.culprit), (ErrorKind::PeerLost, Some(1)));
-        assert!(state.lost(0, Ending::Closed, "its connection was closed").is_none(), "consequences are not causes");
+        assert!(
+            state.lost(0, DisconnectKind::Closed, "its connection was closed").is_none(),
+            "consequences are not causes"
+        );
         let late = state.join(2);
-        assert_eq!(late, [(2, Push::Aborted { error: error.clone() })]);
+        assert_eq!(late, [(2, ServerMessage::Aborted { error: error.clone() })]);
     }
 
     #[test]
     fn an_outage_is_told_from_a_death() {
         for (ending, kind, message) in [
-            (Ending::Silent, ErrorKind::NoAnswer, "no answer from rank 1 for 10 s"),
-            (Ending::Reset, ErrorKind::Reset, "rank 1 is gone: why"),
-            (Ending::Closed, ErrorKind::PeerLost, "rank 1 is gone: why"),
+            (DisconnectKind::Silent, ErrorKind::NoAnswer, "no answer from rank 1 for 10 s"),
+            (DisconnectKind::Reset, ErrorKind::Reset, "rank 1 is gone: why"),
+            (DisconnectKind::Closed, ErrorKind::PeerLost, "rank 1 is gone: why"),
         ] {
             let mut state = state(2);
             state.join(1);
             state.lost(1, ending, "why");
             let error = state.error().unwrap();
             assert_eq!((error.kind, error.message.as_str(), error.culprit), (kind, message, Some(1)));
-            assert_eq!(error.hint.contains("the network"), ending != Ending::Closed, "{}", error.hint);
+            assert_eq!(error.hint.contains("the network"), ending != DisconnectKind::Closed, "{}", error.hint);
         }
     }
 

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::peer::{ConnectionError, NextFrame, Peer};
 use super::setup::MeshSetup;
 use crate::abort::Abort;
-use crate::call::{Agreement, CollectiveCall};
+use crate::call::{CallComparison, CollectiveCall};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
@@ -58,19 +58,19 @@ pub(super) enum Sink<'a> {
 
 /// One frame expected from one rank.
 pub(super) enum RecvOp<'a> {
-    Agreement { peer: usize, got: Option<Agreement> },
+    CallComparison { peer: usize, got: Option<CallComparison> },
     Data { peer: usize, sink: Sink<'a>, filled: usize, done: bool },
 }
 
 impl RecvOp<'_> {
     fn peer(&self) -> usize {
         match self {
-            RecvOp::Agreement { peer, .. } | RecvOp::Data { peer, .. } => *peer,
+            RecvOp::CallComparison { peer, .. } | RecvOp::Data { peer, .. } => *peer,
         }
     }
     fn is_done(&self) -> bool {
         match self {
-            RecvOp::Agreement { got, .. } => got.is_some(),
+            RecvOp::CallComparison { got, .. } => got.is_some(),
             RecvOp::Data { done, .. } => *done,
         }
     }
@@ -210,8 +210,8 @@ impl Mesh {
             match (next, &mut *expected) {
                 (NextFrame::Empty, _) => return Ok(moved),
                 (NextFrame::Message | NextFrame::MessagePart, _) => moved = true,
-                (NextFrame::Agreement(agreement), RecvOp::Agreement { got, .. }) => {
-                    *got = Some(agreement);
+                (NextFrame::CallComparison(comparison), RecvOp::CallComparison { got, .. }) => {
+                    *got = Some(comparison);
                     return Ok(true);
                 }
                 (NextFrame::Data(head), RecvOp::Data { sink, filled, done, .. }) => {
@@ -231,13 +231,15 @@ impl Mesh {
                     }
                     return Ok(moved || progress || *done);
                 }
-                // The peer makes another call, so its agreement cannot belong to this one.
-                (NextFrame::Agreement(agreement), RecvOp::Data { .. }) => {
-                    let mine = Agreement::of(self.rank, *call);
-                    mine.merge(agreement).check(group)?;
+                // The peer makes another call, so its comparison cannot belong to this one.
+                (NextFrame::CallComparison(comparison), RecvOp::Data { .. }) => {
+                    let mine = CallComparison::of(self.rank, *call);
+                    mine.merge(comparison).check(group)?;
                     return Err(self.unexpected_frame(call, group, from));
                 }
-                (NextFrame::Data(_), RecvOp::Agreement { .. }) => return Err(self.unexpected_frame(call, group, from)),
+                (NextFrame::Data(_), RecvOp::CallComparison { .. }) => {
+                    return Err(self.unexpected_frame(call, group, from));
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::mesh::Mesh;
 use super::peer::{FrameHeader, FrameKind, NextFrame};
-use crate::call::{Agreement, CollectiveCall};
+use crate::call::{CallComparison, CollectiveCall};
 use crate::error::{CommError, Result};
 use crate::message::Message;
 use crate::transport::{MessageBody, MessageOp};
@@ -34,7 +34,7 @@ impl Mesh {
             let next = self.peer(to)?.next().map_err(|broken| self.broken(call, group, to, broken))?;
             match next {
                 NextFrame::Empty | NextFrame::Message | NextFrame::MessagePart => {}
-                NextFrame::Agreement(theirs) => return Err(self.peer_in_collective(call, group, to, theirs)),
+                NextFrame::CallComparison(theirs) => return Err(self.peer_in_collective(call, group, to, theirs)),
                 NextFrame::Data(_) => readable = false,
             }
             if written > 0 {
@@ -65,7 +65,7 @@ impl Mesh {
                 Ok(NextFrame::Message) => {}
                 Ok(NextFrame::MessagePart) => until = Instant::now() + self.timeout,
                 Ok(NextFrame::Empty) => self.sleep(call, group, &[from], &[], until)?,
-                Ok(NextFrame::Agreement(theirs)) => return Err(self.peer_in_collective(call, group, from, theirs)),
+                Ok(NextFrame::CallComparison(theirs)) => return Err(self.peer_in_collective(call, group, from, theirs)),
                 Ok(NextFrame::Data(_)) => return Err(self.unexpected_frame(call, group, from)),
             }
         }
@@ -137,13 +137,13 @@ impl Mesh {
         match next {
             NextFrame::Message | NextFrame::MessagePart => Ok(true),
             NextFrame::Empty => Ok(false),
-            NextFrame::Agreement(theirs) => Err(self.peer_in_collective(call, group, from, theirs)),
+            NextFrame::CallComparison(theirs) => Err(self.peer_in_collective(call, group, from, theirs)),
             NextFrame::Data(_) => Err(self.unexpected_frame(call, group, from)),
         }
     }
 
     /// Returns the error for a peer that is in a collective while this rank sends to it or receives from it.
-    fn peer_in_collective(&self, call: &CollectiveCall, group: &str, peer: usize, theirs: Agreement) -> CommError {
+    fn peer_in_collective(&self, call: &CollectiveCall, group: &str, peer: usize, theirs: CallComparison) -> CommError {
         Message::peer_in_collective(self.rank, call, peer, theirs.first_call(), group)
     }
 }

@@ -15,7 +15,7 @@
 //! | all_gather | to each rank directly: (n-1) S/n | ring: n-1 steps of S/n |
 //! | gather, scatter, all_to_all, reduce_scatter | directly | directly |
 //!
-//! Every collective starts by comparing all ranks' calls (`Agreement`), by recursive doubling. Small data of an all-reduce is
+//! Every collective starts by comparing all ranks' calls (`CallComparison`), by recursive doubling. Small data of an all-reduce is
 //! reduced in the same messages, so the comparison costs a small all-reduce nothing. Ranks beyond the largest power of two first
 //! send their part to a partner, and at the end receive the result from this partner.
 //!

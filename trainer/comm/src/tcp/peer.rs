@@ -5,15 +5,15 @@ use std::io::{ErrorKind as IoKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::call::{AGREEMENT_BYTES, Agreement};
+use crate::call::{COMPARISON_BYTES, CallComparison};
 use crate::message::{MESSAGE_BYTES, Message};
-use crate::net::{self, Ending};
+use crate::net::{self, DisconnectKind};
 
 /// What a frame carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum FrameKind {
-    /// An [`Agreement`], at the start of a collective.
+    /// An [`CallComparison`], at the start of a collective.
     Agree = 1,
     /// Data of the collective that the ranks agreed on.
     Data = 2,
@@ -72,8 +72,8 @@ pub(super) enum ConnectionError {
 pub(super) enum NextFrame {
     /// Nothing has arrived.
     Empty,
-    /// An agreement, complete and removed from the stream.
-    Agreement(Agreement),
+    /// An comparison, complete and removed from the stream.
+    CallComparison(CallComparison),
     /// A data frame whose `len` bytes are still in the stream. See [`Peer::read_data`].
     Data(FrameHeader),
     /// A message was received and kept.
@@ -92,7 +92,7 @@ struct Incoming {
 /// See the module.
 pub(super) struct Peer {
     pub(super) stream: TcpStream,
-    head: [u8; HEADER_BYTES + AGREEMENT_BYTES],
+    head: [u8; HEADER_BYTES + COMPARISON_BYTES],
     head_filled: usize,
     /// The header of the data frame that is being read, and the number of its bytes that are still to be read.
     data: Option<(FrameHeader, usize)>,
@@ -114,11 +114,11 @@ fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionEr
         Ok(0) => Err(ConnectionError::Closed),
         Ok(n) => Ok(Some(n)),
         Err(e) if matches!(e.kind(), IoKind::WouldBlock | IoKind::Interrupted) => Ok(None),
-        Err(e) => Err(match Ending::of(&e) {
-            Ending::Closed => ConnectionError::Closed,
-            Ending::Silent => ConnectionError::Silent,
-            Ending::Reset => ConnectionError::Reset,
-            Ending::Failed => ConnectionError::Io(e),
+        Err(e) => Err(match DisconnectKind::of(&e) {
+            DisconnectKind::Closed => ConnectionError::Closed,
+            DisconnectKind::Silent => ConnectionError::Silent,
+            DisconnectKind::Reset => ConnectionError::Reset,
+            DisconnectKind::Failed => ConnectionError::Io(e),
         }),
     }
 }
@@ -131,7 +131,7 @@ impl Peer {
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,
-            head: [0; HEADER_BYTES + AGREEMENT_BYTES],
+            head: [0; HEADER_BYTES + COMPARISON_BYTES],
             head_filled: 0,
             data: None,
             message: None,
@@ -190,14 +190,16 @@ impl Peer {
                 Ok(NextFrame::Data(head))
             }
             FrameKind::Agree => {
-                if head.len as usize != AGREEMENT_BYTES {
+                if head.len as usize != COMPARISON_BYTES {
                     return Err(ConnectionError::Protocol);
                 }
-                if !self.fill_head(HEADER_BYTES + AGREEMENT_BYTES)? {
+                if !self.fill_head(HEADER_BYTES + COMPARISON_BYTES)? {
                     return Ok(NextFrame::Empty);
                 }
                 self.head_filled = 0;
-                Agreement::decode(&self.head[HEADER_BYTES..]).map(NextFrame::Agreement).ok_or(ConnectionError::Protocol)
+                CallComparison::decode(&self.head[HEADER_BYTES..])
+                    .map(NextFrame::CallComparison)
+                    .ok_or(ConnectionError::Protocol)
             }
             FrameKind::Message => {
                 if !self.fill_head(HEADER_BYTES + MESSAGE_BYTES)? {
@@ -257,7 +259,7 @@ impl Peer {
     }
 }
 
-const _: () = assert!(MESSAGE_BYTES <= AGREEMENT_BYTES);
+const _: () = assert!(MESSAGE_BYTES <= COMPARISON_BYTES);
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! Steps that several collectives share: the agreement by recursive doubling, and the ring.
+//! Steps that several collectives share: the comparison by recursive doubling, and the ring.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::collectives::TcpGroup;
 use super::mesh::{Mesh, RecvOp, SendOp, Sink};
 use super::peer::{FrameHeader, FrameKind};
 use crate::aligned::AlignedBytes;
-use crate::call::{AGREEMENT_BYTES, Agreement, CollectiveCall};
+use crate::call::{COMPARISON_BYTES, CallComparison, CollectiveCall};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::kernels;
@@ -25,11 +25,15 @@ pub(super) fn data_head(call: &CollectiveCall, len: usize) -> Vec<u8> {
     FrameHeader { kind: FrameKind::Data, group: call.group, sequence: call.sequence, len: len as u64 }.encode().to_vec()
 }
 
-fn agreement_head(call: &CollectiveCall, agreement: &Agreement) -> Vec<u8> {
-    let head =
-        FrameHeader { kind: FrameKind::Agree, group: call.group, sequence: call.sequence, len: AGREEMENT_BYTES as u64 };
+fn comparison_head(call: &CollectiveCall, comparison: &CallComparison) -> Vec<u8> {
+    let head = FrameHeader {
+        kind: FrameKind::Agree,
+        group: call.group,
+        sequence: call.sequence,
+        len: COMPARISON_BYTES as u64,
+    };
     let mut out = head.encode().to_vec();
-    out.extend_from_slice(&agreement.encode());
+    out.extend_from_slice(&comparison.encode());
     out
 }
 
@@ -37,7 +41,7 @@ impl TcpGroup {
     /// Compares the calls of all ranks, and reduces `data` (may be empty) in the same messages. Every rank ends with the same
     /// bits.
     ///
-    /// A rank that notices a mismatch sends no more data, but continues to exchange agreements. So at the end all ranks know
+    /// A rank that notices a mismatch sends no more data, but continues to exchange comparisons. So at the end all ranks know
     /// the same two different calls.
     pub(super) fn recursive_doubling(
         &self,
@@ -47,69 +51,69 @@ impl TcpGroup {
         reduction: Option<Reduction>,
     ) -> Result<()> {
         let (n, me) = (self.group.len(), self.group.me);
-        let most = 1 << n.ilog2();
-        let extra = n - most;
-        let mut agreement = Agreement::of(self.group.job_rank(), *call);
+        let largest_power_of_two = 1 << n.ilog2();
+        let extra = n - largest_power_of_two;
+        let mut comparison = CallComparison::of(self.group.job_rank(), *call);
         let mut theirs = AlignedBytes::zero(data.len());
         let theirs = theirs.get_mut();
-        let combine = |agreement: &Agreement, data: &mut [u8], theirs: &[u8], mine_first: bool| {
-            if let Some(Reduction { dtype, op }) = reduction.filter(|_| !agreement.is_mixed()) {
+        let combine = |comparison: &CallComparison, data: &mut [u8], theirs: &[u8], mine_first: bool| {
+            if let Some(Reduction { dtype, op }) = reduction.filter(|_| !comparison.has_mismatch()) {
                 kernels::accumulate(dtype, op, data, theirs, mine_first);
             }
         };
-        if me >= most {
-            self.exchange(mesh, call, me - most, &mut agreement, Some(data), None)?;
-            self.exchange(mesh, call, me - most, &mut agreement, None, Some(data))?;
-            return agreement.check(&self.name);
+        if me >= largest_power_of_two {
+            self.exchange(mesh, call, me - largest_power_of_two, &mut comparison, Some(data), None)?;
+            self.exchange(mesh, call, me - largest_power_of_two, &mut comparison, None, Some(data))?;
+            return comparison.check(&self.name);
         }
         if me < extra {
-            self.exchange(mesh, call, me + most, &mut agreement, None, Some(theirs))?;
-            combine(&agreement, data, theirs, true);
+            self.exchange(mesh, call, me + largest_power_of_two, &mut comparison, None, Some(theirs))?;
+            combine(&comparison, data, theirs, true);
         }
         let mut distance = 1;
-        while distance < most {
+        while distance < largest_power_of_two {
             let partner = me ^ distance;
-            self.exchange(mesh, call, partner, &mut agreement, Some(data), Some(theirs))?;
-            combine(&agreement, data, theirs, me < partner);
+            self.exchange(mesh, call, partner, &mut comparison, Some(data), Some(theirs))?;
+            combine(&comparison, data, theirs, me < partner);
             distance *= 2;
         }
         if me < extra {
-            self.exchange(mesh, call, me + most, &mut agreement, Some(data), None)?;
+            self.exchange(mesh, call, me + largest_power_of_two, &mut comparison, Some(data), None)?;
         }
-        agreement.check(&self.name)
+        comparison.check(&self.name)
     }
 
-    /// Exchanges agreements with one rank, and data in the directions that have data.
+    /// Exchanges comparisons with one rank, and data in the directions that have data.
     fn exchange(
         &self,
         mesh: &mut Mesh,
         call: &CollectiveCall,
         with: usize,
-        agreement: &mut Agreement,
+        comparison: &mut CallComparison,
         send: Option<&[u8]>,
         recv: Option<&mut [u8]>,
     ) -> Result<()> {
         let peer = self.group.ranks[with];
         let mut sends = Vec::new();
         if let Some(data) = send {
-            let mut head = agreement_head(call, agreement);
-            let (opening, silent) = (head.len(), data.is_empty() || agreement.is_mixed());
+            let mut head = comparison_head(call, comparison);
+            let (opening, silent) = (head.len(), data.is_empty() || comparison.has_mismatch());
             if !silent {
                 head.extend_from_slice(&data_head(call, data.len()));
             }
-            // This transfer may end once the agreement is sent. The data follows while the peer's data arrives, or is not sent
-            // if the peer's agreement shows a mismatch.
+            // This transfer may end once the comparison is sent. The data follows while the peer's data arrives, or is not sent
+            // if the peer's comparison shows a mismatch.
             sends.push(SendOp { needed: opening, ..SendOp::new(peer, head, if silent { &[] } else { data }) });
         }
         let mut recvs = Vec::new();
         if recv.is_some() {
-            recvs.push(RecvOp::Agreement { peer, got: None });
+            recvs.push(RecvOp::CallComparison { peer, got: None });
         }
         mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
-        if let Some(RecvOp::Agreement { got: Some(theirs), .. }) = recvs.pop() {
-            *agreement = agreement.merge(theirs);
+        if let Some(RecvOp::CallComparison { got: Some(theirs), .. }) = recvs.pop() {
+            *comparison = comparison.merge(theirs);
         }
-        if agreement.is_mixed() {
+        if comparison.has_mismatch() {
             return Ok(());
         }
         for out in &mut sends {

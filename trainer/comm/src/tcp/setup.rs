@@ -106,7 +106,8 @@ impl MeshSetup<'_> {
                 let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
                 let hello =
                     Hello::new(Purpose::Mesh, rank, world_size).map_err(|e| HandshakeError::Broken(e.message))?;
-                let stream = TcpStream::connect_timeout(&address, left().max(SLICE)).map_err(broken)?;
+                let stream =
+                    TcpStream::connect_timeout(&address, left().clamp(SLICE, auth::HANDSHAKE_LIMIT)).map_err(broken)?;
                 auth::dial(&stream, self.secret, &hello)?;
                 Ok(stream)
             };
@@ -175,7 +176,16 @@ impl Acceptor {
             let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
             // Waits are short, since the handshake threads change the number of arrivals meanwhile.
             let _ = poll(&mut fds, Some(&nap));
-            while let Ok((stream, _)) = self.listener.accept() {
+            loop {
+                let stream = match self.listener.accept() {
+                    Ok((stream, _)) => stream,
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                    Err(_) => {
+                        // For example, no file descriptors are left: the connection stays in the listen queue.
+                        std::thread::sleep(SLICE);
+                        break;
+                    }
+                };
                 if in_handshake.load(Ordering::Acquire) >= MAX_HANDSHAKES {
                     continue;
                 }

@@ -10,14 +10,14 @@ pub(super) fn open_mpi(variables: &VariableReader<'_>) -> Result<Option<Candidat
         ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
     // Open MPI 4 and 5 set the job's id for PMIx, earlier versions for their own runtime
     let id = variables.owned("PMIX_NAMESPACE").or_else(|| variables.owned("OMPI_MCA_ess_base_jobid"));
-    ranks(variables, NAMES, Launcher::OpenMpi, job_words("openmpi", id, variables))
+    ranks(variables, NAMES, Launcher::OpenMpi, job_id("openmpi", id, variables))
 }
 
 /// Reads the variables of jsrun, which starts processes in jobs of IBM's LSF. Returns `None` if none of them is set.
 pub(super) fn jsrun(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     const NAMES: [&str; 4] =
         ["JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"];
-    ranks(variables, NAMES, Launcher::Jsrun, job_words("lsf", variables.owned("LSB_JOBID"), variables))
+    ranks(variables, NAMES, Launcher::Jsrun, job_id("lsf", variables.owned("LSB_JOBID"), variables))
 }
 
 /// Reads the variables of rank, world size, local rank and local world size.
@@ -74,7 +74,7 @@ pub(super) fn pmi(variables: &VariableReader<'_>) -> Result<Option<Candidate>> {
     // Without local ranks, assume that all ranks are on this host. MASTER_ADDR, if set, is still rank 0's address.
     let (local_rank, local_world_size) = local.unwrap_or((rank, world_size));
     let names = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
-    let job = job_words("pmi", variables.owned("PMI_JOBID"), variables);
+    let job = job_id("pmi", variables.owned("PMI_JOBID"), variables);
     let found = candidate(variables, names, [rank, world_size, local_rank, local_world_size], Launcher::Mpich, job)?;
     Ok(Some(Candidate { local_known: local.is_some(), ..found }))
 }
@@ -85,7 +85,7 @@ fn master(variables: &VariableReader<'_>, one_host: bool) -> Option<String> {
 }
 
 /// Returns words that distinguish the job from others. Empty without an id and a port.
-fn job_words(launcher: &str, id: Option<String>, variables: &VariableReader<'_>) -> Vec<String> {
+fn job_id(launcher: &str, id: Option<String>, variables: &VariableReader<'_>) -> Vec<String> {
     let (address, port) = (variables.owned("MASTER_ADDR"), variables.owned("MASTER_PORT"));
     if id.is_none() && port.is_none() {
         return Vec::new();

@@ -52,7 +52,7 @@ pub(super) enum Outcome {
     /// Stopped by this signal.
     Stopped(i32),
     /// A worker has reported that its input is wrong, with exit code 2.
-    Refused,
+    UsageError,
     /// A worker failed.
     Failed {
         /// Whether a restart may succeed.
@@ -88,13 +88,13 @@ struct SupervisorState {
     stopped_by: Option<i32>,
     /// A signal has arrived here, not on another node.
     signalled: bool,
-    /// A second signal has arrived.
+    /// All workers were sent SIGKILL because of a signal.
     killed: bool,
     /// Another node's failure is in `failures`.
     remote_failure: bool,
     restartable: bool,
     /// A worker has reported that its input is wrong.
-    refused: bool,
+    usage_error: bool,
     last_tick: Instant,
 }
 
@@ -112,7 +112,7 @@ impl Supervisor<'_> {
             killed: false,
             remote_failure: false,
             restartable: true,
-            refused: false,
+            usage_error: false,
             last_tick: Instant::now(),
         };
         loop {
@@ -169,7 +169,7 @@ impl Supervisor<'_> {
                 continue;
             }
             let failure = WorkerFailure::exited(worker, exit);
-            state.refused |= failure.usage && !failure.consequence && exit.report.is_some();
+            state.usage_error |= failure.usage && !failure.consequence && exit.report.is_some();
             self.fail(failure, state);
         }
         Ok(())
@@ -336,7 +336,7 @@ impl Supervisor<'_> {
                 if self.workers.iter().all(finished) { Outcome::Done } else { Outcome::Stopped(signal) }
             }
             Phase::Ending { reported: false, .. } => return None,
-            Phase::Ending { .. } if state.refused => Outcome::Refused,
+            Phase::Ending { .. } if state.usage_error => Outcome::UsageError,
             Phase::Ending { .. } => match state.stopped_by {
                 // After a signal of the user, do not restart.
                 Some(_) => Outcome::Failed { restartable: false },
