@@ -46,7 +46,7 @@ fn batch(first: usize, count: usize) -> Batch {
         ids: (first as u32..(first + count) as u32).collect(),
         epoch: 1,
         index: 0,
-        draws: Vec::new(),
+        repetitions: Vec::new(),
         replaced: Vec::new(),
         global_len: count,
         global_weight: count as f64,

@@ -62,7 +62,7 @@ pub fn batch(spec: &Spec, len: usize) -> Batch {
         ids: (0..len as u32).collect(),
         epoch: 0,
         index: 0,
-        draws: Vec::new(),
+        repetitions: Vec::new(),
         replaced: Vec::new(),
         global_len: len,
         global_weight: len as f64,

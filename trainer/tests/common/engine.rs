@@ -34,7 +34,7 @@ pub fn loader(count: usize, shift: usize, exact: bool) -> Loader {
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),
     };
-    let config = LoaderConfig { global_batch: 8, exact, ..LoaderConfig::default() };
+    let config = LoaderConfig { global_batch: 8, evaluation: exact, ..LoaderConfig::default() };
     Loader::new(Arc::new(set), config).unwrap()
 }
 

@@ -97,7 +97,7 @@ fn panics_are_reported_with_message_and_location() {
         "\"kind\": \"panic\"",
         "the loss is NaN",
         "launch-probe/src/main.rs:",
-        "\"doing\": \"step 3, forward\"",
+        "\"status\": \"step 3, forward\"",
         "\"rank\": 1",
     ] {
         assert!(json.contains(text), "{text}: {json}");
