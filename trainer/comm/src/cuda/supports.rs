@@ -42,9 +42,8 @@ impl Refusal {
     pub fn hint(&self) -> &'static str {
         match self {
             Refusal::Type(_) | Refusal::Bytes(_) => "reduce such arrays on the CPU",
-            Refusal::World(_) | Refusal::Hosts(_) => {
-                "parallel.backend = \"nccl\" or \"auto\" works with more ranks and across hosts"
-            }
+            Refusal::World(_) => "parallel.backend = \"nccl\" or \"auto\" works with more ranks",
+            Refusal::Hosts(_) => "parallel.backend = \"nccl\" or \"auto\" works across hosts",
             Refusal::Capability { .. } => "parallel.backend = \"shm\" reduces on the CPU",
             Refusal::NoAccess { .. } => {
                 "parallel.backend = \"nccl\" goes through the host between GPUs without peer access"
