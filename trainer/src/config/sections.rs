@@ -247,7 +247,7 @@ sections! {
 
     /// `[log]`: what is written about the run.
     LogConfig "log" {
-        /// Steps between plain progress lines.
+        /// Steps between plain progress lines, and between the training points of TensorBoard.
         every: usize = 50, in 1..=STEPS;
         /// Writes TensorBoard events.
         tensorboard: bool = true;

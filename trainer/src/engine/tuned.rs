@@ -39,7 +39,7 @@ impl Engine<'_> {
 
 /// Shows every candidate with its time.
 fn table(report: &TuningReport) -> String {
-    let head = ["bucket_mb", "first_bucket_mb", "compression", "threads", "buckets", "ms a step", ""];
+    let head = ["bucket_mb", "first_bucket_mb", "compression", "threads", "buckets", "ms per step", ""];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     let mut trials: Vec<_> = report.trials.iter().enumerate().collect();
     trials.sort_by(|(_, one), (_, other)| one.seconds.total_cmp(&other.seconds));
@@ -81,9 +81,9 @@ mod tests {
         let report = TuningReport { chosen, steps: 1058, trials };
         insta::assert_snapshot!(table(&report), @r"
         autotune: 2 settings in 1,058 steps
-        bucket_mb  first_bucket_mb  compression  threads  buckets  ms a step
-        4                        1         none        3        5      11.00      chosen
-        25                       1         none    share        2      12.30  configured
+        bucket_mb  first_bucket_mb  compression  threads  buckets  ms per step
+        4                        1         none        3        5        11.00      chosen
+        25                       1         none    share        2        12.30  configured
         ");
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<TuningReport>(&json).unwrap(), report);
