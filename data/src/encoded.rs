@@ -194,7 +194,7 @@ impl ImageFile {
 /// Returns the pixels of the shorter side from which ten crops are cut.
 ///
 /// # Errors
-/// See [`EncodedImages::decoded_onceten_crop_side`].
+/// See [`EncodedImages::ten_crop_side`].
 pub(crate) fn ten_crop_side(resize: Resize) -> Result<usize, DataError> {
     match resize {
         Resize::ShorterSide(side) => Ok(side),
@@ -214,7 +214,7 @@ pub struct EncodedImages {
     shape: ImageShape,
     /// Whether the caller decodes the images once.
     once: bool,
-    /// The folder that [`EncodedImages::decoded_oncenames`] removes from the names.
+    /// The folder that [`EncodedImages::names`] removes from the names.
     root: PathBuf,
 }
 

@@ -68,8 +68,8 @@ fn seed_of_repetition(seed: u64, repetition: u32) -> u64 {
 }
 
 impl Pipeline {
-    /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`) for its `repetition` in
-    /// the epoch, from 0. Samples that a weighted sampler draws again have other parameters.
+    /// Draws the augmentation parameters of sample `id` in `epoch` (torchvision: `get_params`). `repetition` is how often
+    /// the epoch has drawn the sample before. Samples that a weighted sampler draws again have other parameters.
     pub fn params_of_repetition(&self, seed: u64, epoch: usize, id: u32, repetition: u32) -> AugmentParams {
         self.params(seed_of_repetition(seed, repetition), epoch, id)
     }

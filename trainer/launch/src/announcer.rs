@@ -13,6 +13,29 @@ const SHOWN: usize = 5;
 /// Number of missing members that are listed.
 const LISTED: usize = 8;
 
+/// The times of the messages about a wait.
+pub(super) struct Notices {
+    start: Instant,
+    interval: Duration,
+    count: u32,
+}
+
+impl Notices {
+    /// Messages at `interval` after `start`, twice the interval, and so on.
+    pub(super) fn new(start: Instant, interval: Duration) -> Self {
+        Self { start, interval, count: 0 }
+    }
+
+    /// Returns the time since the start if a message is due. Counts the message.
+    pub(super) fn due(&mut self) -> Option<Duration> {
+        let passed = self.start.elapsed();
+        (passed >= self.interval.saturating_mul(self.count + 1)).then(|| {
+            self.count += 1;
+            passed
+        })
+    }
+}
+
 /// Prints the messages about one rendezvous.
 pub(super) struct Announcer<S> {
     /// Writes one message to the screen.

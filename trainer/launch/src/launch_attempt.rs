@@ -20,6 +20,7 @@ use super::node_wait::NodeWait;
 use super::output::{OnScreen, Screen};
 use super::port;
 use super::process::{WorkerProcess, WorkerSpec};
+use super::rendezvous_parameters::RendezvousParameters;
 use super::secret::derive;
 use super::signals::{STOPPING, Signals};
 use super::supervisor::{Outcome, Supervisor};
@@ -47,7 +48,7 @@ impl LaunchConfig {
         make_folder: &mut dyn FnMut(usize) -> Result<JobFolder>,
     ) -> std::result::Result<Outcome, RendezvousError> {
         let rendezvous = match &self.rendezvous {
-            Some(_) => Some(self.join_nodes(job)?),
+            Some(parameters) => Some(self.join_nodes(parameters, job)?),
             None => None,
         };
         job.attempt = rendezvous.as_ref().map_or(job.attempt, |rendezvous| rendezvous.attempt);
@@ -101,11 +102,11 @@ impl LaunchConfig {
     }
 
     /// Waits for the other nodes.
-    ///
-    /// # Panics
-    /// If the job has one node.
-    fn join_nodes(&self, job: &mut Job) -> std::result::Result<NodeRendezvous, RendezvousError> {
-        let parameters = self.rendezvous.as_ref().expect("the job has several nodes");
+    fn join_nodes(
+        &self,
+        parameters: &RendezvousParameters,
+        job: &mut Job,
+    ) -> std::result::Result<NodeRendezvous, RendezvousError> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let own = NodeInfo { workers: self.workers, host, max_restarts: self.max_restarts };
         let mut interrupted = || stopping(&mut job.signals);

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::announcer::Announcer;
+use super::announcer::{Announcer, Notices};
 use super::error::{LaunchError, Result, to_json};
 use super::launcher::Timeouts;
 use super::listen::{bind, listen_address};
@@ -250,7 +250,7 @@ impl NodeRendezvous {
         screen: &Screen,
         interrupted: &mut dyn FnMut() -> Option<i32>,
     ) -> Option<i32> {
-        let (start, mut notices) = (Instant::now(), 1);
+        let mut notices = Notices::new(Instant::now(), notice);
         let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), b"");
         let others = if self.parameters.node_rank == 0 { 1..self.parameters.nnodes } else { 0..0 };
         for node in others {
@@ -263,9 +263,7 @@ impl NodeRendezvous {
                     Err(error) if error.kind == ErrorKind::Timeout => {}
                     _ => break,
                 }
-                let passed = start.elapsed();
-                if passed >= notice.saturating_mul(notices) {
-                    notices += 1;
+                if let Some(passed) = notices.due() {
                     screen.say(&format!("waiting for node {node} to end, for {passed:.0?}"));
                 }
             }

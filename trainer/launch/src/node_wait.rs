@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::announcer::waiting_for;
+use super::announcer::{Notices, waiting_for};
 use super::launcher::Timeouts;
 use super::node_failure::RendezvousError;
 use super::output::Screen;
@@ -14,7 +14,7 @@ pub(super) struct NodeWait<'a> {
     address: String,
     since: Instant,
     timeouts: Timeouts,
-    notices: u32,
+    notices: Notices,
     interrupted: &'a mut dyn FnMut() -> Option<i32>,
 }
 
@@ -26,7 +26,9 @@ impl<'a> NodeWait<'a> {
         timeouts: Timeouts,
         interrupted: &'a mut dyn FnMut() -> Option<i32>,
     ) -> Self {
-        Self { screen, address, since: Instant::now(), timeouts, notices: 0, interrupted }
+        let since = Instant::now();
+        let notices = Notices::new(since, timeouts.notice);
+        Self { screen, address, since, timeouts, notices, interrupted }
     }
 
     /// Continues the wait for `whom`, and prints a message if the interval is over. `reason` is the reason for the wait, if
@@ -40,9 +42,7 @@ impl<'a> NodeWait<'a> {
         reason: Option<&str>,
     ) -> std::result::Result<(), RendezvousError> {
         self.check_signals()?;
-        let passed = self.since.elapsed();
-        if passed >= self.timeouts.notice.saturating_mul(self.notices + 1) {
-            self.notices += 1;
+        if let Some(passed) = self.notices.due() {
             self.screen.say(&waiting_for(whom, &self.address, passed, self.timeouts.join, reason));
         }
         Ok(())

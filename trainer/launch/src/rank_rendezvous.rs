@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::getppid;
 
-use super::announcer::{Announcer, waiting_for};
+use super::announcer::{Announcer, Notices, waiting_for};
 use super::environment::{Launcher, Variables, WorkerRole};
 use super::error::{LaunchError, Result};
+use super::job_secret::random_secret;
 use super::listen::{bind, listen_address};
 use super::local_secret::{self, SecretOffer};
 use super::output::Screen;
@@ -85,11 +86,11 @@ impl SecretSource {
             Self::OnHost(name) => name,
         };
         if role.rank == 0 {
-            let secret = Secret::random().map_err(LaunchError::from)?;
+            let secret = random_secret()?;
             let offer = (role.world_size > 1).then(|| SecretOffer::new(&name, &secret)).transpose()?;
             return Ok((secret, offer));
         }
-        let mut notices = 0;
+        let mut notices = wait.notices();
         loop {
             if let Some(secret) = local_secret::request(&name)? {
                 return Ok((secret, None));
@@ -124,11 +125,15 @@ impl RankWait {
         self.timeouts.join.as_secs_f64()
     }
 
-    /// Prints a message about the wait if the interval is over. `notices` counts the messages.
-    fn notify_if_due(&self, notices: &mut u32, place: &str, reason: &str) {
-        let passed = self.start.elapsed();
-        if !self.own && passed >= self.timeouts.notice.saturating_mul(*notices + 1) {
-            *notices += 1;
+    fn notices(&self) -> Notices {
+        Notices::new(self.start, self.timeouts.notice)
+    }
+
+    /// Prints a message about the wait if one is due.
+    fn notify_if_due(&self, notices: &mut Notices, place: &str, reason: &str) {
+        if !self.own
+            && let Some(passed) = notices.due()
+        {
             Screen::default().say(&waiting_for("rank 0", place, passed, self.timeouts.join, Some(reason)));
         }
     }
@@ -166,7 +171,7 @@ pub(super) fn connect(
     config: &StoreConfig,
     wait: &RankWait,
 ) -> Result<StoreClient> {
-    let mut notices = 0;
+    let mut notices = wait.notices();
     loop {
         let mut last = String::new();
         for port in ports {
