@@ -46,11 +46,8 @@ pub fn flop_rate() -> f64 {
     rates.into_iter().sum()
 }
 
-/// Returns how many times the rate of f32 AVX512-BF16 reaches: an instruction adds two products per lane. `None` without it.
+/// Returns how many times the rate of f32 the kernels' instructions for bf16 can reach: an instruction of AVX512-BF16 adds two
+/// products per lane. `None` where they compute in f32.
 pub fn bf16_factor() -> Option<f64> {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx512bf16") {
-        return Some(2.0);
-    }
-    None
+    ops::CpuIsa::selected().is_ok_and(|isa| isa >= ops::CpuIsa::Avx512Bf16).then_some(2.0)
 }

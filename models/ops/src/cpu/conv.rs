@@ -26,7 +26,7 @@ fn isa_for<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> &'static Isa<
 
 /// Returns true if Winograd's algorithm is the fastest.
 fn use_winograd<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> bool {
-    isa.matrix.is_none() && winograd::fits::<E>(shape)
+    isa.matrix.is_none() && winograd::fits(isa, shape)
 }
 
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and

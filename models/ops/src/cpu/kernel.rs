@@ -22,7 +22,10 @@ use super::group_kernel::{GroupKernels, TileOf, group_copy, group_outer, group_t
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
-use super::winograd_tile::{Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile};
+use super::winograd_channels::Widened;
+use super::winograd_tile::{
+    Transforms, Winograd, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile,
+};
 #[cfg(target_arch = "x86_64")]
 use super::{kernel_amx, kernel_x86};
 
@@ -153,7 +156,7 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(super) sums: unsafe fn(&Tile<E, f32>),
     pub(super) outer: unsafe fn(&Outer<E>),
     pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
-    pub(super) winograd: Transforms<E>,
+    pub(super) winograd: Winograd<E>,
     pub(super) groups: GroupKernels<E>,
     /// For two groups of [`Self::cols`] channels at a time, where vectors have room for them.
     pub(super) two_groups: Option<GroupKernels<E>>,
@@ -165,10 +168,10 @@ impl<E: Operand> Isa<E> {
         E::of(level::selected())
     }
 
-    /// Returns the micro-kernels of all instruction sets up to the selected one.
+    /// Returns the micro-kernels of all instruction sets that this processor has.
     #[cfg(test)]
     pub(crate) fn supported() -> Vec<&'static Isa<E>> {
-        CpuIsa::ALL.into_iter().filter(|level| *level <= level::selected()).map(E::of).collect()
+        CpuIsa::ALL.into_iter().filter(|level| *level <= CpuIsa::detected()).map(E::of).collect()
     }
 
     /// Computes a tile, rounded to `E`.
@@ -261,9 +264,10 @@ pub(super) fn prefetch<E>(address: *const E) {
     let _ = address;
 }
 
-/// The portable set for products `$products` of `$element`. Plain Rust is safe on every processor.
+/// The portable set for products `$products` of `$element`, and the channels of Winograd's transforms. Plain Rust is safe on
+/// every processor.
 macro_rules! portable {
-    ($element:ty, $products:ty) => {
+    ($element:ty, $products:ty, $winograd:ident, $channels:ty $(, $wide:expr)?) => {
         Isa {
             name: "portable",
             rows: 4,
@@ -276,15 +280,18 @@ macro_rules! portable {
             sums: tile::<$products, f32, 4, 1>,
             outer: outer_any::<$products, 1>,
             pack: pack_rows::<$products>,
-            winograd: Transforms {
-                input: input_tile::<Portable, $element>,
-                output: output_tile::<Portable, $element>,
-                input_steps: input_steps::<Portable, $element>,
-                grad_steps: grad_steps::<Portable, $element>,
-                lanes: 8,
-                filters: filters::<Portable, $element>,
-                filter_grads: filter_grads::<Portable>,
-            },
+            winograd: Winograd::$winograd(
+                Transforms {
+                    input: input_tile::<$channels>,
+                    output: output_tile::<Portable, $element>,
+                    input_steps: input_steps::<$channels>,
+                    grad_steps: grad_steps::<$channels>,
+                    lanes: 8,
+                    filters: filters::<Portable, $channels>,
+                    filter_grads: filter_grads::<Portable>,
+                }
+                $(, $wide)?
+            ),
             groups: GroupKernels {
                 lanes: 8,
                 groups: 1,
@@ -302,5 +309,5 @@ macro_rules! portable {
     };
 }
 
-static PORTABLE: Isa = portable!(f32, Single<Portable>);
-static PORTABLE_PAIRS: Isa<bf16> = portable!(bf16, Pairs<Portable>);
+static PORTABLE: Isa = portable!(f32, Single<Portable>, Same, Single<Portable>);
+static PORTABLE_PAIRS: Isa<bf16> = portable!(bf16, Pairs<Portable>, Widened, Widened<Portable>, &PORTABLE);

@@ -11,8 +11,9 @@ use super::kernel::{Isa, Operand, Outer, Tile};
 use super::micro_kernel::{Pairs, PartialStep, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector::Simd;
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
+use super::winograd_channels::{OneTile, TwoTiles, Widened};
 use super::winograd_tile::{
-    Filters, StepLayout, Transforms, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile,
+    Filters, StepLayout, Transforms, Winograd, filter_grads, filters, grad_steps, input_steps, input_tile, output_tile,
 };
 
 /// Defines the products of pairs of bf16 by AVX512-BF16.
@@ -217,10 +218,72 @@ macro_rules! groups {
     }};
 }
 
+/// Winograd's transforms from images of `$element` to tiles of `$tiles`, by channels of a tile `$tile` and of a step `$step`.
+macro_rules! transforms {
+    ($features:literal, $element:ty, $tiles:ty, $simd:ty, $tile:ty, $step:ty) => {{
+        #[target_feature(enable = $features)]
+        unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $tiles, stride: usize) {
+            // SAFETY: the features are enabled; the caller guarantees the rest.
+            unsafe { input_tile::<$tile>(from, channels, to, stride) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn output(
+            from: *const f32,
+            stride: usize,
+            channels: usize,
+            to: &[*mut $element; 4],
+            bias: *const f32,
+            relu: bool,
+        ) {
+            // SAFETY: as above.
+            unsafe { output_tile::<$simd, $element>(from, stride, channels, to, bias, relu) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn steps_of_input(
+            from: &[[*const $element; 16]; 2],
+            channels: usize,
+            to: *mut $tiles,
+            layout: &StepLayout,
+        ) {
+            // SAFETY: as above.
+            unsafe { input_steps::<$step>(from, channels, to, layout) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn steps_of_grad(
+            from: &[[*const $element; 4]; 2],
+            channels: usize,
+            to: *mut $tiles,
+            layout: &StepLayout,
+        ) {
+            // SAFETY: as above.
+            unsafe { grad_steps::<$step>(from, channels, to, layout) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn transformed_filters(from: *const f32, layout: &Filters, to: *mut $tiles, stride: usize) {
+            // SAFETY: as above.
+            unsafe { filters::<$simd, $step>(from, layout, to, stride) }
+        }
+        #[target_feature(enable = $features)]
+        unsafe fn grads_of_filters(from: *const f32, strides: [usize; 3], to: *mut f32, filter_len: usize) {
+            // SAFETY: as above.
+            unsafe { filter_grads::<$simd>(from, strides, to, filter_len) }
+        }
+        Transforms {
+            input,
+            output,
+            input_steps: steps_of_input,
+            grad_steps: steps_of_grad,
+            lanes: <$simd as Simd>::LANES,
+            filters: transformed_filters,
+            filter_grads: grads_of_filters,
+        }
+    }};
+}
+
 /// A set for products `$products` of `$element`, with `$rows` rows and `$vecs` vectors of `$simd`, of which there are
 /// `$registers` registers.
 macro_rules! isa {
-    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $registers:tt, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
+    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $winograd:expr, $registers:tt, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
         #[target_feature(enable = $features)]
         unsafe fn tile_of(call: &Tile<$element>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
@@ -241,53 +304,6 @@ macro_rules! isa {
             // SAFETY: as above.
             unsafe { pack_rows::<$products>(rows, offset, available, stride, to) }
         }
-        #[target_feature(enable = $features)]
-        unsafe fn input(from: &[*const $element; 16], channels: usize, to: *mut $element, stride: usize) {
-            // SAFETY: as above.
-            unsafe { input_tile::<$simd, $element>(from, channels, to, stride) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn output(
-            from: *const f32,
-            stride: usize,
-            channels: usize,
-            to: &[*mut $element; 4],
-            bias: *const f32,
-            relu: bool,
-        ) {
-            // SAFETY: as above.
-            unsafe { output_tile::<$simd, $element>(from, stride, channels, to, bias, relu) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn steps_of_input(
-            from: &[[*const $element; 16]; 2],
-            channels: usize,
-            to: *mut $element,
-            layout: &StepLayout,
-        ) {
-            // SAFETY: as above.
-            unsafe { input_steps::<$simd, $element>(from, channels, to, layout) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn steps_of_grad(
-            from: &[[*const $element; 4]; 2],
-            channels: usize,
-            to: *mut $element,
-            layout: &StepLayout,
-        ) {
-            // SAFETY: as above.
-            unsafe { grad_steps::<$simd, $element>(from, channels, to, layout) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn transformed_filters(from: *const f32, layout: &Filters, to: *mut $element, stride: usize) {
-            // SAFETY: as above.
-            unsafe { filters::<$simd, $element>(from, layout, to, stride) }
-        }
-        #[target_feature(enable = $features)]
-        unsafe fn grads_of_filters(from: *const f32, strides: [usize; 3], to: *mut f32, filter_len: usize) {
-            // SAFETY: as above.
-            unsafe { filter_grads::<$simd>(from, strides, to, filter_len) }
-        }
         Isa {
             name: $name,
             rows: $rows,
@@ -300,15 +316,7 @@ macro_rules! isa {
             sums,
             outer,
             pack,
-            winograd: Transforms {
-                input,
-                output,
-                input_steps: steps_of_input,
-                grad_steps: steps_of_grad,
-                lanes: <$simd as Simd>::LANES,
-                filters: transformed_filters,
-                filter_grads: grads_of_filters,
-            },
+            winograd: $winograd,
             groups: groups!($registers, $features, $element, $products, $simd),
             two_groups: None,
         }
@@ -318,7 +326,10 @@ macro_rules! isa {
 /// An [`isa!`] for f32.
 macro_rules! single {
     ($name:literal, $features:literal, $simd:ty, $($shape:tt)*) => {
-        isa!($name, $features, f32, Single<$simd>, $simd, $($shape)*)
+        isa!(
+            $name, $features, f32, Single<$simd>, $simd,
+            Winograd::Same(transforms!($features, f32, f32, $simd, Single<$simd>, Single<$simd>)), $($shape)*
+        )
     };
 }
 
@@ -335,7 +346,13 @@ static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 1, 6, &[]);
 /// An [`isa!`] for bf16 with products of AVX512-BF16.
 macro_rules! dot {
     ($simd:ty, $($shape:tt)*) => {
-        isa!("avx512_bf16", "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma", bf16, $simd, $simd, $($shape)*)
+        dot!("avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma", $simd, $($shape)*)
+    };
+    ($features:literal, $simd:ty, $($shape:tt)*) => {
+        isa!(
+            "avx512_bf16", $features, bf16, $simd, $simd,
+            Winograd::Same(transforms!($features, bf16, bf16, $simd, OneTile<$simd>, TwoTiles<$simd>)), $($shape)*
+        )
     };
 }
 
@@ -346,20 +363,23 @@ static AVX512_BF16_8: Isa<bf16> = Isa {
     ..dot!(Avx512Bf16Half, 32, 12 x 1, 8, &[])
 };
 
-/// An [`isa!`] for bf16 with products in f32.
+/// An [`isa!`] for bf16 with products in f32, as those of the set `$wide`.
 macro_rules! pairs {
-    ($name:literal, $features:literal, $simd:ty, $($shape:tt)*) => {
-        isa!($name, $features, bf16, Pairs<$simd>, $simd, $($shape)*)
+    ($name:literal, $features:literal, $simd:ty, $wide:expr, $($shape:tt)*) => {
+        isa!(
+            $name, $features, bf16, Pairs<$simd>, $simd,
+            Winograd::Widened(transforms!($features, bf16, f32, $simd, Widened<$simd>, Widened<$simd>), $wide), $($shape)*
+        )
     };
 }
 
 pub(super) static AVX512_PAIRS: Isa<bf16> =
-    pairs!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
-static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
+    pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512, 32, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
+static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512_16, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
 static AVX512_PAIRS_8: Isa<bf16> = Isa {
     two_groups: Some(groups!(32, "avx512f,avx512vl", bf16, TwoGroups<Pairs<Avx512>>, Avx512)),
-    ..pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[])
+    ..pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, &AVX512_8, 32, 12 x 1, 8, &[])
 };
 /// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
-pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 16, 4 x 2, 4, &[&AVX2_PAIRS_8]);
-static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, 16, 4 x 1, 4, &[]);
+pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, &AVX2, 16, 4 x 2, 4, &[&AVX2_PAIRS_8]);
+static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, &AVX2_8, 16, 4 x 1, 4, &[]);

@@ -6,12 +6,13 @@
 //! transformed weights, and the products are transformed back. The larger F(4x4, 3x3) would save more products but
 //! loses a decimal digit; F(2x2, 3x3) is as accurate as direct summation.
 //!
-//! In bf16, transformed tiles and filters are rounded once more than in a direct convolution. Root mean square errors
-//! against f64, relative to the values, of normal data (after ReLU: a tenth less), for 64 to 512 channels:
+//! With AVX512-BF16, transformed tiles and filters of bf16 are rounded once more than in a direct convolution. Sets that multiply
+//! bf16 in f32 keep them in f32 ([`Winograd::Widened`]). Root mean square errors of bf16 against f64, relative to the values, of normal data (after ReLU: a tenth less), for 64 to 512 channels:
 //!
 //! | | output, data gradient | weight gradient |
 //! |---|---|---|
-//! | this algorithm | 4.3e-3 to 5.0e-3 | 3.7e-3 to 4.7e-3 |
+//! | this algorithm, tiles in bf16 | 4.3e-3 to 5.0e-3 | 3.7e-3 to 4.7e-3 |
+//! | this algorithm, tiles in f32 | 1.7e-3 | 1e-7 |
 //! | direct sums | 2.3e-3 | 1e-7 |
 //! | PyTorch | 2.3e-3 | 1.7e-3 |
 //! | rounding the exact result to bf16 | 1.6e-3 | 1.7e-3 |
@@ -40,18 +41,22 @@
 use super::allocator::Buffer;
 use super::kernel::{Isa, Operand, Tile};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
-use super::winograd_tile::Filters;
+use super::winograd_tile::{Filters, Transforms, Winograd};
 use crate::shape::ConvShape;
 
 /// Returns true if [`forward`] and the gradients support the convolution.
-pub(crate) fn fits<E: Operand>(shape: &ConvShape) -> bool {
+pub(crate) fn fits<E: Operand>(isa: &Isa<E>, shape: &ConvShape) -> bool {
+    let step = match &isa.winograd {
+        Winograd::Same(_) => E::STEP,
+        Winograd::Widened(..) => f32::STEP,
+    };
     shape.kernel == [3, 3]
         && shape.stride == [1, 1]
         && shape.dilation == [1, 1]
         && shape.groups == 1
         && shape.padding.iter().all(|&p| p <= 2)
         && shape.output.iter().all(|&side| side >= 2)
-        && shape.channels.iter().all(|c| c.is_multiple_of(16 * E::STEP))
+        && shape.channels.iter().all(|c| c.is_multiple_of(16 * step))
 }
 
 /// Computes `y` `[batch, oh, ow, out]`. Bias and ReLU are optional.
@@ -64,18 +69,65 @@ pub(crate) fn forward<E: Operand>(
     relu: bool,
     y: &mut [E],
 ) {
-    let weights = transform_weights(isa, weight, shape.channels, false);
-    let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
-    Pass { isa, grid, channels: shape.channels, source: x, weights: &weights, bias, relu }.run(y);
+    match &isa.winograd {
+        Winograd::Same(transforms) => Kernels { isa, transforms }.forward(shape, x, weight, bias, relu, y),
+        Winograd::Widened(transforms, isa) => Kernels { isa, transforms }.forward(shape, x, weight, bias, relu, y),
+    }
 }
 
 /// Computes `dx` `[batch, h, w, in]`.
 pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
-    let weights = transform_weights(isa, weight, shape.channels, true);
-    let padding = shape.padding.map(|p| 2 - p);
-    let grid = Grid { batch: shape.batch, source: shape.output, target: shape.input, padding };
-    let [input, output] = shape.channels;
-    Pass { isa, grid, channels: [output, input], source: dy, weights: &weights, bias: None, relu: false }.run(dx);
+    match &isa.winograd {
+        Winograd::Same(transforms) => Kernels { isa, transforms }.data_grad(shape, weight, dy, dx),
+        Winograd::Widened(transforms, isa) => Kernels { isa, transforms }.data_grad(shape, weight, dy, dx),
+    }
+}
+
+/// The kernels for images of `E` and transformed tiles of `T`.
+#[derive(Clone, Copy)]
+pub(super) struct Kernels<E: 'static, T: 'static> {
+    /// Multiplies transformed tiles.
+    pub(super) isa: &'static Isa<T>,
+    pub(super) transforms: &'static Transforms<E, T>,
+}
+
+impl<E: Operand, T: Operand> Kernels<E, T> {
+    fn forward(self, shape: &ConvShape, x: &[E], weight: &[f32], bias: Option<&[f32]>, relu: bool, y: &mut [E]) {
+        let weights = self.transform_weights(weight, shape.channels, false);
+        let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
+        Pass { kernels: self, grid, channels: shape.channels, source: x, weights: &weights, bias, relu }.run(y);
+    }
+
+    fn data_grad(self, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
+        let weights = self.transform_weights(weight, shape.channels, true);
+        let padding = shape.padding.map(|p| 2 - p);
+        let grid = Grid { batch: shape.batch, source: shape.output, target: shape.input, padding };
+        let [input, output] = shape.channels;
+        Pass { kernels: self, grid, channels: [output, input], source: dy, weights: &weights, bias: None, relu: false }
+            .run(dx);
+    }
+
+    /// Transforms each filter to `G g Gᵀ`, packed as `[panel][16][depth / STEP][Isa::cols][STEP]`; rotated filters for the
+    /// data gradient.
+    fn transform_weights(self, weight: &[f32], [input, output]: [usize; 2], rotated: bool) -> Buffer<T> {
+        let Self { isa, transforms } = self;
+        let (depth, columns, stride) =
+            if rotated { (output, input, [9, 9 * input]) } else { (input, output, [9 * input, 9]) };
+        let (filters, step) = (Filters { stride, rotated }, transforms.lanes);
+        let panel_len = depth * isa.cols;
+        let mut packed = Buffer::<T>::new(16 * columns.div_ceil(isa.cols) * panel_len);
+        let target = SharedSlice::new(&mut packed);
+        for_each(columns.div_ceil(step), |block| {
+            let column = block * step;
+            for d in (0..depth).step_by(T::STEP) {
+                let from = weight[column * stride[0] + d * stride[1]..].as_ptr();
+                let at = column / isa.cols * 16 * panel_len + d * isa.cols + column % isa.cols * T::STEP;
+                // SAFETY: `step` divides the columns and the panel's width, and each task has its own columns.
+                unsafe { (transforms.filters)(from, &filters, target.ptr().add(at), panel_len) };
+            }
+        });
+        packed
+    }
 }
 
 /// Tiles of 2x2 target pixels, with the 4x4 source pixels of each.
@@ -148,32 +200,32 @@ const OUTSIDE: usize = usize::MAX;
 
 /// Returns the number of tiles per block. The transformed tiles of a block stay in L2, and with many channels a block is
 /// large enough to amortise reading the weights.
-pub(super) fn block_len<E: Operand>(channels: [usize; 2]) -> usize {
-    if channels[0] + channels[1] <= 128 || E::STEP > 1 { 48 } else { 96 }
+pub(super) fn block_len<T: Operand>(channels: [usize; 2]) -> usize {
+    if channels[0] + channels[1] <= 128 || T::STEP > 1 { 48 } else { 96 }
 }
 
 /// One forward pass or data gradient.
-struct Pass<'a, E: 'static> {
-    isa: &'static Isa<E>,
+struct Pass<'a, E: 'static, T: 'static> {
+    kernels: Kernels<E, T>,
     grid: Grid,
     /// Channels of source and target.
     channels: [usize; 2],
     source: &'a [E],
     /// `[panel][16][source channel / STEP][Isa::cols][STEP]`.
-    weights: &'a [E],
+    weights: &'a [T],
     bias: Option<&'a [f32]>,
     relu: bool,
 }
 
-impl<E: Operand> Pass<'_, E> {
+impl<E: Operand, T: Operand> Pass<'_, E, T> {
     fn run(&self, target: &mut [E]) {
         let tiles = self.grid.len();
         // Threads have equal numbers of blocks of nearly equal lengths.
-        let blocks = tiles.div_ceil(block_len::<E>(self.channels)).next_multiple_of(threads());
+        let blocks = tiles.div_ceil(block_len::<T>(self.channels)).next_multiple_of(threads());
         let zeros = Buffer::zeroed(self.channels[0]);
         let target = SharedSlice::new(target);
         for_each(blocks, |index| {
-            let range = chunk(tiles, self.isa.rows, blocks, index);
+            let range = chunk(tiles, self.kernels.isa.rows, blocks, index);
             if !range.is_empty() {
                 self.block(range.start, range.len(), &zeros, target);
             }
@@ -181,13 +233,13 @@ impl<E: Operand> Pass<'_, E> {
     }
 
     fn block(&self, first: usize, count: usize, zeros: &[E], target: SharedSlice<E>) {
-        let (isa, [depth, columns]) = (self.isa, self.channels);
-        let mut input = Buffer::<E>::new(16 * count * depth);
+        let (Kernels { isa, transforms }, [depth, columns]) = (self.kernels, self.channels);
+        let mut input = Buffer::<T>::new(16 * count * depth);
         for tile in 0..count {
             let pixels = self.grid.source(first + tile, self.source, depth, zeros);
             let to = input[tile * depth..].as_mut_ptr();
             // SAFETY: each pixel has `depth` elements, and position ξ of the tile is at offset ξ · count · depth.
-            unsafe { (isa.winograd.input)(&pixels, depth, to, count * depth) };
+            unsafe { (transforms.input)(&pixels, depth, to, count * depth) };
         }
 
         let mut products = Buffer::<f32>::new(16 * count * isa.cols);
@@ -234,34 +286,8 @@ impl<E: Operand> Pass<'_, E> {
                 });
                 let from = products[tile * isa.cols..].as_ptr();
                 // SAFETY: position ξ of the tile is at offset ξ · count · Isa::cols; pixels have `cols` elements left.
-                unsafe { (isa.winograd.output)(from, count * isa.cols, cols, &pixels, bias, self.relu) };
+                unsafe { (transforms.output)(from, count * isa.cols, cols, &pixels, bias, self.relu) };
             }
         }
     }
-}
-
-/// Transforms each filter to `G g Gᵀ`, packed as `[panel][16][depth / STEP][Isa::cols][STEP]`; rotated filters for the
-/// data gradient.
-fn transform_weights<E: Operand>(
-    isa: &Isa<E>,
-    weight: &[f32],
-    [input, output]: [usize; 2],
-    rotated: bool,
-) -> Buffer<E> {
-    let (depth, columns, stride) =
-        if rotated { (output, input, [9, 9 * input]) } else { (input, output, [9 * input, 9]) };
-    let (filters, step) = (Filters { stride, rotated }, isa.winograd.lanes);
-    let panel_len = depth * isa.cols;
-    let mut packed = Buffer::<E>::new(16 * columns.div_ceil(isa.cols) * panel_len);
-    let target = SharedSlice::new(&mut packed);
-    for_each(columns.div_ceil(step), |block| {
-        let column = block * step;
-        for d in (0..depth).step_by(E::STEP) {
-            let from = weight[column * stride[0] + d * stride[1]..].as_ptr();
-            let at = column / isa.cols * 16 * panel_len + d * isa.cols + column % isa.cols * E::STEP;
-            // SAFETY: `step` divides the columns and the panel's width, and each task has its own columns.
-            unsafe { (isa.winograd.filters)(from, &filters, target.ptr().add(at), panel_len) };
-        }
-    });
-    packed
 }

@@ -1,7 +1,8 @@
 //! The channels that Winograd's transforms handle at once, for each element type.
 //!
 //! Loading and storing bf16 costs as much as the additions of a transform. So vectors are filled with pairs of bf16: two
-//! channels of a tile, or, where the elements of two tiles become adjacent, the same channel of both.
+//! channels of a tile, or, where the elements of two tiles become adjacent, the same channel of both. Where products of bf16
+//! would be computed in f32, the transforms store f32.
 
 use std::marker::PhantomData;
 
@@ -20,14 +21,17 @@ pub(super) const MAX_LANES: usize = 16;
 ///
 /// As for [`Simd`].
 pub(super) unsafe trait Channels {
+    /// Elements of images.
     type E: Operand;
+    /// Elements of transformed tiles.
+    type T: Operand;
     type V: Copy;
     /// Number of channels.
     const COUNT: usize;
     /// Loads the channels from `channel` of a pixel of each tile.
     unsafe fn load<const N: usize>(tiles: &[[*const Self::E; N]; 2], pixel: usize, channel: usize) -> Self::V;
     /// Rounds and stores the channels.
-    unsafe fn store(to: *mut Self::E, v: Self::V);
+    unsafe fn store(to: *mut Self::T, v: Self::V);
     unsafe fn zero() -> Self::V;
     unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
     unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
@@ -37,47 +41,59 @@ pub(super) unsafe trait Channels {
     unsafe fn load_floats(from: &[[f32; MAX_LANES]; 2]) -> Self::V;
 }
 
-// SAFETY: the instructions are `S`'s.
-unsafe impl<S: Simd> Channels for Single<S> {
-    type E = f32;
-    type V = S::V;
-    const COUNT: usize = S::LANES;
-    #[inline(always)]
-    unsafe fn load<const N: usize>([tile, _]: &[[*const f32; N]; 2], pixel: usize, channel: usize) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::load(tile[pixel].add(channel)) }
-    }
-    #[inline(always)]
-    unsafe fn store(to: *mut f32, v: S::V) {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::store(to, v) }
-    }
-    #[inline(always)]
-    unsafe fn zero() -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::zero() }
-    }
-    #[inline(always)]
-    unsafe fn add(a: S::V, b: S::V) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::add(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: S::V, b: S::V) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::sub(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn half(v: S::V) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { half::<S>(v) }
-    }
-    #[inline(always)]
-    unsafe fn load_floats([from, _]: &[[f32; MAX_LANES]; 2]) -> S::V {
-        // SAFETY: guaranteed by the caller.
-        unsafe { S::load(from.as_ptr()) }
-    }
+/// bf16 channels of one tile, widened to f32.
+pub(super) struct Widened<S>(PhantomData<S>);
+
+/// Implements channels whose transformed tiles are f32.
+macro_rules! floats {
+    ($name:ident, $element:ty, $load:ident) => {
+        // SAFETY: the instructions are `S`'s.
+        unsafe impl<S: Simd> Channels for $name<S> {
+            type E = $element;
+            type T = f32;
+            type V = S::V;
+            const COUNT: usize = S::LANES;
+            #[inline(always)]
+            unsafe fn load<const N: usize>([tile, _]: &[[*const $element; N]; 2], pixel: usize, channel: usize) -> S::V {
+                // SAFETY: guaranteed by the caller.
+                unsafe { S::$load(tile[pixel].add(channel)) }
+            }
+            #[inline(always)]
+            unsafe fn store(to: *mut f32, v: S::V) {
+                // SAFETY: guaranteed by the caller.
+                unsafe { S::store(to, v) }
+            }
+            #[inline(always)]
+            unsafe fn zero() -> S::V {
+                // SAFETY: guaranteed by the caller.
+                unsafe { S::zero() }
+            }
+            #[inline(always)]
+            unsafe fn add(a: S::V, b: S::V) -> S::V {
+                // SAFETY: guaranteed by the caller.
+                unsafe { S::add(a, b) }
+            }
+            #[inline(always)]
+            unsafe fn sub(a: S::V, b: S::V) -> S::V {
+                // SAFETY: guaranteed by the caller.
+                unsafe { S::sub(a, b) }
+            }
+            #[inline(always)]
+            unsafe fn half(v: S::V) -> S::V {
+                // SAFETY: guaranteed by the caller.
+                unsafe { half::<S>(v) }
+            }
+            #[inline(always)]
+            unsafe fn load_floats([from, _]: &[[f32; MAX_LANES]; 2]) -> S::V {
+                // SAFETY: guaranteed by the caller.
+                unsafe { S::load(from.as_ptr()) }
+            }
+        }
+    };
 }
+
+floats!(Single, f32, load);
+floats!(Widened, bf16, load_bf16);
 
 /// bf16 channels of one tile, split into those at even and odd positions.
 pub(super) struct OneTile<S>(PhantomData<S>);
@@ -91,6 +107,7 @@ macro_rules! pairs {
         // SAFETY: the instructions are `S`'s.
         unsafe impl<S: Simd> Channels for $name<S> {
             type E = bf16;
+            type T = bf16;
             type V = [S::V; 2];
             const COUNT: usize = $count;
             #[inline(always)]
@@ -141,22 +158,6 @@ pairs!(TwoTiles, S::LANES, |tiles, pixel, channel| [
     S::load_bf16(tiles[0][pixel].add(channel)),
     S::load_bf16(tiles[1][pixel].add(channel)),
 ]);
-
-/// The channels that the transforms of an element type handle at once.
-pub(super) trait Transformed: Operand {
-    type Tile<S: Simd>: Channels<E = Self>;
-    type Step<S: Simd>: Channels<E = Self>;
-}
-
-impl Transformed for f32 {
-    type Tile<S: Simd> = Single<S>;
-    type Step<S: Simd> = Single<S>;
-}
-
-impl Transformed for bf16 {
-    type Tile<S: Simd> = OneTile<S>;
-    type Step<S: Simd> = TwoTiles<S>;
-}
 
 /// Multiplies by one half.
 ///

@@ -14,8 +14,8 @@ use super::allocator::Buffer;
 use super::kernel::{Isa, Operand, Outer};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::weight_grad::MAX_SUMS;
-use super::winograd::{Grid, block_len};
-use super::winograd_tile::StepLayout;
+use super::winograd::{Grid, Kernels, block_len};
+use super::winograd_tile::{StepLayout, Winograd};
 use crate::shape::ConvShape;
 
 /// Limit in floats of the sums of a part: 1 MiB, the size of an L2 cache.
@@ -27,18 +27,26 @@ const SHARED: usize = 2 << 20;
 
 /// Computes `[out, in, 3, 3]` from channels-last `x` and `dy`.
 pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+    match &isa.winograd {
+        Winograd::Same(transforms) => sum(Kernels { isa, transforms }, shape, x, dy),
+        Winograd::Widened(transforms, isa) => sum(Kernels { isa, transforms }, shape, x, dy),
+    }
+}
+
+fn sum<E: Operand, T: Operand>(kernels: Kernels<E, T>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+    let isa = kernels.isa;
     let channels = shape.channels;
     let panels = channels.map(|c| c.div_ceil(isa.cols));
     let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
     let zeros = Buffer::zeroed(channels[0].max(channels[1]));
-    let pass = Pass { isa, grid, channels, panels, x, dy, zeros: &zeros };
+    let pass = Pass { kernels, grid, channels, panels, x, dy, zeros: &zeros };
     if pass.grid.len() == 0 {
         return Buffer::zeroed(shape.weight_len());
     }
     let sums_len = 16 * panels[0] * panels[1] * isa.cols * isa.cols;
-    if E::STEP == 1 || sums_len <= PART_SUMS {
+    if T::STEP == 1 || sums_len <= PART_SUMS {
         let tiles = pass.grid.len();
-        let block = block_len::<E>(channels);
+        let block = block_len::<T>(channels);
         let parts = threads().min(tiles.div_ceil(block)).min(MAX_SUMS / sums_len).max(1);
         let mut sums = Buffer::new(parts * sums_len);
         let shared = SharedSlice::new(&mut sums);
@@ -47,17 +55,17 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
             let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
             pass.sum_part(chunk(tiles, block, parts, index), block, sums);
         });
-        transform_back(isa, channels, panels, &sums, parts)
+        transform_back(kernels, channels, panels, &sums, parts)
     } else {
         let mut sums = Buffer::new(sums_len);
         pass.sum_shared(&mut sums);
-        transform_back(isa, channels, panels, &sums, 1)
+        transform_back(kernels, channels, panels, &sums, 1)
     }
 }
 
 /// One weight gradient.
-struct Pass<'a, E: 'static> {
-    isa: &'static Isa<E>,
+struct Pass<'a, E: 'static, T: 'static> {
+    kernels: Kernels<E, T>,
     grid: Grid,
     /// Channels of `x` and `dy`, and the panels of each.
     channels: [usize; 2],
@@ -76,15 +84,15 @@ struct Block {
     fresh: bool,
 }
 
-impl<E: Operand> Pass<'_, E> {
+impl<E: Operand, T: Operand> Pass<'_, E, T> {
     /// Returns buffers for the transformed tiles of `x` and `dy`, `[16][panel][step][Isa::cols][STEP]`.
-    fn buffers(&self, tiles: usize) -> [Buffer<E>; 2] {
+    fn buffers(&self, tiles: usize) -> [Buffer<T>; 2] {
         std::array::from_fn(|i| {
-            let columns = self.panels[i] * self.isa.cols;
-            let mut buffer = Buffer::new(16 * columns * tiles.next_multiple_of(E::STEP));
+            let columns = self.panels[i] * self.kernels.isa.cols;
+            let mut buffer = Buffer::new(16 * columns * tiles.next_multiple_of(T::STEP));
             if columns > self.channels[i] {
                 // The columns after the last channel are multiplied too, and not used. Zeros, because denormal numbers are slow.
-                buffer.fill(E::zeroed());
+                buffer.fill(T::zeroed());
             }
             buffer
         })
@@ -97,7 +105,7 @@ impl<E: Operand> Pass<'_, E> {
         for first in tiles.clone().step_by(block_len) {
             let fresh = first == tiles.start;
             let block = Block { first, count: block_len.min(tiles.end - first), fresh };
-            self.transform(block, 0..block.count.div_ceil(E::STEP), buffers.each_mut().map(|to| SharedSlice::new(to)));
+            self.transform(block, 0..block.count.div_ceil(T::STEP), buffers.each_mut().map(|to| SharedSlice::new(to)));
             for task in 0..16 * self.panels[0] {
                 self.multiply(block, &buffers, task / self.panels[0], task % self.panels[0], sums);
             }
@@ -108,15 +116,15 @@ impl<E: Operand> Pass<'_, E> {
     fn sum_shared(&self, sums: &mut [f32]) {
         const TASK: usize = 8;
         let tiles = self.grid.len();
-        let tile_bytes = 16 * (self.panels[0] + self.panels[1]) * self.isa.cols * size_of::<E>();
+        let tile_bytes = 16 * (self.panels[0] + self.panels[1]) * self.kernels.isa.cols * size_of::<T>();
         // The length is a multiple of what is added to the sums at once, so that it does not change the order of sums.
-        let unit = STEPS * E::STEP;
+        let unit = STEPS * T::STEP;
         let block_len = (threads() * SHARED / tile_bytes).max(1).next_multiple_of(unit).min(tiles);
         let mut buffers = self.buffers(block_len);
         let sums = SharedSlice::new(sums);
         for first in (0..tiles).step_by(block_len) {
             let block = Block { first, count: block_len.min(tiles - first), fresh: first == 0 };
-            let steps = block.count.div_ceil(E::STEP);
+            let steps = block.count.div_ceil(T::STEP);
             let to = buffers.each_mut().map(|to| SharedSlice::new(to));
             for_each(steps.div_ceil(TASK), |task| {
                 self.transform(block, task * TASK..steps.min((task + 1) * TASK), to);
@@ -128,21 +136,21 @@ impl<E: Operand> Pass<'_, E> {
     }
 
     /// Transforms some steps of a block's tiles.
-    fn transform(&self, block: Block, steps: Range<usize>, to: [SharedSlice<E>; 2]) {
-        let cols = self.isa.cols;
+    fn transform(&self, block: Block, steps: Range<usize>, to: [SharedSlice<T>; 2]) {
+        let Kernels { isa, transforms } = self.kernels;
+        let cols = isa.cols;
         let [input, grads] = self.panels.map(|panels| {
-            let panel = block.count.div_ceil(E::STEP) * cols * E::STEP;
+            let panel = block.count.div_ceil(T::STEP) * cols * T::STEP;
             StepLayout { stride: panels * panel, cols, panel }
         });
         for step in steps {
             // Tiles after the last are zeros.
             let (mut source, mut target) = ([[self.zeros.as_ptr(); 16]; 2], [[self.zeros.as_ptr(); 4]; 2]);
-            for (i, tile) in (step * E::STEP..block.count.min((step + 1) * E::STEP)).enumerate() {
+            for (i, tile) in (step * T::STEP..block.count.min((step + 1) * T::STEP)).enumerate() {
                 source[i] = self.grid.source(block.first + tile, self.x, self.channels[0], self.zeros);
                 target[i] = self.grid.gradient(block.first + tile, self.dy, self.channels[1], self.zeros);
             }
-            let at = step * cols * E::STEP;
-            let transforms = &self.isa.winograd;
+            let at = step * cols * T::STEP;
             // SAFETY: each pixel has as many elements as there are channels. The layouts are inside the buffers, and only
             // this call writes this step.
             unsafe {
@@ -154,16 +162,17 @@ impl<E: Operand> Pass<'_, E> {
 
     /// Adds a block's products of position `xi` and one panel of input channels to
     /// `sums[input panel][output panel][ξ][Isa::cols][Isa::cols]`.
-    fn multiply(&self, block: Block, [input, grads]: &[Buffer<E>; 2], xi: usize, panel: usize, sums: SharedSlice<f32>) {
-        let (cols, steps) = (self.isa.cols, block.count.div_ceil(E::STEP));
-        let panel_len = steps * cols * E::STEP;
+    fn multiply(&self, block: Block, [input, grads]: &[Buffer<T>; 2], xi: usize, panel: usize, sums: SharedSlice<f32>) {
+        let isa = self.kernels.isa;
+        let (cols, steps) = (isa.cols, block.count.div_ceil(T::STEP));
+        let panel_len = steps * cols * T::STEP;
         let rows = cols.min(self.channels[0] - panel * cols);
         let input = &input[(xi * self.panels[0] + panel) * panel_len..][..panel_len];
         let grads = &grads[xi * self.panels[1] * panel_len..][..self.panels[1] * panel_len];
         let mut pointers = [std::ptr::null(); STEPS];
         for first in (0..steps).step_by(STEPS) {
             let depth = STEPS.min(steps - first);
-            for (pointer, from) in pointers.iter_mut().zip(input.chunks_exact(cols * E::STEP).skip(first)) {
+            for (pointer, from) in pointers.iter_mut().zip(input.chunks_exact(cols * T::STEP).skip(first)) {
                 *pointer = from.as_ptr();
             }
             for (column, grads) in grads.chunks_exact(panel_len).enumerate() {
@@ -172,19 +181,19 @@ impl<E: Operand> Pass<'_, E> {
                     // SAFETY: inside the sums; only this call adds to the sums of this position and panel.
                     unsafe { sums.slice(at..at + cols * cols) }.fill(0.0);
                 }
-                for row in (0..rows).step_by(self.isa.outer_rows) {
+                for row in (0..rows).step_by(isa.outer_rows) {
                     let call = Outer {
                         a: pointers.as_ptr(),
                         offset: row,
                         depth,
-                        b: grads[first * cols * E::STEP..].as_ptr(),
+                        b: grads[first * cols * T::STEP..].as_ptr(),
                         // SAFETY: as above.
                         out: unsafe { sums.ptr().add(at + row * cols) },
                         stride: cols,
-                        rows: self.isa.outer_rows.min(rows - row),
+                        rows: isa.outer_rows.min(rows - row),
                     };
                     // SAFETY: `depth` pointers to `cols` rows, and as many steps of the panel.
-                    unsafe { self.isa.outer(&call) };
+                    unsafe { isa.outer(&call) };
                 }
             }
         }
@@ -192,14 +201,14 @@ impl<E: Operand> Pass<'_, E> {
 }
 
 /// Adds the parts' sums in order, then computes `Gᵀ s G` of each filter.
-fn transform_back<E: Operand>(
-    isa: &Isa<E>,
+fn transform_back<E: Operand, T: Operand>(
+    Kernels { isa, transforms }: Kernels<E, T>,
     [depth, columns]: [usize; 2],
     panels: [usize; 2],
     sums: &[f32],
     parts: usize,
 ) -> Buffer {
-    let (cols, lanes) = (isa.cols, isa.winograd.lanes);
+    let (cols, lanes) = (isa.cols, transforms.lanes);
     let strides = [parts, sums.len() / parts, cols * cols];
     let mut grad = Buffer::<f32>::new(columns * depth * 9);
     let target = SharedSlice::new(&mut grad);
@@ -211,7 +220,7 @@ fn transform_back<E: Operand>(
             // SAFETY: `lanes` divides the columns and the panel's width, and each task has its own columns.
             unsafe {
                 let to = target.ptr().add((column * depth + ci) * 9);
-                (isa.winograd.filter_grads)(from, strides, to, depth * 9);
+                (transforms.filter_grads)(from, strides, to, depth * 9);
             }
         }
     });

@@ -5,15 +5,14 @@
 //! so the transforms are additions, in f32. Position `ξ = 4 · row + column` of a transformed tile is at offset
 //! `ξ · stride`. Filters `g` become `G g Gᵀ`, and their gradients come back as `Gᵀ s G`.
 //!
-//! Transformed tiles are rounded to the operands' type. For the weight gradient, which sums over tiles, the elements of
+//! Transformed tiles are rounded to the type of the products' operands. For the weight gradient, which sums over tiles, the elements of
 //! a step's tiles are adjacent ([`Operand::STEP`]).
 
 #![expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
 
-#[cfg(doc)]
-use super::kernel::Operand;
+use super::kernel::{Isa, Operand};
 use super::vector::{Lanes, Simd};
-use super::winograd_channels::{Channels, MAX_LANES, Transformed, half};
+use super::winograd_channels::{Channels, MAX_LANES, half};
 
 /// Positions of transformed steps of tiles: `ξ · stride + channel / cols · panel + channel % cols · STEP`.
 pub(crate) struct StepLayout {
@@ -29,22 +28,33 @@ pub(crate) struct Filters {
     pub(crate) rotated: bool,
 }
 
-/// The transforms of one instruction set. Channel counts are multiples of [`Operand::STEP`] times 16.
+/// The kernels of Winograd's algorithm for images of `E`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Transforms<E: 'static> {
+pub(crate) enum Winograd<E: 'static> {
+    /// Transformed tiles have the type of the images.
+    Same(Transforms<E, E>),
+    /// Transformed tiles are f32, and the other instruction set multiplies them. For sets that multiply bf16 in f32, and would
+    /// convert every tile once per panel of columns.
+    Widened(Transforms<E, f32>, &'static Isa),
+}
+
+/// The transforms of one instruction set, for images of `E` and transformed tiles of `T`. Channel counts are multiples of
+/// `T`'s [`Operand::STEP`] times 16.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Transforms<E: 'static, T: 'static> {
     /// From 16 pixels, row by row, to `to[ξ · stride + channel]`.
-    pub(crate) input: unsafe fn(&[*const E; 16], usize, *mut E, usize),
+    pub(crate) input: unsafe fn(&[*const E; 16], usize, *mut T, usize),
     /// From `from[ξ · stride + channel]` to four pixels, with an optional bias and ReLU; null pointers are outside the
     /// image.
     pub(crate) output: unsafe fn(*const f32, usize, usize, &[*mut E; 4], *const f32, bool),
     /// From 16 pixels of each of a step's tiles.
-    pub(crate) input_steps: unsafe fn(&[[*const E; 16]; 2], usize, *mut E, &StepLayout),
+    pub(crate) input_steps: unsafe fn(&[[*const E; 16]; 2], usize, *mut T, &StepLayout),
     /// From the four pixels of the gradient of each of a step's tiles.
-    pub(crate) grad_steps: unsafe fn(&[[*const E; 4]; 2], usize, *mut E, &StepLayout),
-    /// Number of columns of `filters` and `filter_grads`, which divides 16 and [`super::kernel::Isa::cols`].
+    pub(crate) grad_steps: unsafe fn(&[[*const E; 4]; 2], usize, *mut T, &StepLayout),
+    /// Number of columns of `filters` and `filter_grads`, which divides 16 and [`Isa::cols`].
     pub(crate) lanes: usize,
     /// From one step of the depth to `to[ξ · stride + column · STEP + depth]`.
-    pub(crate) filters: unsafe fn(*const f32, &Filters, *mut E, usize),
+    pub(crate) filters: unsafe fn(*const f32, &Filters, *mut T, usize),
     /// From the sum of `from[part · part_len + ξ · stride + column]` over all parts, for `[parts, part_len, stride]`, to
     /// `to[column · filter_len]` and the following 8 floats.
     pub(crate) filter_grads: unsafe fn(*const f32, [usize; 3], *mut f32, usize),
@@ -56,7 +66,7 @@ pub(crate) struct Transforms<E: 'static> {
 ///
 /// Pointers are valid as documented in [`Transforms`], and `C`'s instructions are available.
 #[inline(always)]
-unsafe fn input_channels<C: Channels>(tiles: &[[*const C::E; 16]; 2], channel: usize, to: *mut C::E, stride: usize) {
+unsafe fn input_channels<C: Channels>(tiles: &[[*const C::E; 16]; 2], channel: usize, to: *mut C::T, stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let mut rows = [[C::zero(); 4]; 4];
@@ -90,15 +100,10 @@ unsafe fn input_channels<C: Channels>(tiles: &[[*const C::E; 16]; 2], channel: u
 ///
 /// As for [`input_channels`].
 #[inline(always)]
-pub(super) unsafe fn input_tile<S: Simd, E: Transformed>(
-    from: &[*const E; 16],
-    channels: usize,
-    to: *mut E,
-    stride: usize,
-) {
-    for channel in (0..channels).step_by(E::Tile::<S>::COUNT) {
+pub(super) unsafe fn input_tile<C: Channels>(from: &[*const C::E; 16], channels: usize, to: *mut C::T, stride: usize) {
+    for channel in (0..channels).step_by(C::COUNT) {
         // SAFETY: guaranteed by the caller. The second tile is not read.
-        unsafe { input_channels::<E::Tile<S>>(&[*from; 2], channel, to.add(channel), stride) };
+        unsafe { input_channels::<C>(&[*from; 2], channel, to.add(channel), stride) };
     }
 }
 
@@ -108,18 +113,18 @@ pub(super) unsafe fn input_tile<S: Simd, E: Transformed>(
 ///
 /// As for [`input_channels`].
 #[inline(always)]
-pub(super) unsafe fn input_steps<S: Simd, E: Transformed>(
-    from: &[[*const E; 16]; 2],
+pub(super) unsafe fn input_steps<C: Channels>(
+    from: &[[*const C::E; 16]; 2],
     channels: usize,
-    to: *mut E,
+    to: *mut C::T,
     layout: &StepLayout,
 ) {
     for (panel, first) in (0..channels).step_by(layout.cols).enumerate() {
-        for c in (0..layout.cols.min(channels - first)).step_by(E::Step::<S>::COUNT) {
+        for c in (0..layout.cols.min(channels - first)).step_by(C::COUNT) {
             // SAFETY: guaranteed by the caller.
             unsafe {
-                let to = to.add(panel * layout.panel + c * E::STEP);
-                input_channels::<E::Step<S>>(from, first + c, to, layout.stride);
+                let to = to.add(panel * layout.panel + c * C::T::STEP);
+                input_channels::<C>(from, first + c, to, layout.stride);
             }
         }
     }
@@ -131,7 +136,7 @@ pub(super) unsafe fn input_steps<S: Simd, E: Transformed>(
 ///
 /// As for [`input_channels`].
 #[inline(always)]
-unsafe fn grad_channels<C: Channels>(tiles: &[[*const C::E; 4]; 2], channel: usize, to: *mut C::E, stride: usize) {
+unsafe fn grad_channels<C: Channels>(tiles: &[[*const C::E; 4]; 2], channel: usize, to: *mut C::T, stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let zero = C::zero();
@@ -159,18 +164,18 @@ unsafe fn grad_channels<C: Channels>(tiles: &[[*const C::E; 4]; 2], channel: usi
 ///
 /// As for [`input_channels`].
 #[inline(always)]
-pub(super) unsafe fn grad_steps<S: Simd, E: Transformed>(
-    from: &[[*const E; 4]; 2],
+pub(super) unsafe fn grad_steps<C: Channels>(
+    from: &[[*const C::E; 4]; 2],
     channels: usize,
-    to: *mut E,
+    to: *mut C::T,
     layout: &StepLayout,
 ) {
     for (panel, first) in (0..channels).step_by(layout.cols).enumerate() {
-        for c in (0..layout.cols.min(channels - first)).step_by(E::Step::<S>::COUNT) {
+        for c in (0..layout.cols.min(channels - first)).step_by(C::COUNT) {
             // SAFETY: guaranteed by the caller.
             unsafe {
-                let to = to.add(panel * layout.panel + c * E::STEP);
-                grad_channels::<E::Step<S>>(from, first + c, to, layout.stride);
+                let to = to.add(panel * layout.panel + c * C::T::STEP);
+                grad_channels::<C>(from, first + c, to, layout.stride);
             }
         }
     }
@@ -225,11 +230,11 @@ pub(super) unsafe fn output_tile<S: Simd, E: Lanes>(
 ///
 /// Pointers are valid as documented in [`Transforms::filters`], and `S`'s instructions are available.
 #[inline(always)]
-pub(super) unsafe fn filters<S: Simd, E: Transformed>(from: *const f32, filters: &Filters, to: *mut E, stride: usize) {
+pub(super) unsafe fn filters<S: Simd, C: Channels>(from: *const f32, filters: &Filters, to: *mut C::T, stride: usize) {
     // SAFETY: guaranteed by the caller.
     unsafe {
         let mut gathered = [[[0.0_f32; MAX_LANES]; 2]; 9];
-        for d in 0..E::STEP {
+        for d in 0..C::T::STEP {
             for column in 0..S::LANES {
                 let from = from.add(column * filters.stride[0] + d * filters.stride[1]);
                 for i in 0..9 {
@@ -237,16 +242,16 @@ pub(super) unsafe fn filters<S: Simd, E: Transformed>(from: *const f32, filters:
                 }
             }
         }
-        let mut columns = [[E::Step::<S>::zero(); 4]; 3];
+        let mut columns = [[C::zero(); 4]; 3];
         for j in 0..3 {
             let g = [&gathered[j], &gathered[3 + j], &gathered[6 + j]];
-            let g = [E::Step::<S>::load_floats(g[0]), E::Step::<S>::load_floats(g[1]), E::Step::<S>::load_floats(g[2])];
-            columns[j] = filter_axis::<E::Step<S>>(g);
+            let g = [C::load_floats(g[0]), C::load_floats(g[1]), C::load_floats(g[2])];
+            columns[j] = filter_axis::<C>(g);
         }
         for i in 0..4 {
-            let row = filter_axis::<E::Step<S>>([columns[0][i], columns[1][i], columns[2][i]]);
+            let row = filter_axis::<C>([columns[0][i], columns[1][i], columns[2][i]]);
             for (j, v) in row.iter().enumerate() {
-                E::Step::<S>::store(to.add((4 * i + j) * stride), *v);
+                C::store(to.add((4 * i + j) * stride), *v);
             }
         }
     }
