@@ -85,7 +85,7 @@ pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, wei
                         relu: false,
                     };
                     // SAFETY: rows of `output` elements and `columns` floats, tables of whole register tiles.
-                    unsafe { panel.isa.sums(&call) };
+                    unsafe { panel.isa.tile(&call) };
                 }
             }
             add(shape, &products, first..first + count, &mut sums);

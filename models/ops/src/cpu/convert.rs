@@ -17,6 +17,75 @@ pub(crate) fn widen(x: &[bf16]) -> Buffer {
     elementwise(x.len(), VECTOR, |range, y| widen_piece(&x[range], y))
 }
 
+/// An element type that converts to `T` without rounding.
+pub(crate) trait WidenTo<T>: Sized {
+    /// Copies elements.
+    fn widen(from: &[Self], to: &mut [T]);
+
+    /// Returns pointers to rows of `T` with the `len` elements of each row from `offset`, and the offset from these pointers.
+    ///
+    /// # Safety
+    ///
+    /// Each row points to `offset + len` elements.
+    unsafe fn rows<'a>(
+        from: &'a [*const Self],
+        offset: usize,
+        len: usize,
+        room: &'a mut WideRows<T>,
+    ) -> (&'a [*const T], usize);
+}
+
+/// Room for converted rows.
+pub(crate) struct WideRows<T> {
+    values: Buffer<T>,
+    pointers: Vec<*const T>,
+}
+
+impl<T: Element> WideRows<T> {
+    pub(crate) fn new() -> Self {
+        Self { values: Buffer::new(0), pointers: Vec::new() }
+    }
+}
+
+impl<E: Copy> WidenTo<E> for E {
+    fn widen(from: &[E], to: &mut [E]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+    }
+
+    unsafe fn rows<'a>(
+        from: &'a [*const E],
+        offset: usize,
+        _: usize,
+        _: &'a mut WideRows<E>,
+    ) -> (&'a [*const E], usize) {
+        (from, offset)
+    }
+}
+
+impl WidenTo<f32> for bf16 {
+    fn widen(from: &[bf16], to: &mut [f32]) {
+        widen_piece(from, to);
+    }
+
+    unsafe fn rows<'a>(
+        from: &'a [*const bf16],
+        offset: usize,
+        len: usize,
+        room: &'a mut WideRows<f32>,
+    ) -> (&'a [*const f32], usize) {
+        if room.values.len() < from.len() * len {
+            room.values = Buffer::new(from.len() * len);
+        }
+        room.pointers.clear();
+        for (from, to) in from.iter().zip(room.values.chunks_exact_mut(len.max(1))) {
+            // SAFETY: guaranteed by the caller.
+            widen_piece(unsafe { std::slice::from_raw_parts(from.add(offset), len) }, to);
+            room.pointers.push(to.as_ptr());
+        }
+        (&room.pointers, 0)
+    }
+}
+
 multiversion!(fn round_piece(x: &[f32], y: &mut [bf16]) = round_body);
 multiversion!(fn widen_piece(x: &[bf16], y: &mut [f32]) = widen_body);
 

@@ -9,11 +9,13 @@
 //! inner loop: a panel is read from memory once per block, and the block's pixels stay in L2. Groups of channels
 //! alternate within a block, so its pixels are read once for all groups. With few source channels, the micro-kernel
 //! would change taps after a few products. Neighbouring taps are then folded into one ([`mod@super::fold_taps`]), or
-//! the rows of a block are gathered (im2col of a few hundred rows, in L1) and multiplied as one tap.
+//! the rows of a block are gathered (im2col of a few hundred rows, in L1) and multiplied as one tap. Rows of bf16 whose
+//! products are computed in f32 are converted once per block instead of in every register tile.
 
 use std::ops::Range;
 
 use super::allocator::Buffer;
+use super::convert::{WideRows, WidenTo};
 use super::fold_taps::fold_taps;
 use super::group_conv;
 use super::kernel::{Isa, Operand, Tile, prefetch};
@@ -107,13 +109,24 @@ impl<E: Operand> Igemm<'_, E> {
             }
             None => (self.source, image, self.taps, depth),
         };
+        let folded = Folded { source, image, taps, depth };
+        match self.isa.widened() {
+            Some(isa) => self.run_blocks::<f32>(isa, folded, target),
+            None => self.run_blocks::<E>(self.isa, folded, target),
+        }
+    }
+
+    fn run_blocks<T: Operand>(&self, isa: &'static Isa<T>, folded: Folded<E>, target: &mut [E])
+    where
+        E: WidenTo<T>,
+    {
+        let Folded { image, taps, depth, .. } = folded;
         let gather = depth < GATHER_BELOW && taps.len() > 1;
         let merged = if gather { self.taps.len() } else { self.taps.len() / taps.len().max(1) };
-        let packed = self.weights.pack(self.isa, merged.max(1));
+        let packed = self.weights.pack(isa, merged.max(1));
         let zeros = Buffer::zeroed(image.channels.max(depth).max(1));
-        let panels = panels(self.isa, self.weights.columns);
-        let blocks = Blocks { conv: self, source, image, taps, depth, gather, packed, panels: &panels, zeros: &zeros };
-        blocks.run(target);
+        let panels = panels(isa, self.weights.columns);
+        Blocks { conv: self, isa, folded, gather, packed, panels: &panels, zeros: &zeros }.run(target);
     }
 }
 
@@ -128,28 +141,36 @@ impl<E: Operand> Igemm<'_, E> {
     }
 }
 
-/// A convolution whose taps are folded and whose weights are packed.
-struct Blocks<'a, E: 'static> {
-    conv: &'a Igemm<'a, E>,
+/// The source and the taps of a convolution, which may be folded.
+#[derive(Clone, Copy)]
+struct Folded<'a, E> {
     source: &'a [E],
     image: Image,
     taps: &'a [[isize; 2]],
     /// Elements per tap.
     depth: usize,
+}
+
+/// A convolution whose taps are folded and whose weights are packed.
+struct Blocks<'a, E: 'static, T: 'static> {
+    conv: &'a Igemm<'a, E>,
+    /// Multiplies elements of `T`, to which those of the source are converted.
+    isa: &'static Isa<T>,
+    folded: Folded<'a, E>,
     /// Whether the rows of a block are gathered.
     gather: bool,
-    packed: Packed<E>,
-    panels: &'a [Panel<E>],
+    packed: Packed<T>,
+    panels: &'a [Panel<T>],
     /// Zeros for padding, one per element of a tap.
     zeros: &'a [E],
 }
 
-impl<E: Operand> Blocks<'_, E> {
+impl<E: Operand + WidenTo<T>, T: Operand> Blocks<'_, E, T> {
     fn run(&self, target: &mut [E]) {
-        let isa = self.conv.isa;
+        let isa = self.isa;
         let rows = self.conv.batch * self.conv.grid[0] * self.conv.grid[1];
         // Rows with few products take little time, so a task has more of them.
-        let tiles = (TILES * FULL_WIDTH / (self.depth * self.taps.len()).max(1)).clamp(TILES, 4 * TILES);
+        let tiles = (TILES * FULL_WIDTH / (self.folded.depth * self.folded.taps.len()).max(1)).clamp(TILES, 4 * TILES);
         let block = (isa.rows * tiles).min(rows.div_ceil(threads()).next_multiple_of(isa.rows).max(1));
         let target = SharedSlice::new(target);
         for_each(rows.div_ceil(block.max(1)), |index| {
@@ -161,19 +182,25 @@ impl<E: Operand> Blocks<'_, E> {
     fn block(&self, first: usize, count: usize, target: SharedSlice<E>) {
         let pointers = self.pointers(first, count, target);
         self.prefetch_next(&pointers, count);
-        let (rows, width, padded) = (self.conv.isa.rows, self.depth * self.taps.len(), padded(self.panels));
-        let (taps, depth) = if self.gather { (1, width) } else { (self.taps.len(), self.depth) };
+        let (rows, width, padded) = (self.isa.rows, self.folded.depth * self.folded.taps.len(), padded(self.panels));
+        let (taps, depth) = if self.gather { (1, width) } else { (self.folded.taps.len(), self.folded.depth) };
         let mut gathered = Buffer::new(if self.gather { count.next_multiple_of(rows) * width } else { 0 });
-        let mut gathered_rows: Vec<*const E> = Vec::new();
+        let mut gathered_rows = Vec::new();
+        let mut converted = WideRows::new();
         let columns = self.conv.weights.columns;
 
         for group in 0..self.conv.weights.groups {
             if self.gather {
-                self.gather(&pointers, &mut gathered, width, group * self.depth);
+                self.gather(&pointers, &mut gathered, width, group * self.folded.depth);
                 gathered_rows.clear();
-                gathered_rows.extend(gathered.chunks_exact(width).map(<[E]>::as_ptr));
+                gathered_rows.extend(gathered.chunks_exact(width).map(<[T]>::as_ptr));
             }
-            let (a, offset) = if self.gather { (&gathered_rows, 0) } else { (&pointers.a, group * self.depth) };
+            let (a, offset) = if self.gather {
+                (&*gathered_rows, 0)
+            } else {
+                // SAFETY: `pointers` made pointers to `depth` elements per group.
+                unsafe { E::rows(&pointers.a, group * depth, depth, &mut converted) }
+            };
             for panel in self.panels {
                 let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
                 let bias = self.conv.bias.map(|bias| &bias[group * padded + panel.column..]);
@@ -205,8 +232,8 @@ impl<E: Operand> Blocks<'_, E> {
     /// pixels follow this block's pixels; with larger steps, some are missed.
     fn prefetch_next(&self, pointers: &Indirection<E>, count: usize) {
         let line = 64 / size_of::<E>();
-        let (rows, taps) = (self.conv.isa.rows, self.taps.len());
-        let (channels, [sy, sx]) = (self.image.channels, self.conv.source_step);
+        let (rows, taps) = (self.isa.rows, self.folded.taps.len());
+        let (channels, [sy, sx]) = (self.folded.image.channels, self.conv.source_step);
         for row in 0..count {
             let last = pointers.a[(row / rows * taps + taps - 1) * rows + row % rows];
             let next = last.wrapping_add(count * sy * sx * channels);
@@ -219,10 +246,10 @@ impl<E: Operand> Blocks<'_, E> {
     /// Returns the pointers of a block to source and target, made for one run of adjacent pixels of a grid row at a time.
     /// Rows after the last repeat the last row.
     fn pointers(&self, first: usize, count: usize, target: SharedSlice<E>) -> Indirection<E> {
-        let (conv, image, target_image) = (self.conv, &self.image, &self.conv.target_image);
-        let (rows, taps) = (conv.isa.rows, self.taps.len());
+        let (conv, image, target_image) = (self.conv, &self.folded.image, &self.conv.target_image);
+        let (rows, taps) = (self.isa.rows, self.folded.taps.len());
         let tap_ranges: Vec<TapRange> =
-            self.taps.iter().map(|tap| TapRange::new(tap, image, conv.grid, conv.source_step)).collect();
+            self.folded.taps.iter().map(|tap| TapRange::new(tap, image, conv.grid, conv.source_step)).collect();
         let mut a = vec![self.zeros.as_ptr(); count.next_multiple_of(rows) * taps];
         let mut out = Vec::with_capacity(count.next_multiple_of(rows));
         let [height, width] = conv.grid;
@@ -234,7 +261,7 @@ impl<E: Operand> Blocks<'_, E> {
             while row < rows_here {
                 let run = (width - x).min(rows_here - row);
                 let start = (n * image.size[0] + y * conv.source_step[0]) * image.size[1];
-                let start = self.source.as_ptr().wrapping_add(start * image.channels);
+                let start = self.folded.source.as_ptr().wrapping_add(start * image.channels);
                 for (range, a) in tap_ranges.iter().zip(a.chunks_exact_mut(rows)) {
                     if range.inside[0].contains(&y) {
                         let start = start.wrapping_offset(range.distance);
@@ -272,15 +299,13 @@ impl<E: Operand> Blocks<'_, E> {
     }
 
     /// Gathers the rows of one group of a block, as one tap.
-    fn gather(&self, pointers: &Indirection<E>, gathered: &mut [E], width: usize, offset: usize) {
-        let (rows, taps) = (self.conv.isa.rows, self.taps.len());
+    fn gather(&self, pointers: &Indirection<E>, gathered: &mut [T], width: usize, offset: usize) {
+        let (rows, taps) = (self.isa.rows, self.folded.taps.len());
         for (row, to) in gathered.chunks_exact_mut(width).enumerate() {
-            for (tap, to) in to.chunks_exact_mut(self.depth).enumerate() {
+            for (tap, to) in to.chunks_exact_mut(self.folded.depth).enumerate() {
                 let from = pointers.a[(row / rows * taps + tap) * rows + row % rows];
-                for (d, to) in to.iter_mut().enumerate() {
-                    // SAFETY: each pointer points to `depth` elements per group.
-                    *to = unsafe { *from.add(offset + d) };
-                }
+                // SAFETY: each pointer points to `depth` elements per group.
+                E::widen(unsafe { std::slice::from_raw_parts(from.add(offset), self.folded.depth) }, to);
             }
         }
     }

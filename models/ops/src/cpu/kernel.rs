@@ -18,6 +18,7 @@
 use half::bf16;
 
 use super::allocator::Buffer;
+use super::convert::WidenTo;
 use super::group_kernel::{GroupKernels, TileOf, group_copy, group_outer, group_tile};
 use super::level::{self, CpuIsa};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
@@ -127,9 +128,12 @@ pub(crate) struct MatrixKernels<E: 'static> {
 }
 
 /// An element type of matrix products.
-pub(crate) trait Operand: Lanes {
+pub(crate) trait Operand: Lanes + WidenTo<f32> {
     /// Number of products that one instruction adds to a sum.
     const STEP: usize;
+
+    /// Returns the micro-kernel that stores this type.
+    fn tile_of<E: Operand>(isa: &Isa<E>) -> unsafe fn(&Tile<E, Self>);
 
     /// Returns the micro-kernels of an instruction set.
     fn of(level: CpuIsa) -> &'static Isa<Self>;
@@ -152,8 +156,9 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(super) narrower: &'static [&'static Isa<E>],
     /// Set where the processor has matrix registers. Products then take less time than the transforms of Winograd's algorithm.
     pub(super) matrix: Option<MatrixKernels<E>>,
-    pub(super) tile: unsafe fn(&Tile<E>),
-    pub(super) sums: unsafe fn(&Tile<E, f32>),
+    /// The micro-kernels of [`Tile`], by the type that they store.
+    pub(super) tile_f32: unsafe fn(&Tile<E, f32>),
+    pub(super) tile_bf16: unsafe fn(&Tile<E, bf16>),
     pub(super) outer: unsafe fn(&Outer<E>),
     pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
     pub(super) winograd: Winograd<E>,
@@ -174,26 +179,23 @@ impl<E: Operand> Isa<E> {
         CpuIsa::ALL.into_iter().filter(|level| *level <= CpuIsa::detected()).map(E::of).collect()
     }
 
-    /// Computes a tile, rounded to `E`.
+    /// Returns the set for f32, with tiles of as many columns, if products of `E` are computed in f32.
+    pub(crate) fn widened(&self) -> Option<&'static Isa> {
+        match self.winograd {
+            Winograd::Same(_) => None,
+            Winograd::Widened(_, isa) => Some(isa),
+        }
+    }
+
+    /// Computes a tile, rounded to `O`.
     ///
     /// # Safety
     ///
     /// All pointers of the call are valid as documented in [`Tile`].
     #[inline]
-    pub(crate) unsafe fn tile(&self, call: &Tile<E>) {
+    pub(crate) unsafe fn tile<O: Operand>(&self, call: &Tile<E, O>) {
         // SAFETY: `of` gets only instruction sets of this processor; the caller guarantees the pointers.
-        unsafe { (self.tile)(call) }
-    }
-
-    /// Computes a tile in f32.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Self::tile`].
-    #[inline]
-    pub(crate) unsafe fn sums(&self, call: &Tile<E, f32>) {
-        // SAFETY: as in `tile`.
-        unsafe { (self.sums)(call) }
+        unsafe { O::tile_of(self)(call) }
     }
 
     /// Adds outer products.
@@ -223,6 +225,10 @@ impl<E: Operand> Isa<E> {
 impl Operand for f32 {
     const STEP: usize = 1;
 
+    fn tile_of<E: Operand>(isa: &Isa<E>) -> unsafe fn(&Tile<E, f32>) {
+        isa.tile_f32
+    }
+
     fn of(level: CpuIsa) -> &'static Isa {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -236,6 +242,10 @@ impl Operand for f32 {
 
 impl Operand for bf16 {
     const STEP: usize = 2;
+
+    fn tile_of<E: Operand>(isa: &Isa<E>) -> unsafe fn(&Tile<E, bf16>) {
+        isa.tile_bf16
+    }
 
     fn of(level: CpuIsa) -> &'static Isa<bf16> {
         match level {
@@ -276,8 +286,8 @@ macro_rules! portable {
             outer_rows: 4,
             narrower: &[],
             matrix: None,
-            tile: tile::<$products, $element, 4, 1>,
-            sums: tile::<$products, f32, 4, 1>,
+            tile_f32: tile::<$products, f32, 4, 1>,
+            tile_bf16: tile::<$products, bf16, 4, 1>,
             outer: outer_any::<$products, 1>,
             pack: pack_rows::<$products>,
             winograd: Winograd::$winograd(

@@ -285,14 +285,14 @@ macro_rules! transforms {
 macro_rules! isa {
     ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $winograd:expr, $registers:tt, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
         #[target_feature(enable = $features)]
-        unsafe fn tile_of(call: &Tile<$element>) {
+        unsafe fn tile_f32(call: &Tile<$element, f32>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
-            unsafe { tile::<$products, $element, $rows, $vecs>(call) }
+            unsafe { tile::<$products, f32, $rows, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn sums(call: &Tile<$element, f32>) {
+        unsafe fn tile_bf16(call: &Tile<$element, bf16>) {
             // SAFETY: as above.
-            unsafe { tile::<$products, f32, $rows, $vecs>(call) }
+            unsafe { tile::<$products, bf16, $rows, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
         unsafe fn outer(call: &Outer<$element>) {
@@ -312,8 +312,8 @@ macro_rules! isa {
             outer_rows: $outer_rows,
             narrower: $narrower,
             matrix: None,
-            tile: tile_of,
-            sums,
+            tile_f32,
+            tile_bf16,
             outer,
             pack,
             winograd: $winograd,
@@ -375,7 +375,8 @@ macro_rules! pairs {
 
 pub(super) static AVX512_PAIRS: Isa<bf16> =
     pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512, 32, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
-static AVX512_PAIRS_16: Isa<bf16> = pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512_16, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
+static AVX512_PAIRS_16: Isa<bf16> =
+    pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512_16, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
 static AVX512_PAIRS_8: Isa<bf16> = Isa {
     two_groups: Some(groups!(32, "avx512f,avx512vl", bf16, TwoGroups<Pairs<Avx512>>, Avx512)),
     ..pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, &AVX512_8, 32, 12 x 1, 8, &[])

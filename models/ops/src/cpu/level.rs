@@ -195,9 +195,10 @@ mod tests {
         assert!(CpuIsa::fastest() <= CpuIsa::detected());
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         assert_eq!(CpuIsa::fastest() < CpuIsa::detected(), {
-            CpuIsa::detected() == CpuIsa::Avx512Bf16 && std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
-                text.contains("GenuineIntel") && !text.lines().any(|line| line == "model\t\t: 85")
-            })
+            CpuIsa::detected() == CpuIsa::Avx512Bf16
+                && std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| {
+                    text.contains("GenuineIntel") && !text.lines().any(|line| line == "model\t\t: 85")
+                })
         });
     }
 }

@@ -193,9 +193,18 @@ pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VEC
                 b = b.add(VECS * lanes * P::E::STEP);
             }
         }
+        // The compiler unrolls this loop, and not the next one, which is longer. If the next one read `acc`, the compiler would keep
+        // the tile in memory and store each sum after each product.
+        let mut sums = std::mem::MaybeUninit::<[[<P::S as Simd>::V; VECS]; ROWS]>::uninit();
+        let sums = sums.as_mut_ptr().cast::<f32>();
+        for row in 0..ROWS {
+            for j in 0..VECS {
+                P::S::store(sums.add((row * VECS + j) * lanes), acc[row][j]);
+            }
+        }
         for row in 0..ROWS {
             if row < call.rows {
-                let mut values = acc[row];
+                let mut values: [_; VECS] = std::array::from_fn(|j| P::S::load(sums.add((row * VECS + j) * lanes)));
                 if !call.bias.is_null() {
                     for j in 0..VECS {
                         values[j] = P::S::add(values[j], P::S::load(call.bias.add(j * lanes)));

@@ -6,8 +6,8 @@ use half::bf16;
 
 use super::element::Element;
 use super::kernel::{Isa, Operand};
-use super::{conv, weight_grad, winograd, winograd_grad};
 use super::winograd_tile::Winograd;
+use super::{conv, weight_grad, winograd, winograd_grad};
 use crate::extension::ConvOptions;
 use crate::shape::ConvShape;
 

@@ -2,12 +2,14 @@
 //!
 //! The output pixels are divided into as many parts as there are threads, and each part into chunks. A chunk of `dy` is
 //! packed into panels once and serves all taps and channels of `x`. f32 values of `x` are read in place through one pointer
-//! per pixel. For bf16, where a step is a pair of pixels, the pixels of each tap are packed too. With few channels, taps are
+//! per pixel. For bf16, where a step is a pair of pixels, the pixels of each tap are packed too; where products of bf16 are
+//! computed in f32, `x` and `dy` are converted instead. With few channels, taps are
 //! folded or gathered first, as in [`super::igemm`]. Every part has its own sums, which are
 //! added in the order of the parts. The parts, and therefore the last bits of the result, depend on the number of
 //! threads.
 
 use super::allocator::Buffer;
+use super::convert::{WideRows, WidenTo};
 use super::fold_taps::fold_taps;
 use super::igemm::Image;
 use super::kernel::{Isa, Operand, Outer};
@@ -29,8 +31,7 @@ const GATHER_BELOW: usize = 4;
 /// Computes `[out, in / groups, kh, kw]` from channels-last `x` and `dy`.
 pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
     let [depth, columns] = shape.group_channels();
-    let panels = panels(isa, columns);
-    let padded = padded(&panels);
+    let padded = padded(&panels(isa, columns));
     let offsets = shape.offsets();
     let image = Image { size: shape.input, channels: shape.channels[0] };
     let folded = fold_taps(x, shape.batch, image, &offsets, depth, shape.output, shape.stride);
@@ -55,10 +56,11 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
-        let part = Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros, panels: &panels };
-        match &matrix {
-            Some((kernels, layout)) => part.add_by_matrix(kernels, layout, sums, range),
-            None => part.add(sums, range),
+        let part = Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros };
+        match (&matrix, isa.widened()) {
+            (Some((kernels, layout)), _) => part.add_by_matrix(kernels, layout, sums, range),
+            (None, Some(wide)) => part.add::<f32>(wide, sums, range),
+            (None, None) => part.add::<E>(isa, sums, range),
         }
     });
     match &matrix {
@@ -81,29 +83,34 @@ pub(super) struct Part<'a, E: 'static> {
     pub(super) dy: &'a [E],
     /// Zeros for padding, one per channel of a pixel.
     pub(super) zeros: &'a [E],
-    pub(super) panels: &'a [Panel<E>],
 }
 
 impl<E: Operand> Part<'_, E> {
-    /// Adds the products of `pixels` to `sums`.
-    fn add(&self, sums: &mut [f32], pixels: std::ops::Range<usize>) {
+    /// Adds the products of `pixels` to `sums`. `isa` multiplies elements of `T`, to which those of `x` and `dy` are converted.
+    fn add<T: Operand>(&self, isa: &'static Isa<T>, sums: &mut [f32], pixels: std::ops::Range<usize>)
+    where
+        E: WidenTo<T>,
+    {
         let (groups, [_, columns]) = (self.shape.groups, self.shape.group_channels());
-        let (padded, width) = (padded(self.panels), self.taps.len() * self.depth);
+        let panels = panels(isa, columns);
+        let (padded, width) = (padded(&panels), self.taps.len() * self.depth);
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
         let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
         // All groups' channels of `x` are packed together if no register tile has rows of two groups.
-        let joint = !gather && groups > 1 && depth.is_multiple_of(self.isa.outer_rows);
+        let joint = !gather && groups > 1 && depth.is_multiple_of(isa.outer_rows);
         let mut packed = Buffer::new(groups * CHUNK * padded);
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
-        let mut row_panels = RowPanels::new(self.isa, CHUNK, if joint { groups * depth } else { depth });
+        let mut row_panels = RowPanels::new(isa, CHUNK, if joint { groups * depth } else { depth });
         // `[tap][pixel]`, each to a pixel's first channel.
         let mut pointers: Vec<*const E> = Vec::with_capacity(CHUNK * self.taps.len());
         let mut rows: Vec<*const E> = Vec::with_capacity(CHUNK);
+        let mut gathered_rows: Vec<*const T> = Vec::new();
+        let (mut wide_x, mut wide_dy) = (WideRows::new(), WideRows::new());
 
         for first in pixels.clone().step_by(CHUNK) {
             let count = CHUNK.min(pixels.end - first);
             // Pixels after the last are zero.
-            let padded_count = count.next_multiple_of(E::STEP);
+            let padded_count = count.next_multiple_of(T::STEP);
             pointers.clear();
             for (tap, offset) in self.taps.iter().enumerate() {
                 self.fill_pointers(&mut pointers, *offset, first, count);
@@ -112,41 +119,47 @@ impl<E: Operand> Part<'_, E> {
             rows.clear();
             rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
             rows.resize(padded_count, self.zeros.as_ptr());
+            let channels = self.shape.channels[1];
+            // SAFETY: each row has the channels of all groups.
+            let (dy, first_column) = unsafe { E::rows(&rows, 0, channels, &mut wide_dy) };
             for (group, to) in packed.chunks_exact_mut(CHUNK * padded).enumerate() {
-                for panel in self.panels {
+                for panel in &panels {
                     let to = &mut to[panel.column * padded_count..];
                     let column = group * columns + panel.column;
-                    // SAFETY: each row has the channels of all groups.
-                    unsafe { panel.isa.pack(&rows, column, self.shape.channels[1] - column, panel.isa.cols, to) };
+                    // SAFETY: as above.
+                    unsafe { panel.isa.pack(dy, first_column + column, channels - column, panel.isa.cols, to) };
                 }
             }
             for tap in 0..taps {
                 let pixels = &pointers[tap * padded_count..][..padded_count];
-                if joint && E::STEP > 1 {
-                    // SAFETY: each pointer points to `depth` elements per group.
-                    unsafe { row_panels.pack(pixels, 0, groups * depth) };
+                let len = if gather { 0 } else { groups * depth };
+                // SAFETY: each pointer points to `depth` elements per group.
+                let (pixels, start) = unsafe { E::rows(pixels, 0, len, &mut wide_x) };
+                if joint && T::STEP > 1 {
+                    // SAFETY: as above.
+                    unsafe { row_panels.pack(pixels, start, groups * depth) };
                 }
                 for (group, packed) in packed.chunks_exact(CHUNK * padded).enumerate() {
                     // A register tile may also read the next groups' channels, which it does not store.
                     let (x, offset, available) = if gather {
                         self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
-                        rows.clear();
-                        rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[E]>::as_ptr));
-                        (&*rows, 0, width)
+                        gathered_rows.clear();
+                        gathered_rows.extend(gathered.chunks_exact(width).take(padded_count).map(<[T]>::as_ptr));
+                        (&*gathered_rows, 0, width)
                     } else {
-                        (pixels, group * depth, self.readable - group * depth)
+                        (pixels, start + group * depth, self.readable - group * depth)
                     };
                     let sums = &mut sums[(group * taps + tap) * depth * padded..][..depth * padded];
-                    let steps = padded_count / E::STEP;
+                    let steps = padded_count / T::STEP;
                     // SAFETY: each pointer points to `depth` elements per group, or to a gathered row.
                     unsafe {
-                        if E::STEP == 1 {
-                            add_products(self.panels, |row| (x.as_ptr(), offset + row), steps, depth, packed, sums);
+                        if T::STEP == 1 {
+                            add_products(&panels, |row| (x.as_ptr(), offset + row), steps, depth, packed, sums);
                         } else if joint {
-                            add_products(self.panels, |row| row_panels.at(offset + row), steps, depth, packed, sums);
+                            add_products(&panels, |row| row_panels.at(offset + row), steps, depth, packed, sums);
                         } else {
                             row_panels.pack(x, offset, available);
-                            add_products(self.panels, |row| row_panels.at(row), steps, depth, packed, sums);
+                            add_products(&panels, |row| row_panels.at(row), steps, depth, packed, sums);
                         }
                     }
                 }
@@ -155,15 +168,16 @@ impl<E: Operand> Part<'_, E> {
     }
 
     /// Gathers the taps of each pixel of a chunk.
-    pub(super) fn gather(&self, pointers: &[*const E], count: usize, offset: usize, gathered: &mut [E]) {
+    pub(super) fn gather<T>(&self, pointers: &[*const E], count: usize, offset: usize, gathered: &mut [T])
+    where
+        E: WidenTo<T>,
+    {
         let width = self.taps.len() * self.depth;
         for (tap, pointers) in pointers.chunks_exact(count).enumerate() {
             for (k, &from) in pointers.iter().enumerate() {
                 let to = &mut gathered[k * width + tap * self.depth..][..self.depth];
-                for (d, to) in to.iter_mut().enumerate() {
-                    // SAFETY: each pointer points to `depth` elements per group.
-                    *to = unsafe { *from.add(offset + d) };
-                }
+                // SAFETY: each pointer points to `depth` elements per group.
+                E::widen(unsafe { std::slice::from_raw_parts(from.add(offset), self.depth) }, to);
             }
         }
     }

@@ -121,7 +121,7 @@ impl<E: Operand> Part<'_, E> {
                 }
                 for tap in 0..layout.taps {
                     let (x, offset, available) = if gather {
-                        self.gather(&pointers, padded_count, group * self.depth, &mut gathered);
+                        self.gather::<E>(&pointers, padded_count, group * self.depth, &mut gathered);
                         rows.clear();
                         rows.extend(gathered.chunks_exact(depth).take(padded_count).map(<[E]>::as_ptr));
                         (&*rows, 0, depth)

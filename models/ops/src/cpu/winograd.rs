@@ -46,10 +46,7 @@ use crate::shape::ConvShape;
 
 /// Returns true if [`forward`] and the gradients support the convolution.
 pub(crate) fn fits<E: Operand>(isa: &Isa<E>, shape: &ConvShape) -> bool {
-    let step = match &isa.winograd {
-        Winograd::Same(_) => E::STEP,
-        Winograd::Widened(..) => f32::STEP,
-    };
+    let step = if isa.widened().is_some() { f32::STEP } else { E::STEP };
     shape.kernel == [3, 3]
         && shape.stride == [1, 1]
         && shape.dilation == [1, 1]
@@ -274,7 +271,7 @@ impl<E: Operand, T: Operand> Pass<'_, E, T> {
                         relu: false,
                     };
                     // SAFETY: rows have `depth` and `Isa::cols` elements, and the pointers cover whole register tiles.
-                    unsafe { isa.sums(&call) };
+                    unsafe { isa.tile(&call) };
                 }
             }
             let bias = self.bias.map_or(std::ptr::null(), |bias| bias[column..].as_ptr());

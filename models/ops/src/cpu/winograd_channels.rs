@@ -54,7 +54,11 @@ macro_rules! floats {
             type V = S::V;
             const COUNT: usize = S::LANES;
             #[inline(always)]
-            unsafe fn load<const N: usize>([tile, _]: &[[*const $element; N]; 2], pixel: usize, channel: usize) -> S::V {
+            unsafe fn load<const N: usize>(
+                [tile, _]: &[[*const $element; N]; 2],
+                pixel: usize,
+                channel: usize,
+            ) -> S::V {
                 // SAFETY: guaranteed by the caller.
                 unsafe { S::$load(tile[pixel].add(channel)) }
             }

@@ -33,12 +33,12 @@ const COLS: usize = 16;
 macro_rules! amx {
     ($blocks:literal, $vectors:expr, $narrower:expr) => {{
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-        unsafe fn tile_of(call: &Tile<bf16>) {
+        unsafe fn tile_bf16(call: &Tile<bf16>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { tile::<bf16, $blocks>(call) }
         }
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-        unsafe fn sums(call: &Tile<bf16, f32>) {
+        unsafe fn tile_f32(call: &Tile<bf16, f32>) {
             // SAFETY: as above.
             unsafe { tile::<f32, $blocks>(call) }
         }
@@ -50,8 +50,8 @@ macro_rules! amx {
             outer_rows: $vectors.outer_rows,
             narrower: $narrower,
             matrix: Some(MATRIX),
-            tile: tile_of,
-            sums,
+            tile_f32,
+            tile_bf16,
             outer: $vectors.outer,
             pack: $vectors.pack,
             winograd: $vectors.winograd,
