@@ -110,10 +110,8 @@ impl Communicator {
 
     /// Returns an error on every rank if any rank passes the reason of a failure.
     fn fail_together(&self, refused: Option<String>) -> Result<()> {
-        let causes = self.texts(refused.as_deref().unwrap_or_default())?;
-        let Some(rank) = causes.iter().position(|cause| !cause.is_empty()) else { return Ok(()) };
+        let Some((rank, cause)) = self.first_failure(refused.as_deref().unwrap_or_default())? else { return Ok(()) };
         let hint = "the ranks of a host share this memory: they need one user, and enough memory for all of it";
-        let job_rank = self.ranks()[rank];
-        Err(CommError::setup(format!("rank {job_rank} {}", causes[rank])).hint(hint).blame(job_rank))
+        Err(CommError::setup(format!("rank {rank} {cause}")).hint(hint).blame(rank))
     }
 }

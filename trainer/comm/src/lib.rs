@@ -68,6 +68,7 @@ mod dtype;
 mod error;
 #[allow(unsafe_code)]
 pub mod fault_signals;
+mod first_failure;
 pub mod fnv;
 mod groups;
 pub mod hex;

@@ -49,6 +49,13 @@ fn groups_work_beside_each_other_and_beside_the_world() {
             }
             // A group made from a group, and the same group again.
             if let Some(group) = even {
+                let failure = |failed: &[usize]| {
+                    let own = if failed.contains(&me) { format!("no memory on {me}") } else { String::new() };
+                    group.first_failure(&own).unwrap()
+                };
+                assert_eq!(failure(&[]), None);
+                assert_eq!(failure(&[0, 2]), Some((0, "no memory on 0".into())));
+                assert_eq!(failure(&[2, 4]), Some((4, "no memory on 4".into())));
                 let pair = group.group(&[2, 0]).unwrap();
                 assert_eq!(pair.is_some(), me != 0);
                 if let Some(pair) = pair {

@@ -30,12 +30,9 @@ fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure>
     let text = decoded.err().map_or_else(String::new, |Failure { message, hint, .. }| {
         format!("{message}{SEPARATOR}{}", hint.unwrap_or_default())
     });
-    let gathered = comm.all_gather_v(text.as_bytes())?;
-    for text in gathered.parts() {
-        let text = String::from_utf8_lossy(text);
-        if let Some((message, hint)) = text.split_once(SEPARATOR) {
-            return Err(Failure::usage(message, hint));
-        }
+    if let Some((_, text)) = comm.first_failure(&text)? {
+        let (message, hint) = text.split_once(SEPARATOR).unwrap_or((&text, ""));
+        return Err(Failure::usage(message, hint));
     }
     split.share(SharedPixels::new(memory.freeze()?));
     Ok(())

@@ -73,6 +73,7 @@ impl CpuIsa {
     /// Returns the set that is the fastest on this processor: the largest, except where dot products of bf16 are slow.
     fn fastest() -> Self {
         match Self::detected() {
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512Bf16 if slow_dot_products() => Self::Avx512,
             largest => largest,
         }
@@ -102,16 +103,12 @@ impl CpuIsa {
 /// multiply-adds. So do Intel's processors from Sapphire Rapids, which have AMX for bf16, but virtual machines may hide AMX: on
 /// Emerald Rapids (family 6, model 207), 44 instead of 86 G multiply-adds/s per core. Not Intel's Cooper Lake, which has no AMX,
 /// and AMD's.
+#[cfg(target_arch = "x86_64")]
 fn slow_dot_products() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::__cpuid;
-        let vendor = __cpuid(0);
-        let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel";
-        return intel && !is_cooper_lake(__cpuid(1).eax);
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+    use std::arch::x86_64::__cpuid;
+    let vendor = __cpuid(0);
+    let intel = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel";
+    intel && !is_cooper_lake(__cpuid(1).eax)
 }
 
 /// Returns true for family 6, model 85 of `cpuid`'s signature. Earlier processors of this model have no instructions for bf16.

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn meetings_are_on_the_device_or_on_the_host() {
+    fn barriers_are_on_the_device_or_on_the_host() {
         let all =
             phase::PACK | phase::BARRIER_ENTER | phase::REDUCE | phase::BARRIER_EXIT | phase::GATHER | phase::COUNT;
         assert_eq!(host_steps(Kernel::TwoShot, false), [HostStep::Launch(all)]);

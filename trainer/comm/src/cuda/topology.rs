@@ -105,10 +105,9 @@ mod gather {
     /// Checks whether all ranks have NCCL. The inner error names the first rank without NCCL, and the reason.
     pub(in super::super) fn nccl_everywhere(comm: &Communicator) -> Result<std::result::Result<(), String>> {
         let own = nccl::Library::load().err().unwrap_or_default();
-        let all = comm.all_gather_v(own.as_bytes())?;
-        let Some(first) = all.counts.iter().position(|count| *count > 0) else { return Ok(Ok(())) };
-        let start: usize = all.counts[..first].iter().sum();
-        let cause = String::from_utf8_lossy(&all.data[start..start + all.counts[first]]).into_owned();
-        Ok(Err(format!("rank {}: {cause}", comm.ranks()[first])))
+        Ok(match comm.first_failure(&own)? {
+            None => Ok(()),
+            Some((rank, cause)) => Err(format!("rank {rank}: {cause}")),
+        })
     }
 }

@@ -129,15 +129,11 @@ fn cannot_open(comm: &Communicator, rank: usize, why: &str) -> CommError {
 /// Exchanges the results of all ranks. If any rank failed, every rank returns the error of the lowest rank that failed.
 pub(super) fn agree<T>(result: Result<T>, comm: &Communicator) -> Result<T> {
     let text = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
-    let all = comm.all_gather_v(text.as_bytes())?;
-    match (all.counts.iter().position(|count| *count > 0), result) {
-        (None, result) => result,
-        (Some(first), result) => {
-            let start: usize = all.counts[..first].iter().sum();
-            let text = String::from_utf8_lossy(&all.data[start..start + all.counts[first]]).into_owned();
+    match comm.first_failure(&text)? {
+        None => result,
+        Some((rank, text)) => {
             let (message, hint) = text.split_once("\nhint: ").unwrap_or((&text, ""));
-            drop(result);
-            Err(CommError::setup(message).hint(hint).blame(comm.ranks()[first]))
+            Err(CommError::setup(message).hint(hint).blame(rank))
         }
     }
 }

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_mappings_are_the_same_memory_and_strangers_are_noticed() {
+    fn two_mappings_are_the_same_memory_and_other_files_are_refused() {
         let nonce = [7; 16];
         let (a, file) = Mapping::create(3 * HEADER, &nonce).unwrap();
         let open = |len, nonce| Mapping::open(std::process::id(), number(&file), len, nonce);

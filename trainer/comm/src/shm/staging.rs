@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_wishes_by_its_fastest_trials() {
+    fn the_preferred_algorithm_is_that_of_the_fastest_trials() {
         let start = Instant::now();
         let mut trials = StagingTrials::default();
         let mut clock = 0;

@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_survive_and_unknown_kinds_are_refused() {
+    fn frame_headers_read_back_and_unknown_kinds_are_refused() {
         let head = FrameHeader { kind: FrameKind::Message, group: 5, sequence: 6, len: 7 };
         let mut bytes = head.encode();
         assert_eq!(FrameHeader::decode(&bytes), Some(head));
