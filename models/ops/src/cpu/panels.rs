@@ -60,6 +60,20 @@ mod tests {
         }
     }
 
+    /// Padded biases and sums have the same places in both sets.
+    #[test]
+    fn sets_that_multiply_in_f32_have_the_panels_of_f32() {
+        fn places<E: Operand>(isa: &'static Isa<E>, columns: usize) -> Vec<[usize; 3]> {
+            panels(isa, columns).iter().map(|panel| [panel.column, panel.cols, panel.isa.cols]).collect()
+        }
+        for isa in Isa::<half::bf16>::supported() {
+            let Some(widened) = isa.widened() else { continue };
+            for columns in 1..200 {
+                assert_eq!(places(isa, columns), places(widened, columns), "{}", isa.name);
+            }
+        }
+    }
+
     #[test]
     fn panels_cover_all_columns_with_little_waste() {
         panels_cover_columns::<f32>();

@@ -3,10 +3,9 @@
 //! The output pixels are divided into as many parts as there are threads, and each part into chunks. A chunk of `dy` is
 //! packed into panels once and serves all taps and channels of `x`. f32 values of `x` are read in place through one pointer
 //! per pixel. For bf16, where a step is a pair of pixels, the pixels of each tap are packed too; where products of bf16 are
-//! computed in f32, `x` and `dy` are converted instead. With few channels, taps are
-//! folded or gathered first, as in [`super::igemm`]. Every part has its own sums, which are
-//! added in the order of the parts. The parts, and therefore the last bits of the result, depend on the number of
-//! threads.
+//! computed in f32, `x` and `dy` are converted instead. With few channels, taps are folded or gathered first, as in
+//! [`super::igemm`]. Every part has its own sums, which are added in the order of the parts. The parts, and therefore the last
+//! bits of the result, depend on the number of threads.
 
 use super::allocator::Buffer;
 use super::convert::{WideRows, WidenTo};
