@@ -37,13 +37,14 @@ pub(crate) trait WidenTo<T>: Sized {
 
 /// Room for converted rows.
 pub(crate) struct WideRows<T> {
-    values: Buffer<T>,
+    /// Allocated by the first conversion, since most element types need none.
+    values: Option<Buffer<T>>,
     pointers: Vec<*const T>,
 }
 
 impl<T: Element> WideRows<T> {
     pub(crate) fn new() -> Self {
-        Self { values: Buffer::new(0), pointers: Vec::new() }
+        Self { values: None, pointers: Vec::new() }
     }
 }
 
@@ -73,11 +74,13 @@ impl WidenTo<f32> for bf16 {
         len: usize,
         room: &'a mut WideRows<f32>,
     ) -> (&'a [*const f32], usize) {
-        if room.values.len() < from.len() * len {
-            room.values = Buffer::new(from.len() * len);
-        }
+        let needed = from.len() * len;
+        let values = match room.values.take().filter(|values| values.len() >= needed) {
+            Some(values) => room.values.insert(values),
+            None => room.values.insert(Buffer::new(needed)),
+        };
         room.pointers.clear();
-        for (from, to) in from.iter().zip(room.values.chunks_exact_mut(len.max(1))) {
+        for (from, to) in from.iter().zip(values.chunks_exact_mut(len.max(1))) {
             // SAFETY: guaranteed by the caller.
             widen_piece(unsafe { std::slice::from_raw_parts(from.add(offset), len) }, to);
             room.pointers.push(to.as_ptr());

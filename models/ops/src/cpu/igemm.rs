@@ -25,9 +25,6 @@ use super::parallel::{SharedSlice, for_each, threads};
 
 /// Number of source channels from which gathering is slower.
 const GATHER_BELOW: usize = 4;
-/// Elements per tap from which bf16 is converted once per block if products are computed in f32. Copies of shorter rows take longer
-/// than they save.
-pub(super) const CONVERT_FROM: usize = 16;
 /// Number of source channels from which a tap fills enough of a matrix register.
 const MATRIX_DEPTH: usize = 16;
 /// Minimum number of register tiles per block.
@@ -113,7 +110,7 @@ impl<E: Operand> Igemm<'_, E> {
             None => (self.source, image, self.taps, depth),
         };
         let folded = Folded { source, image, taps, depth };
-        match self.isa.widened().filter(|_| depth >= CONVERT_FROM) {
+        match self.isa.widened_for(depth) {
             Some(isa) => self.run_blocks::<f32>(isa, folded, target),
             None => self.run_blocks::<E>(self.isa, folded, target),
         }

@@ -127,6 +127,10 @@ pub(crate) struct MatrixKernels<E: 'static> {
     pub(super) product: unsafe fn(&Product<E>),
 }
 
+/// Elements from which a row of bf16 is converted to f32 once, where products are computed in f32. Shorter rows are converted in
+/// each register tile, which takes less time than the copy.
+const CONVERT_FROM: usize = 16;
+
 /// An element type of matrix products.
 pub(crate) trait Operand: Lanes + WidenTo<f32> {
     /// Number of products that one instruction adds to a sum.
@@ -185,6 +189,11 @@ impl<E: Operand> Isa<E> {
             Winograd::Same(_) => None,
             Winograd::Widened(_, isa) => Some(isa),
         }
+    }
+
+    /// Returns [`Self::widened`] if rows of `depth` elements are long enough to be converted before the products.
+    pub(crate) fn widened_for(&self, depth: usize) -> Option<&'static Isa> {
+        self.widened().filter(|_| depth >= CONVERT_FROM)
     }
 
     /// Computes a tile, rounded to `O`.

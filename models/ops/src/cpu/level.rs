@@ -100,9 +100,9 @@ impl CpuIsa {
 }
 
 /// Returns true if this processor's dot products of bf16 (`vdpbf16ps`) do fewer multiply-adds per second than its f32
-/// multiply-adds. So do Intel's processors from Sapphire Rapids, which have AMX for bf16, but virtual machines may hide AMX: on
-/// Emerald Rapids (family 6, model 207), 44 instead of 86 G multiply-adds/s per core. Not Intel's Cooper Lake, which has no AMX,
-/// and AMD's.
+/// multiply-adds: on Emerald Rapids (family 6, model 207), 44 instead of 86 G multiply-adds/s per core. Intel's processors from
+/// Sapphire Rapids have AMX for bf16 instead, but virtual machines may hide AMX. The dot products of Intel's Cooper Lake, which
+/// has no AMX, and of AMD's processors are fast.
 #[cfg(target_arch = "x86_64")]
 fn slow_dot_products() -> bool {
     use std::arch::x86_64::__cpuid;

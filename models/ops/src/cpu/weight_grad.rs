@@ -10,7 +10,7 @@
 use super::allocator::Buffer;
 use super::convert::{WideRows, WidenTo};
 use super::fold_taps::fold_taps;
-use super::igemm::{CONVERT_FROM, Image};
+use super::igemm::Image;
 use super::kernel::{Isa, Operand, Outer};
 use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
@@ -56,7 +56,7 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
         let part = Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros };
-        match (&matrix, isa.widened().filter(|_| depth >= CONVERT_FROM)) {
+        match (&matrix, isa.widened_for(depth)) {
             (Some((kernels, layout)), _) => part.add_by_matrix(kernels, layout, sums, range),
             (None, Some(wide)) => part.add::<f32>(wide, sums, range),
             (None, None) => part.add::<E>(isa, sums, range),
