@@ -4,7 +4,7 @@
 #   rows.sh train OUT [CONFIG.toml ...]   train; without CONFIG, continue with the list of the last call
 #   rows.sh status OUT                    show epoch, accuracy and time left of each configuration
 #   rows.sh pause OUT, rows.sh continue OUT
-#   rows.sh stop OUT                      save a checkpoint and end; `train OUT` continues there, also after a reboot
+#   rows.sh stop OUT                      save a checkpoint, end, and wait for it; `train OUT` continues there, also after a reboot
 #
 # OUT gets queue/ (the configurations), runs/, logs/ and results/ (summaries of finished runs, to be committed).
 # Variables: TRAINER, the program (default target/release/trainer); DATA, the data folder; FLAGS, more flags of the first start,
@@ -65,7 +65,7 @@ case $command in
 status) status; exit ;;
 pause) session STOP; exit ;;
 continue) session CONT; exit ;;
-stop) touch "$out/stop"; session CONT && kill -TERM "$(pid_or_die)"; exit ;;
+stop) touch "$out/stop"; session CONT && kill -TERM "$(pid_or_die)" && exec flock "$out/lock" true; exit ;;
 esac
 
 trainer=$(realpath -e "${TRAINER:-target/release/trainer}" 2>/dev/null) ||

@@ -61,6 +61,7 @@ fn a_queue_is_paused_stopped_and_continued_to_its_end() {
     run(&bench, &["continue", "out"]).expect(0);
     wait_until("the run", || status(&bench, "first").ends_with("training"));
     run(&bench, &["stop", "out"]).expect(0);
+    assert!(status(&bench, "first").ends_with("interrupted"), "`stop` waits for the end");
     let stopped = Ended::from(queue.wait_with_output().unwrap()).expect(0);
     assert!(stopped.stdout.contains("interrupted"), "{}", stopped.stdout);
     assert!(status(&bench, "second").ends_with("waiting"), "the queue ends with the run that is stopped");

@@ -8,7 +8,7 @@
 
 use super::allocator::Buffer;
 use super::igemm::Igemm;
-use super::kernel::{MatrixKernels, MatrixTile, Operand};
+use super::kernel::{MatrixKernels, MatrixTiles, Operand};
 use super::packing::Packed;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each, threads};
@@ -227,30 +227,28 @@ impl<E: Operand> Blocks<'_, E> {
     /// Computes the results of adjacent positions; `out` is null where a position has none.
     fn multiply(&self, pixels: &[E], out: &[*mut E]) {
         let (conv, strip, padded) = (self.conv, &self.strip, padded(self.panels));
-        let (rows, columns) = (conv.isa.rows, conv.weights.columns);
+        let columns = conv.weights.columns;
         (self.kernels.begin)();
         for group in 0..conv.weights.groups {
             for panel in self.panels {
                 let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
                 let bias = conv.bias.map(|bias| &bias[group * padded + panel.column..]);
-                for (tile, out) in out.chunks(rows).enumerate() {
-                    let call = MatrixTile {
-                        rows: pixels[tile * rows * strip.pixel + group * strip.depth..].as_ptr(),
-                        row_len: strip.pixel,
-                        taps: &strip.offsets,
-                        depth: strip.depth,
-                        columns: packed.as_ptr(),
-                        blocks: panel.isa.cols / 16,
-                        out,
-                        column: group * columns + panel.column,
-                        cols: panel.cols,
-                        bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
-                        relu: conv.relu,
-                    };
-                    // SAFETY: the strip, or the source, has the channels of `rows` positions at every tap. The packed panel has
-                    // `depth` elements per tap. Pointers of results point to the group's columns, and only this block writes them.
-                    unsafe { (self.kernels.tile)(&call) };
-                }
+                let call = MatrixTiles {
+                    rows: pixels[group * strip.depth..].as_ptr(),
+                    row_len: strip.pixel,
+                    taps: &strip.offsets,
+                    depth: strip.depth,
+                    columns: packed.as_ptr(),
+                    blocks: panel.isa.cols / 16,
+                    out,
+                    column: group * columns + panel.column,
+                    cols: panel.cols,
+                    bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
+                    relu: conv.relu,
+                };
+                // SAFETY: the strip, or the source, has the channels of whole register tiles at every tap. The packed panel has
+                // `depth` elements per tap. Pointers of results point to the group's columns, and only this block writes them.
+                unsafe { (self.kernels.tiles)(&call) };
             }
         }
         (self.kernels.end)();

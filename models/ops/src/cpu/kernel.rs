@@ -71,9 +71,8 @@ pub(crate) struct Outer<E> {
 
 /// Arguments of the product with matrix registers: `sums[row][col] += Σ_k rows[row][k] · columns[k][col]`.
 pub(crate) struct Product<E> {
-    /// [`Isa::rows`] rows, `row_len` elements apart.
+    /// `[depth / Isa::depth][Isa::rows][Isa::depth]`.
     pub(crate) rows: *const E,
-    pub(crate) row_len: usize,
     /// Packed panel `[depth / STEP][16 · blocks][STEP]`.
     pub(crate) columns: *const E,
     /// A multiple of [`Isa::depth`].
@@ -85,10 +84,10 @@ pub(crate) struct Product<E> {
     pub(crate) blocks: usize,
 }
 
-/// Arguments of the tile micro-kernel with matrix registers:
+/// Arguments of the kernel with matrix registers for adjacent register tiles:
 /// `out[row][col] = Σ_tap Σ_k rows[row][tap + k] · columns[tap][k][col]`.
-pub(crate) struct MatrixTile<'a, E> {
-    /// [`Isa::rows`] rows, `row_len` elements apart.
+pub(crate) struct MatrixTiles<'a, E> {
+    /// As many rows as `out` has, rounded up to whole register tiles, `row_len` elements apart.
     pub(crate) rows: *const E,
     pub(crate) row_len: usize,
     /// Offset in elements of each tap.
@@ -99,7 +98,7 @@ pub(crate) struct MatrixTile<'a, E> {
     pub(crate) columns: *const E,
     /// 1 or 2.
     pub(crate) blocks: usize,
-    /// One pointer per row, to column 0 of the output row; null where a row is not stored. Rows after the last are not stored.
+    /// One pointer per row, to column 0 of the output row; null where a row is not stored.
     pub(crate) out: &'a [*mut E],
     /// The panel's first column in an output row, and the number of columns to store.
     pub(crate) column: usize,
@@ -119,11 +118,11 @@ pub(crate) struct MatrixKernels<E: 'static> {
     /// Transposes a square of [`Isa::depth`] rows and columns. Arguments: one pointer per row, the offset in elements from each
     /// pointer, the number of elements that can be read there (the rest is zero), the target, and the target's row stride.
     pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),
-    /// Prepares this thread's matrix registers for `tile` and `product`.
+    /// Prepares this thread's matrix registers for `tiles` and `product`.
     pub(super) begin: fn(),
     /// Releases this thread's matrix registers: the system would save registers in use at every context switch.
     pub(super) end: fn(),
-    pub(super) tile: unsafe fn(&MatrixTile<E>),
+    pub(super) tiles: unsafe fn(&MatrixTiles<E>),
     pub(super) product: unsafe fn(&Product<E>),
 }
 

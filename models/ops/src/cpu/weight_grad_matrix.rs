@@ -1,7 +1,7 @@
 //! The weight gradient with matrix registers: `dw[tap][co][ci] = Σ_pixel dy[pixel][co] · x[pixel + tap][ci]`.
 //!
 //! A matrix register multiplies rows that are contiguous along the summed index. A chunk of `dy` is therefore transposed once,
-//! to one row of pixels per output channel, and serves all taps. The pixels of each tap of `x` are packed in pairs, as in
+//! square by square, to squares of output channels by pixels, and serves all taps. The pixels of each tap of `x` are packed in pairs, as in
 //! [`super::weight_grad`]. The sums stay in f32 in memory, where the products of each chunk are added to them.
 
 use std::ops::Range;
@@ -15,7 +15,7 @@ use super::weight_grad::Part;
 use crate::shape::ConvShape;
 
 /// Pixels per chunk. With fewer, reading and writing the sums takes longer than the products.
-const CHUNK: usize = 512;
+const CHUNK: usize = 1024;
 
 /// The order of the sums in memory: `[group][tap][output channel][channel of x]`, rounded up to whole register tiles.
 pub(super) struct Layout {
@@ -113,10 +113,10 @@ impl<E: Operand> Part<'_, E> {
                 rows.resize(padded_count, self.zeros.as_ptr());
                 for column in (0..layout.rows).step_by(side) {
                     for (k, rows) in rows.chunks_exact(side).enumerate() {
-                        let to = transposed[column * padded_count + k * side..].as_mut_ptr();
+                        let to = transposed[column * padded_count + k * side * side..].as_mut_ptr();
                         let available = side.min(columns.saturating_sub(column));
-                        // SAFETY: each row has the channels of all groups; the target has `side` rows of the chunk's pixels.
-                        unsafe { (kernels.transpose)(rows, group * columns + column, available, to, padded_count) };
+                        // SAFETY: each row has the channels of all groups; the target has a square.
+                        unsafe { (kernels.transpose)(rows, group * columns + column, available, to, side) };
                     }
                 }
                 for tap in 0..layout.taps {
@@ -137,7 +137,6 @@ impl<E: Operand> Part<'_, E> {
                         for panel in row_panels.panels() {
                             let call = Product {
                                 rows: transposed[row * padded_count..].as_ptr(),
-                                row_len: padded_count,
                                 columns: row_panels.values(panel).as_ptr(),
                                 depth: padded_count,
                                 sums: sums[row * layout.columns + panel.column..].as_mut_ptr(),

@@ -12,12 +12,13 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::LazyLock;
 
 use half::bf16;
 
 use super::convert::round;
-use super::kernel::{Isa, MatrixKernels, MatrixTile, Tile};
+use super::kernel::{Isa, MatrixKernels, MatrixTiles, Tile};
 use super::kernel_x86::{AVX512_BF16, AVX512_BF16_16};
 use super::vector::{Lanes, Simd};
 use super::vector_x86::Avx512Bf16;
@@ -65,15 +66,15 @@ pub(super) static AMX_BF16: Isa<bf16> = amx!(2, AVX512_BF16, &[&AMX_BF16_16]);
 static AMX_BF16_16: Isa<bf16> = amx!(1, AVX512_BF16_16, &[]);
 
 const MATRIX: MatrixKernels<bf16> =
-    MatrixKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tile: matrix_tile_of, product };
+    MatrixKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tiles: matrix_tiles_of, product };
 
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-unsafe fn matrix_tile_of(call: &MatrixTile<bf16>) {
+unsafe fn matrix_tiles_of(call: &MatrixTiles<bf16>) {
     // SAFETY: the features are enabled; the caller guarantees the rest.
     unsafe {
         match call.blocks {
-            1 => matrix_tile::<1>(call),
-            _ => matrix_tile::<2>(call),
+            1 => matrix_tiles::<1>(call),
+            _ => matrix_tiles::<2>(call),
         }
     }
 }
@@ -241,55 +242,103 @@ unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
     end();
 }
 
-/// Micro-kernel of [`MatrixTile`].
+/// Micro-kernel of [`MatrixTiles`].
+///
+/// The rows of a tile are rounded and stored during the products of the next one. The columns come from L2, and the rows from L1 or L2.
+/// Where two threads share a core, matrix registers are not renamed, and a load that misses L1 delays all products; so the columns
+/// are prefetched.
 ///
 /// # Safety
 ///
 /// As documented there, with AMX-BF16 and AVX512-BF16 available and `BLOCKS` as in the call.
 #[inline(always)]
-unsafe fn matrix_tile<const BLOCKS: usize>(call: &MatrixTile<bf16>) {
+unsafe fn matrix_tiles<const BLOCKS: usize>(call: &MatrixTiles<bf16>) {
     let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
     let row_stride = call.row_len * size_of::<bf16>();
-    let two = call.out.len() > ROWS;
-    // SAFETY: `MatrixTile` documents every address as valid. The blocks use matrix registers, which nothing else uses.
+    let steps = call.taps.len() * call.depth.div_ceil(DEPTH);
+    let mut sums = [const { MaybeUninit::<Sums<BLOCKS>>::uninit() }; 2];
+    let mut last: &[*mut bf16] = &[];
+    // SAFETY: `MatrixTiles` documents every address as valid. The blocks use matrix registers, which nothing else uses. A tile's sums
+    // were stored before its rows.
     unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            options(nostack, preserves_flags, nomem)
-        );
-        let mut columns = call.columns;
-        for tap in call.taps {
-            let rows = call.rows.add(*tap);
-            for k in (0..call.depth).step_by(DEPTH) {
-                let rows = rows.add(k);
-                load!("tmm6", columns, stride);
-                load!("tmm4", rows, row_stride);
-                multiply!("tmm0", "tmm4", "tmm6");
-                if BLOCKS == 2 {
-                    load!("tmm7", columns.add(COLS * 2), stride);
-                    multiply!("tmm1", "tmm4", "tmm7");
-                }
-                if two {
-                    load!("tmm5", rows.add(ROWS * call.row_len), row_stride);
-                    multiply!("tmm2", "tmm5", "tmm6");
-                    if BLOCKS == 2 {
-                        multiply!("tmm3", "tmm5", "tmm7");
-                    }
-                }
-                columns = columns.add(DEPTH * BLOCKS * COLS);
-            }
-        }
-        let mut sums = MaybeUninit::<Sums<BLOCKS>>::uninit();
-        store_sums(&mut sums, two);
         let bias = load_bias(call.bias);
-        for (row, out) in call.out.iter().enumerate() {
-            if !out.is_null() {
-                finish_row::<bf16, BLOCKS>(&sums, row, &bias, call.relu, out.add(call.column), call.cols);
+        for (tile, out) in call.out.chunks(2 * ROWS).enumerate() {
+            let two = out.len() > ROWS;
+            let tile_rows = call.rows.add(tile * 2 * ROWS * call.row_len);
+            let [even, odd] = &mut sums;
+            let (sums, last_sums) = if tile % 2 == 0 { (even, odd) } else { (odd, even) };
+            let (mut stored, rows_per_step) = (0, last.len().div_ceil(steps.max(1)));
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack, preserves_flags, nomem)
+            );
+            let mut columns = call.columns;
+            for tap in call.taps {
+                let rows = tile_rows.add(*tap);
+                for k in (0..call.depth).step_by(DEPTH) {
+                    let rows = rows.add(k);
+                    let next = columns.add(DEPTH * BLOCKS * COLS);
+                    load!("tmm6", columns, stride);
+                    load!("tmm4", rows, row_stride);
+                    multiply!("tmm0", "tmm4", "tmm6");
+                    prefetch_lines(next);
+                    if BLOCKS == 2 {
+                        load!("tmm7", columns.add(COLS * 2), stride);
+                        multiply!("tmm1", "tmm4", "tmm7");
+                        prefetch_lines(next.wrapping_add(DEPTH * COLS));
+                    }
+                    if two {
+                        load!("tmm5", rows.add(ROWS * call.row_len), row_stride);
+                        multiply!("tmm2", "tmm5", "tmm6");
+                        if BLOCKS == 2 {
+                            multiply!("tmm3", "tmm5", "tmm7");
+                        }
+                    }
+                    columns = next;
+                    let until = last.len().min(stored + rows_per_step);
+                    store_rows(call, &bias, last_sums, last, stored..until);
+                    stored = until;
+                }
             }
+            store_rows(call, &bias, last_sums, last, stored..last.len());
+            store_sums(sums, two);
+            last = out;
         }
+        let tiles = call.out.len().div_ceil(2 * ROWS);
+        store_rows(call, &bias, &sums[(tiles + 1) % 2], last, 0..last.len());
+    }
+}
+
+/// Stores the results of some rows of a register tile.
+///
+/// # Safety
+///
+/// As for [`matrix_tiles`]; the sums were stored.
+#[inline(always)]
+unsafe fn store_rows<const BLOCKS: usize>(
+    call: &MatrixTiles<bf16>,
+    bias: &[__m512; BLOCKS],
+    sums: &MaybeUninit<Sums<BLOCKS>>,
+    out: &[*mut bf16],
+    rows: Range<usize>,
+) {
+    for row in rows {
+        if !out[row].is_null() {
+            // SAFETY: guaranteed by the caller.
+            unsafe { finish_row::<bf16, BLOCKS>(sums, row, bias, call.relu, out[row].add(call.column), call.cols) };
+        }
+    }
+}
+
+/// Prefetches the columns of a matrix register to L1. The address may be invalid.
+#[inline(always)]
+fn prefetch_lines(from: *const bf16) {
+    for line in 0..ROWS {
+        // SAFETY: a prefetch is a hint and accesses no memory.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * DEPTH).cast()) };
     }
 }
 

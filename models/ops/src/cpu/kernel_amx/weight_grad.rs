@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use half::bf16;
 
 use super::super::kernel::Product;
-use super::{COLS, DEPTH, ROWS};
+use super::{COLS, DEPTH, ROWS, prefetch_lines};
 
 /// Indices of [`transpose`] that exchange elements at `distance`, for the row before and the row after.
 const fn exchange<const N: usize>(distance: usize) -> [[u16; N]; 2] {
@@ -70,7 +70,7 @@ pub(super) unsafe fn transpose(rows: &[*const bf16], offset: usize, available: u
 /// As documented there, with AMX-BF16 available.
 pub(super) unsafe fn product(call: &Product<bf16>) {
     let columns_stride = call.blocks * COLS * 2 * size_of::<bf16>();
-    let (rows_stride, sums_stride) = (call.row_len * size_of::<bf16>(), call.stride * size_of::<f32>());
+    let (rows_stride, sums_stride) = (DEPTH * size_of::<bf16>(), call.stride * size_of::<f32>());
     // SAFETY: `Product` documents every address as valid. The blocks use matrix registers, which nothing else uses.
     unsafe {
         let below = call.sums.add(ROWS * call.stride);
@@ -82,18 +82,21 @@ pub(super) unsafe fn product(call: &Product<bf16>) {
             load!("tmm3", below.add(COLS), sums_stride);
         }
         for k in (0..call.depth).step_by(DEPTH) {
-            let rows = call.rows.add(k);
+            let rows = call.rows.add(k * 2 * ROWS);
+            let next = columns.add(DEPTH * call.blocks * COLS);
             load!("tmm6", columns, columns_stride);
             load!("tmm4", rows, rows_stride);
             multiply!("tmm0", "tmm4", "tmm6");
-            load!("tmm5", rows.add(ROWS * call.row_len), rows_stride);
+            prefetch_lines(next);
+            load!("tmm5", rows.add(ROWS * DEPTH), rows_stride);
             multiply!("tmm2", "tmm5", "tmm6");
             if call.blocks == 2 {
                 load!("tmm7", columns.add(COLS * 2), columns_stride);
                 multiply!("tmm1", "tmm4", "tmm7");
+                prefetch_lines(next.wrapping_add(DEPTH * COLS));
                 multiply!("tmm3", "tmm5", "tmm7");
             }
-            columns = columns.add(DEPTH * call.blocks * COLS);
+            columns = next;
         }
         store!("tmm0", call.sums, sums_stride);
         store!("tmm2", below, sums_stride);
