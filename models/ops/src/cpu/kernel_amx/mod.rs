@@ -244,9 +244,8 @@ unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
 
 /// Micro-kernel of [`MatrixTiles`].
 ///
-/// The rows of a tile are rounded and stored during the products of the next one. The columns come from L2, and the rows from L1 or L2.
-/// Where two threads share a core, matrix registers are not renamed, and a load that misses L1 delays all products; so the columns
-/// are prefetched.
+/// The rows of a tile are rounded and stored during the products of the next one. The columns do not fit into L1. They are prefetched,
+/// because loads that miss L1 delay the products where two threads share a core: then products and loads overlap little.
 ///
 /// # Safety
 ///
