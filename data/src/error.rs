@@ -18,6 +18,8 @@ pub struct DataError {
     pub hint: String,
     /// Whether a single image is damaged or missing, so that another one can replace it (`data.on_error = "skip"`).
     pub is_bad_image: bool,
+    /// Whether the file may be readable later, as on a network disk that does not answer.
+    pub is_transient: bool,
 }
 
 impl DataError {
@@ -29,6 +31,7 @@ impl DataError {
             cause: cause.into(),
             hint: hint.into(),
             is_bad_image: false,
+            is_transient: false,
         }
     }
 

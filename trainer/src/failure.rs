@@ -182,8 +182,9 @@ impl Hint for DataError {
         some(&self.hint)
     }
 
+    /// A file that may be readable later is no wrong input: a launcher may start the job again.
     fn exit_code(&self) -> u8 {
-        USAGE
+        if self.is_transient { FAILED } else { USAGE }
     }
 }
 

@@ -112,6 +112,8 @@ fn a_resumed_run_is_not_tuned_again() {
         tuned(&bench, "steps=1 first_bucket_mb=0.5", &["--resume", folder, "--set", "train.epochs=2"]).expect(0);
     assert!(!ended.stdout.contains("autotune: "), "{}", ended.stdout);
     assert!(read(&run, "config.toml").contains("first_bucket_mb = 0.125"));
+    // The file that the run was started with is that of the run, although the run's settings were tuned.
+    bench.run(&["--resume", folder, "--config", "config.toml", "--set", "train.epochs=2", "--dry-run"]).expect(0);
     // On request it is
     let again = ["--resume", folder, "--autotune", "--set", "train.epochs=3"];
     let ended = tuned(&bench, "steps=1 bucket_mb=0.25 compression=bf16", &again).expect(0);

@@ -135,6 +135,7 @@ fn ranks_that_were_started_differently_are_told_how() {
         ("optimizer.lr=0.5", "rank 0 has optimizer.lr = 0.05 where rank 1 has optimizer.lr = 0.5"),
         ("model.name=vgg11", "image"),
         ("data.limit_train=500", "rank 0 has data.limit_train = 520 where rank 1 has data.limit_train = 500"),
+        ("log.timeline=true", "rank 0 has log.timeline = false where rank 1 has log.timeline = true"),
     ];
     for (set, said) in cases {
         let ended = two_ranks_of_a_foreign_launcher(&bench, &["--set", set]);
@@ -142,6 +143,36 @@ fn ranks_that_were_started_differently_are_told_how() {
         let all = ended.map(|rank| rank.stderr).join("\n");
         assert!(all.contains(said) && all.contains("hint:"), "{set}: {all}");
     }
+}
+
+#[test]
+fn a_dry_run_trains_nothing_under_another_launcher() {
+    let bench = Bench::new(CONFIG);
+    for rank in ["0", "1"] {
+        let mut command = bench.command();
+        command.args(["--config", "config.toml", "--run-dir", "runs", "--dry-run"]);
+        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "4711")]);
+        let ended = common::Ended::from(command.output().unwrap()).expect(0);
+        assert_eq!(ended.stdout.contains("ddp"), rank == "0", "{}", ended.stdout);
+        assert!(!bench.path("runs").exists());
+    }
+}
+
+/// A job of one pod has as many workers as the variable says.
+#[test]
+fn one_pod_of_kubeflow_starts_its_workers_and_says_each_note_once() {
+    let bench = Bench::new(CONFIG);
+    let mut pod = bench.command();
+    pod.args(["--config", "config.toml", "--run-dir", "runs", "--set", "train.max_steps=2"]);
+    pod.args(["--set", "optimizer.lr_scale=linear"]);
+    pod.envs([("PET_NNODES", "1"), ("PET_NODE_RANK", "0"), ("PET_NPROC_PER_NODE", "2")]);
+    pod.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &free_port().to_string())]);
+    let ended = common::Ended::from(pod.output().unwrap()).expect(0);
+    let run = bench.only_run("runs");
+    assert!(run.to_string_lossy().ends_with("ddpx2"), "{}", run.display());
+    let notes = ended.stderr.lines().filter(|line| line.starts_with("note: ") && line.contains("lr_scale")).count();
+    assert_eq!(notes, 1, "{}", ended.stderr);
 }
 
 #[test]

@@ -147,6 +147,25 @@ fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
     }
 }
 
+/// The steps of an epoch before an image that cannot be read are not lost.
+#[test]
+fn a_damaged_training_image_leaves_a_checkpoint() {
+    let bench = Bench::new(CONFIG);
+    write_pictures(&bench);
+    let damaged = bench.path("pictures/train/light/03.jpg");
+    let bytes = fs::read(&damaged).unwrap();
+    let whole = bench.train("whole", &["--set", "train.batch_size=1"]);
+    fs::write(&damaged, &bytes[..bytes.len() / 2]).unwrap();
+    let one = ["--config", "config.toml", "--run-dir", "failed", "--set", "train.batch_size=1"];
+    bench.run(&one).expect(2);
+    let run = bench.only_run("failed");
+    let steps = losses(&run).len();
+    assert!(steps > 0 && run.join(format!("checkpoints/step-{steps}")).is_dir(), "{steps} steps");
+    fs::write(&damaged, bytes).unwrap();
+    bench.run(&["--resume", run.to_str().unwrap()]).expect(0);
+    assert_eq!(losses(&run), losses(&whole), "the run continued to the same bits");
+}
+
 #[test]
 fn a_damaged_image_ends_all_ranks_or_is_replaced() {
     let bench = Bench::new(CONFIG);

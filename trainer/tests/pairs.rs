@@ -263,6 +263,22 @@ fn a_file_of_another_format_does_not_hide_its_folder_from_a_prediction() {
 }
 
 /// The summary and the configuration of a run describe the training that happened.
+/// A run of a machine with GPUs is evaluated on one without.
+#[test]
+fn a_backend_that_is_not_built_ends_only_training() {
+    if cfg!(feature = "mpi") {
+        return;
+    }
+    let bench = Bench::new(CONFIG);
+    let run = bench.train("runs", &["--cpus", "2", "--set", "train.max_steps=2"]);
+    let text = fs::read_to_string(run.join("config.toml")).unwrap();
+    fs::write(run.join("config.toml"), text.replace("backend = \"auto\"", "backend = \"mpi\"")).unwrap();
+    bench.run(&["eval", "--run", run.to_str().unwrap()]).expect(0);
+    let ended = bench.run(&["--resume", run.to_str().unwrap()]).expect(2);
+    let said = "`parallel.backend`: \"mpi\" is not built in this version";
+    assert!(ended.stderr.contains(said) && ended.stderr.contains("hint:"), "{}", ended.stderr);
+}
+
 #[test]
 fn a_complete_run_keeps_its_record() {
     let bench = Bench::new(CONFIG);

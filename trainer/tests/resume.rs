@@ -160,6 +160,21 @@ fn the_command_that_the_time_limit_prints_continues_the_run() {
     assert!(losses(&bench.only_run("runs")).len() > steps, "the run continued for another second");
 }
 
+/// Evaluations every 1,000 epochs, so the one at the time limit is the only one.
+#[test]
+fn the_evaluation_at_the_time_limit_is_in_the_table_of_epochs() {
+    let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 16"));
+    let limits = ["--set", "train.epochs=1000000", "--set", "train.max_time_s=1", "--set", "train.eval_every=1000000"];
+    let one_step = ["--set", "train.batch_size=16", "--set", "checkpoint.every=0"];
+    bench.run(&[&["--config", "config.toml"], &one_step[..], &limits].concat()).expect(0);
+    let table = std::fs::read_to_string(bench.only_run("runs").join("summary.csv")).unwrap();
+    let mut rows = table.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let column = rows.next().unwrap().iter().position(|name| *name == "eval_top1").unwrap();
+    let evaluated: Vec<bool> = rows.map(|row| !row[column].is_empty()).collect();
+    let before = evaluated.len() - 1;
+    assert!(evaluated[before] && !evaluated[..before].contains(&true), "{table}");
+}
+
 #[test]
 fn flags_take_precedence_over_the_devices_of_the_resumed_run() {
     let bench = Bench::new(CONFIG);

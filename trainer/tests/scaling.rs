@@ -5,7 +5,8 @@ use serde_json::Value;
 
 #[test]
 fn measured_and_computed_steps_are_on_one_page() {
-    let bench = Bench::new(CONFIG);
+    // The mode of the file does not count.
+    let bench = Bench::new(&format!("{CONFIG}\n[parallel]\nmode = \"ddp\"\n"));
     let start = ["bench", "scaling", "--config", "config.toml", "--cpus", "1,2", "--steps", "8", "--out", "out"];
     let page = bench.run(&[&start[..], &["--link", "1ms,100Mbit"]].concat()).expect(0).stdout;
     assert!(page.contains("computed from that step, not measured: a link of 1000 us, 0.1 Gbit/s"), "{page}");

@@ -16,8 +16,18 @@ pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
     };
     DataError {
         is_bad_image: error.kind() == io::ErrorKind::NotFound,
+        is_transient: is_transient(error),
         ..DataError::new(path, format!("cannot be read: {error}"), hint)
     }
+}
+
+/// Returns whether the operation may succeed later: a disk or a network does not answer.
+fn is_transient(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, StaleNetworkFileHandle, TimedOut};
+    /// Input/output error, on Linux and macOS. It has no stable kind.
+    const EIO: i32 = 5;
+    let kinds = [HostUnreachable, NetworkDown, NetworkUnreachable, StaleNetworkFileHandle, TimedOut];
+    error.raw_os_error() == Some(EIO) || kinds.contains(&error.kind())
 }
 
 /// Opens a regular file and returns it with its length in bytes.
@@ -65,4 +75,18 @@ pub(super) fn damaged(name: &str) -> String {
     format!(
         "the file is damaged: `trainer data verify {name}` checks it, `trainer data fetch {name}` downloads it again"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_errors_of_disks_and_networks_are_transient() {
+        // EIO, ESTALE and ETIMEDOUT of Linux; then ENOENT, EACCES and EISDIR.
+        for (number, expected) in [(5, true), (116, true), (110, true), (2, false), (13, false), (21, false)] {
+            let error = io::Error::from_raw_os_error(number);
+            assert_eq!(read_error(Path::new("image.png"), &error).is_transient, expected, "{error}");
+        }
+    }
 }

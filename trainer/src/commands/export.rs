@@ -90,7 +90,7 @@ pub(super) fn run(arguments: &ExportArgs) -> Result<(), Failure> {
 /// A file to write.
 struct Exported {
     bytes: Vec<u8>,
-    /// OnnxDescription of the content, for the screen.
+    /// Description of the content, for the screen.
     content: String,
     /// How to read the file in another program, for the screen.
     usage: String,

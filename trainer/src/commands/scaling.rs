@@ -184,7 +184,9 @@ fn one(
     let set =
         [&format!("train.batch_scope={scope}"), "train.accumulate=1", "log.timeline=true"].map(str::to_owned).into();
     let (flag, _) = devices(arguments);
-    let mut flags = vec![flag.to_owned(), workers.to_string()];
+    // The measured workers are processes, whatever mode the file has.
+    let mode = if workers > 1 { "ddp" } else { "single" };
+    let mut flags = vec![flag.to_owned(), workers.to_string(), "--mode".to_owned(), mode.to_owned()];
     if arguments.oversubscribe {
         flags.push("--oversubscribe".to_owned());
     }

@@ -5,22 +5,15 @@ use data::augment::Augment;
 use super::class_weights::ClassWeights;
 use super::error::ConfigError;
 use super::image_sizes;
-use super::keyword::{
-    Backend, BatchNormPolicy, BatchScope, Decode, LrScale, Mode, OnError, OptimizerKind, ScheduleKind,
-};
+use super::keyword::{BatchNormPolicy, BatchScope, Decode, LrScale, Mode, OnError, OptimizerKind, ScheduleKind};
 use super::multi_label;
 use super::origin::{Origins, SetBy};
 use super::plan::RunPlan;
 use super::reader::Reader;
 use super::suggest;
 use super::{DatasetFacts, Registry};
-use comm::TransportKind;
 
-/// Hint for a build without the mpi backend.
-const MPI_HINT: &str = "build with `cargo build --release --features mpi` (it needs an MPI library's headers and libclang), \
-                        or use \"auto\", \"shm\" or \"tcp\"";
-
-/// Reports contradictions within a plan, and settings that this build cannot run.
+/// Reports contradictions within a plan.
 pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     name(reader, "model", "model", &plan.model.name, registry.models);
     name(reader, "data", "data set", &plan.data.name, registry.dataset_names);
@@ -252,18 +245,6 @@ fn parallel(plan: &RunPlan, reader: &mut Reader) {
             "mode \"dp\" has nothing to tune: one process adds up the gradients of all devices",
             "leave `autotune` and --autotune out, or use mode = \"ddp\"",
         );
-    }
-    let not_built = |hint: &str| (format!("\"{}\" is not built in this version", parallel.backend), hint.to_owned());
-    let missing = match parallel.backend {
-        Backend::Auto | Backend::Tcp => None,
-        Backend::Shm => TransportKind::Shm.built().err().map(|error| (error.message, error.hint)),
-        Backend::Mpi => (!cfg!(feature = "mpi")).then(|| not_built(MPI_HINT)),
-        Backend::Cuda | Backend::Nccl => {
-            (!cfg!(feature = "cuda")).then(|| not_built("use \"auto\", \"shm\" or \"tcp\""))
-        }
-    };
-    if let (Mode::Ddp, Some((cause, hint))) = (parallel.mode, missing) {
-        reader.reject("parallel.backend", cause, hint);
     }
 }
 

@@ -19,8 +19,8 @@ use super::keyword::{
 
 /// Upper limit of counts such as batch size and epochs. A larger value is a typing mistake.
 const MANY: i32 = 1_000_000;
-/// Largest number of steps: no run is longer.
-const STEPS: i32 = 1_000_000_000;
+/// Upper limit of numbers of steps, images and seconds.
+const LARGEST_COUNT: i32 = 1_000_000_000;
 /// Longest side of an image in pixels.
 const PIXELS: i32 = 16_384;
 /// Largest bucket in MiB.
@@ -75,9 +75,9 @@ sections! {
         /// Background threads that assemble batches.
         workers: usize = 2, in 1..=1024, also ["num_workers"];
         /// Training images used, from the first.
-        limit_train: usize = 0, in 0..=STEPS, unset "all";
+        limit_train: usize = 0, in 0..=LARGEST_COUNT, unset "all";
         /// Test images used, from the first.
-        limit_test: usize = 0, in 0..=STEPS, unset "all";
+        limit_test: usize = 0, in 0..=LARGEST_COUNT, unset "all";
         /// Part of each class's training images that is held out for validation. The best checkpoint and early stopping go by
         /// it, and the test set is evaluated once, at the end.
         validation: Option<f64> = None, in (Excluded(0), Excluded(1)), unset "none", also ["val", "val_split"];
@@ -137,9 +137,9 @@ sections! {
         /// reported beside the plain one.
         tta: Tta = Tta::None, unset "off";
         /// Optimizer steps after which the run ends.
-        max_steps: usize = 0, in 0..=STEPS, unset "no limit", also ["steps"];
+        max_steps: usize = 0, in 0..=LARGEST_COUNT, unset "no limit", also ["steps"];
         /// Seconds of training, over all sessions of the run, after which the run is evaluated, saved and ended.
-        max_time_s: usize = 0, in 0..=STEPS, unset "no limit";
+        max_time_s: usize = 0, in 0..=LARGEST_COUNT, unset "no limit";
         /// Early stopping: epochs without a better evaluation (`checkpoint.best`) after which the run ends.
         patience: usize = 0, in 0..=MANY, unset "off";
     }
@@ -223,7 +223,7 @@ sections! {
         /// Seconds after which a silent worker, or a machine that does not answer, counts as dead.
         timeout_s: usize = 600, in 1..=MANY;
         /// Steps between comparisons of all ranks' parameters.
-        check_sync_every: usize = 0, in 0..=STEPS, unset "off";
+        check_sync_every: usize = 0, in 0..=LARGEST_COUNT, unset "off";
         /// Threads with which each worker of mode `ddp` computes a step on the CPU.
         threads: Option<usize> = None, in 1..=1024, unset "the worker's share of the cores", also ["num_threads"];
         /// What a run of mode `ddp` may change in its first steps to find the fastest step. `--autotune` allows `bucket_mb`,
@@ -236,7 +236,7 @@ sections! {
         /// Epochs between checkpoints; 0: only at the end. A new best evaluation is saved too (`keep_best`).
         every: usize = 1, in 0..=MANY;
         /// Optimizer steps between checkpoints.
-        every_steps: usize = 0, in 0..=STEPS, unset "off";
+        every_steps: usize = 0, in 0..=LARGEST_COUNT, unset "off";
         /// Newest checkpoints kept: a run can resume from one.
         keep_last: usize = 2, in 1..=MANY;
         /// Keeps the checkpoint with the best evaluation as well.
@@ -248,7 +248,7 @@ sections! {
     /// `[log]`: what is written about the run.
     LogConfig "log" {
         /// Steps between plain progress lines, and between the training points of TensorBoard.
-        every: usize = 50, in 1..=STEPS;
+        every: usize = 50, in 1..=LARGEST_COUNT;
         /// Writes TensorBoard events.
         tensorboard: bool = true;
         /// Writes `timeline.json`: what each rank did when, over the run's first steps.

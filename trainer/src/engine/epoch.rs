@@ -44,7 +44,13 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
     loop {
         let (start, step) = (Instant::now(), engine.progress.step + queue.len() as u64);
         let wanted = if step < engine.lengths.last_step && stop.is_none() { engine.plan.train.accumulate } else { 0 };
-        let fetched = batches.by_ref().take(wanted).collect::<Result<Vec<_>, _>>()?;
+        let fetched = match batches.by_ref().take(wanted).collect::<Result<Vec<_>, _>>() {
+            Ok(fetched) => fetched,
+            Err(error) => {
+                save_before_the_bad_step(engine, &queue, &mut reported)?;
+                return Err(error.into());
+            }
+        };
         if fetched.is_empty() {
             break;
         }
@@ -80,6 +86,25 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         stop = stop.or(wait_and_complete(engine, &queued, &mut reported)?);
     }
     Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Stopped))
+}
+
+/// Completes the queued steps and saves a checkpoint, so that the epoch's steps before an image that cannot be read are not lost. Only
+/// a single process does this: the others of a job may already be in the step whose images this one could not read.
+fn save_before_the_bad_step(
+    engine: &mut Engine<'_>,
+    queue: &VecDeque<QueuedStep>,
+    reported: &mut Instant,
+) -> Result<(), Failure> {
+    if engine.strategy.world_size() > 1 {
+        return Ok(());
+    }
+    for queued in queue {
+        wait_and_complete(engine, queued, reported)?;
+    }
+    if engine.progress.batch > 0 {
+        engine.save_or_warn();
+    }
+    Ok(())
 }
 
 /// Adds the epoch and the step to a failure's message.

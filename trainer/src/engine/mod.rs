@@ -250,7 +250,7 @@ impl<'a> Engine<'a> {
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
             let due = done || epoch.is_multiple_of(self.plan.train.eval_every);
             let start = Instant::now();
-            let counts = match due {
+            let mut counts = match due {
                 true => match self.evaluate_or_save()? {
                     Evaluation::Done(counts) => Some(counts),
                     // The checkpoint is saved at the epoch's end, so a resumed run evaluates again.
@@ -261,16 +261,20 @@ impl<'a> Engine<'a> {
             // All ranks have the same counts, so all ranks make the same decision.
             let early_stop = counts.as_ref().filter(|_| !done).and_then(|counts| self.early_stop(counts));
             done |= early_stop.is_some();
-            let eval_seconds = start.elapsed().as_secs_f64();
-            let time_is_up = !done && self.agree_time_is_up(eval_seconds)?;
-            self.finish_epoch(counts.as_ref(), done || time_is_up, eval_seconds)?;
+            let time_is_up = !done && self.agree_time_is_up(start.elapsed().as_secs_f64())?;
+            if time_is_up && counts.is_none() {
+                counts = match self.evaluate_or_save()? {
+                    Evaluation::Done(counts) => Some(counts),
+                    Evaluation::Stopped(signal) => return self.interrupted(signal),
+                };
+            }
+            self.finish_epoch(counts.as_ref(), done || time_is_up, start.elapsed().as_secs_f64())?;
             match (counts, early_stop) {
                 (Some(counts), Some(best)) => return Ok(RunOutcome::StoppedEarly { counts, epoch, best }),
                 (Some(counts), None) if done => return Ok(RunOutcome::Finished(counts)),
                 (Some(counts), None) if time_is_up => {
                     return Ok(RunOutcome::OutOfTime { counts, step: self.progress.step });
                 }
-                (None, _) if time_is_up => return self.stop_at_time_limit(),
                 _ => {}
             }
         }
@@ -280,12 +284,16 @@ impl<'a> Engine<'a> {
     fn evaluate_or_save(&mut self) -> Result<Evaluation, Failure> {
         let evaluated = self.evaluate();
         if evaluated.as_ref().is_err_and(|failure| !failure.is_permanent) {
-            let name = format!("step-{}", self.progress.step);
-            if let Err(failure) = self.save(&name, false) {
-                console::eprint(format_args!("warning: no checkpoint was saved: {failure}"));
-            }
+            self.save_or_warn();
         }
         evaluated
+    }
+
+    /// Saves a checkpoint because of another failure, which is the one to report.
+    fn save_or_warn(&mut self) {
+        if let Err(failure) = self.save(&format!("step-{}", self.progress.step), false) {
+            console::eprint(format_args!("warning: no checkpoint was saved: {failure}"));
+        }
     }
 
     /// Evaluates all images of [`Loaders::eval`].

@@ -59,6 +59,12 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let workers = workers_flag(arguments.gpus, arguments.cpus);
     let role = launch::detect(&variables, arguments.job.launcher.parse()?, workers)?;
     job_flags::check(&arguments.job, &role)?;
+    // A dry run starts no job and joins none. Rank 0 shows the plan, also to another launcher.
+    let (role, has_launcher) = match role {
+        Role::Worker(worker) if arguments.dry_run && worker.rank > 0 => return Ok(0),
+        Role::Worker(_) if arguments.dry_run => (Role::Local(None), true),
+        role => (role, false),
+    };
     let (job, launcher_folder) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
     let access = match (&launcher_folder, &role, &job) {
         (Some(folder), ..) => Access::Given(folder),
@@ -82,8 +88,9 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         Role::Local(node) => node.as_ref(),
     };
     note_missing_gpu(&devices);
-    let (workers, nodes) = (devices_of_plan.map_or(1, Devices::count), arguments.job.nnodes.unwrap_or(1));
-    let several_workers = workers > 1 || nodes > 1 || node.is_some();
+    let workers = devices_of_plan.map(Devices::count).or_else(|| node.and_then(|node| node.workers)).unwrap_or(1);
+    let nodes = arguments.job.nnodes.unwrap_or(1);
+    let several_workers = workers > 1 || nodes > 1 || node.is_some() || has_launcher;
     let PlannedRun { mut plan, resumed } = source.read(several_workers)?;
     print_notes(&plan);
     let local_rank =

@@ -2,16 +2,22 @@
 
 use std::path::Path;
 
+use comm::TransportKind;
 use data::formats;
 use models::BuildError;
 
 use super::run_data::known_facts;
 use crate::cli::TrainArgs;
-use crate::config::{self, ConfigError, ConfigSource, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
+use crate::config::{self, Backend, ConfigError, ConfigSource, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
 use crate::console;
 use crate::failure::Failure;
 use crate::files::FileError;
 use crate::report::{RunFolder, Section};
+use crate::strategy::StepSettings;
+
+/// Hint for a build without the mpi backend.
+const MPI_HINT: &str = "build with `cargo build --release --features mpi` (it needs an MPI library's headers and libclang), \
+                        or use \"auto\", \"shm\" or \"tcp\"";
 
 /// A run to start or to continue.
 pub(super) struct PlannedRun {
@@ -121,12 +127,33 @@ impl<'a> PlanSource<'a> {
         if let (Some(folder), Some(path)) = (&self.resumed, &self.arguments.config) {
             same_plan(path, &overrides, folder, &plan)?;
         }
+        check_backend(&plan)?;
         Ok(PlannedRun { plan, resumed: self.resumed })
     }
 
     fn resolve(&self, overrides: &Overrides) -> Result<RunPlan, Failure> {
         let source = self.text.as_ref().map_err(|error| config::ConfigErrors::from(error.clone()))?;
         resolve(source, overrides)
+    }
+}
+
+/// Checks that this program was built with the backend that the processes use. Programs that only read a run need no backend.
+fn check_backend(plan: &RunPlan) -> Result<(), Failure> {
+    let backend = plan.parallel.backend;
+    let not_built = |hint: &str| (format!("\"{backend}\" is not built in this version"), hint.to_owned());
+    let missing = match backend {
+        Backend::Auto | Backend::Tcp => None,
+        Backend::Shm => TransportKind::Shm.built().err().map(|error| (error.message, error.hint)),
+        Backend::Mpi => (!cfg!(feature = "mpi")).then(|| not_built(MPI_HINT)),
+        Backend::Cuda | Backend::Nccl => {
+            (!cfg!(feature = "cuda")).then(|| not_built("use \"auto\", \"shm\" or \"tcp\""))
+        }
+    };
+    match missing {
+        Some((cause, hint)) if plan.parallel.mode == Mode::Ddp => {
+            Err(plan.mistake(&["parallel.backend"], format!("`parallel.backend`: {cause}"), hint).into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -139,6 +166,11 @@ fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPl
     }
     if asked.set_by("parallel", "devices") == SetBy::Default {
         asked.parallel.devices = run.parallel.devices;
+    }
+    if folder.autotune().exists() {
+        // The run has the settings that were tuned, and need not be tuned again.
+        StepSettings::of(run).write_to(&mut asked);
+        asked.parallel.autotune.clone_from(&run.parallel.autotune);
     }
     let Some((asked, run)) = asked.first_difference(run) else { return Ok(()) };
     let run = run.map_or_else(|| "it has no such key".to_owned(), |setting| format!("`{setting}`"));

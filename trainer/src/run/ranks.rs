@@ -63,7 +63,7 @@ pub(crate) fn launch(
     job.max_restarts = flags.max_restarts.unwrap_or(0);
     job.address.1 = flags.master_port.unwrap_or(0);
     let secret = secret::of_job(variables)?;
-    if let Some(share) = share.filter(|share| share.nodes > 1) {
+    if let Some(share) = share {
         job.workers = share.workers.unwrap_or(workers);
     }
     job.rendezvous = NodeOfJob::of(flags, share).map(|node| node.rendezvous(secret)).transpose()?;

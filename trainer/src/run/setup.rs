@@ -186,11 +186,13 @@ pub(super) fn check_small_images(
     Ok(())
 }
 
-/// Returns the pixels of an image in each of `epochs`, as parts of those of a whole image. `shape`: that of a whole image,
-/// `[C, H, W]`.
+/// Returns the pixels of an image in each of the epochs with small images, as parts of those of a whole image. `epochs`: those of the
+/// run; `shape`: that of a whole image, `[C, H, W]`.
 pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, width]: [usize; 3]) -> Vec<f64> {
     let whole = ImageShape { channels, height, width };
-    let config = LoaderConfig { small_images: super::run_data::small_images(plan), ..LoaderConfig::default() };
+    let small_images = super::run_data::small_images(plan);
+    let epochs = small_images.last().map_or(0, |last| last.last_epoch.min(epochs));
+    let config = LoaderConfig { small_images, ..LoaderConfig::default() };
     (1..=epochs).map(|epoch| config.shape_in(epoch, whole).len() as f64 / whole.len() as f64).collect()
 }
 
@@ -223,12 +225,16 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
 }
 
 /// Returns the facts on which all ranks of a job must agree: the plan, the data and the kind of device. The plan's paths and
-/// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. For images that are
+/// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. Of `[log]`, only the
+/// timeline needs all ranks: they gather it. For images that are
 /// decoded in every epoch, the facts have the checksum of their names, not of their pixels.
 pub(super) fn job_facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'_>) -> Vec<String> {
     let device = format!("device = {}", if target.set.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];
-    let shared = |setting: &Setting| setting.section != "log" && !own.contains(&(setting.section, setting.key));
+    let shared = |setting: &Setting| {
+        let place = (setting.section, setting.key);
+        place == ("log", "timeline") || (setting.section != "log" && !own.contains(&place))
+    };
     let settings = plan.settings().into_iter().filter(shared).map(|setting| setting.to_string());
     let mut facts: Vec<String> = std::iter::once(device).chain(settings).collect();
     // Each rank computes Muon's products itself, and their rounding depends on the instructions.

@@ -56,7 +56,10 @@ impl WorkerRun<'_> {
             diagnostics::write_to_stderr();
         }
         let PlannedRun { mut plan, resumed } = source.read(true)?;
-        print_notes(&plan);
+        if folder.is_none() && worker.rank == 0 {
+            // This program's launcher has printed them.
+            print_notes(&plan);
+        }
         if resumed.is_none() {
             self.warn_of_torchrun_restart();
         }

@@ -300,7 +300,7 @@ impl Recorded {
     }
 }
 
-/// OffsetBounds of the difference between two clocks. They follow from one rule: no message is received before it was sent.
+/// Bounds of the difference between two clocks. They follow from one rule: no message is received before it was sent.
 #[derive(Debug)]
 struct OffsetBounds {
     least: i64,

@@ -260,10 +260,10 @@ impl Supervisor<'_> {
         match state.phase {
             Phase::Running => {}
             Phase::Stopping { since, .. } => {
-                let told = self.workers.iter().any(|worker| worker.is_alive() && worker.termination_requested);
-                if alive && told && since.elapsed() >= self.timeouts.grace {
+                let requested = self.workers.iter().any(|worker| worker.is_alive() && worker.termination_requested);
+                if alive && requested && since.elapsed() >= self.timeouts.grace {
                     self.signal_workers(Signal::KILL);
-                } else if alive && !told && since.elapsed() >= self.timeouts.stop {
+                } else if alive && !requested && since.elapsed() >= self.timeouts.stop {
                     self.report_slow_stop(state);
                 }
             }

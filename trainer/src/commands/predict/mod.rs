@@ -111,7 +111,9 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         }
         let (images, errors) = classifier.decode(batch);
         errors.into_iter().try_for_each(&mut leave_out)?;
-        out.write(&classifier.predict(&images, top_k)?)?;
+        if !out.write(&classifier.predict(&images, top_k)?)? {
+            return Ok(());
+        }
         bar.inc(batch.len() as u64);
     }
     bar.finish_and_clear();

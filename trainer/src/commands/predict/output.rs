@@ -42,11 +42,11 @@ impl<'a> Output<'a> {
         Self { to: arguments.to.as_deref(), csv, header: csv.then_some(header), label_delim, buffer: Vec::new() }
     }
 
-    /// Writes some predictions.
+    /// Writes some predictions. Returns `false` if the reader of stdout has exited (`| head`).
     ///
     /// # Errors
     /// Stdout cannot be written.
-    pub(super) fn write(&mut self, predictions: &[Prediction]) -> Result<(), Failure> {
+    pub(super) fn write(&mut self, predictions: &[Prediction]) -> Result<bool, Failure> {
         if let (true, Some(delim)) = (self.csv, self.label_delim) {
             return self.csv_lines(predictions.iter().map(|prediction| {
                 let label = prediction.classes.iter().flatten().copied().collect::<Vec<_>>().join(&delim.to_string());
@@ -71,7 +71,7 @@ impl<'a> Output<'a> {
         self.flush()
     }
 
-    fn csv_lines(&mut self, lines: impl IntoIterator<Item = Vec<String>>) -> Result<(), Failure> {
+    fn csv_lines(&mut self, lines: impl IntoIterator<Item = Vec<String>>) -> Result<bool, Failure> {
         let mut writer = csv::Writer::from_writer(&mut self.buffer);
         for line in self.header.take().into_iter().chain(lines) {
             writer.write_record(line).map_err(|error| unwritten(&error.into()))?;
@@ -81,17 +81,18 @@ impl<'a> Output<'a> {
         self.flush()
     }
 
-    /// Writes the buffer to stdout, unless the predictions go to a file.
-    fn flush(&mut self) -> Result<(), Failure> {
+    /// Writes the buffer to stdout, unless the predictions go to a file. Returns `false` if the reader of stdout has exited.
+    fn flush(&mut self) -> Result<bool, Failure> {
         if self.to.is_some() {
-            return Ok(());
+            return Ok(true);
         }
         let written = console::Stdout.write_all(&self.buffer).and_then(|()| console::Stdout.flush());
         self.buffer.clear();
         match written {
-            // A closed pipe is not an error: the reader has exited (`| head`).
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(unwritten(&error)),
-            _ => Ok(()),
+            Ok(()) => Ok(true),
+            // A closed pipe is not an error.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+            Err(error) => Err(unwritten(&error)),
         }
     }
 

@@ -8,6 +8,7 @@ use std::{
 
 use folder::Folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use super::{EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION, read, sha256, writing};
 use crate::console;
@@ -17,6 +18,8 @@ use crate::state_file::{self, NamedTensor};
 
 /// The prefix of folders that are being written or deleted.
 const HIDDEN: &str = ".tmp-";
+/// Start of the name of a checkpoint that was moved out of the way of a new one.
+const ASIDE: &str = ".old-";
 
 /// The `checkpoints` folder of a run. Only rank 0 has one.
 #[derive(Debug)]
@@ -28,15 +31,22 @@ pub struct CheckpointFolder {
 }
 
 impl CheckpointFolder {
-    /// Opens an existing folder, and removes incomplete checkpoints of a killed process.
+    /// Opens an existing folder, and removes incomplete checkpoints of a killed process. If it was killed while it replaced a
+    /// checkpoint, the old one gets its name back.
     ///
     /// # Errors
     /// The folder cannot be read or cleaned.
     pub fn open(folder: &Path, keep_last: usize, seed: u64) -> Result<Self, FileError> {
         let entries = fs::read_dir(folder).map_err(|error| writing(folder, error))?;
         for entry in entries.flatten() {
-            if entry.file_name().to_string_lossy().starts_with(HIDDEN) {
-                remove(&entry.path())?;
+            let (path, name) = (entry.path(), entry.file_name());
+            match name.to_string_lossy().strip_prefix(ASIDE) {
+                Some(name) if !folder.join(name).exists() => {
+                    fs::rename(&path, folder.join(name)).map_err(|error| writing(&path, error))?;
+                }
+                Some(_) => remove(&path)?,
+                None if name.to_string_lossy().starts_with(HIDDEN) => remove(&path)?,
+                None => {}
             }
         }
         Ok(Self { folder: folder.to_owned(), keep_last, seed, dataset: None })
@@ -164,14 +174,27 @@ impl CheckpointFolder {
     }
 }
 
-/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically.
+/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically, or in
+/// two steps on a file system that cannot exchange (NFS, Lustre).
 fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let failed = |error: io::Error| writing(target, error);
     if !target.exists() {
         return fs::rename(temporary, target).map_err(failed);
     }
-    renameat_with(CWD, temporary, CWD, target, RenameFlags::EXCHANGE).map_err(|error| failed(error.into()))?;
-    remove(temporary)
+    match renameat_with(CWD, temporary, CWD, target, RenameFlags::EXCHANGE) {
+        Ok(()) => remove(temporary),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => replace_in_two_steps(temporary, target),
+        Err(error) => Err(failed(error.into())),
+    }
+}
+
+/// Moves `target` aside, renames `temporary` to it, and deletes what was moved. [`CheckpointFolder::open`] undoes the first step if
+/// there was no second one.
+pub(super) fn replace_in_two_steps(temporary: &Path, target: &Path) -> Result<(), FileError> {
+    let aside = target.with_file_name(format!("{ASIDE}{}", target.file_name().unwrap_or_default().to_string_lossy()));
+    remove(&aside)?;
+    fs::rename(target, &aside).and_then(|()| fs::rename(temporary, target)).map_err(|error| writing(target, error))?;
+    remove(&aside)
 }
 
 /// Renames a folder to the first free name of `NAME.old`, `NAME.old-2`, …, and returns the new path.

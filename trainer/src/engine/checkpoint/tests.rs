@@ -169,6 +169,29 @@ fn nothing_complete_is_an_error_that_lists_what_was_found() {
     assert!(error.to_string().contains("epoch-4/manifest.json"), "{error}");
 }
 
+/// For file systems that cannot exchange two names.
+#[test]
+fn a_checkpoint_is_replaced_in_two_steps_and_survives_the_first_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let make = |name: &str, text: &str| {
+        fs::create_dir(path(name)).unwrap();
+        fs::write(path(name).join("content"), text).unwrap();
+    };
+    let read = |name: &str| fs::read_to_string(path(name).join("content")).unwrap();
+    make("step-4", "old");
+    make(".tmp-step-4", "new");
+    super::store::replace_in_two_steps(&path(".tmp-step-4"), &path("step-4")).unwrap();
+    assert_eq!((read("step-4").as_str(), names(folder.path()).len()), ("new", 1));
+    // Killed between the two steps, and after them.
+    make(".old-step-6", "old");
+    make(".tmp-step-6", "half");
+    make(".old-step-4", "old");
+    CheckpointFolder::open(folder.path(), 2, 0).unwrap();
+    assert_eq!((read("step-6").as_str(), read("step-4").as_str()), ("old", "new"));
+    assert_eq!(names(folder.path()), ["step-4", "step-6"]);
+}
+
 #[test]
 fn half_written_folders_are_ignored_and_cleaned() {
     let folder = tempfile::tempdir().unwrap();

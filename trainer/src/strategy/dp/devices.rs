@@ -15,7 +15,7 @@ use crate::{
     failure::{Failure, panic_text},
 };
 
-/// DevicePools, each with a thread pool. Each operation runs in the pool of its device only.
+/// The devices, each with its own thread pool. Each operation runs in the pool of its device only.
 pub(super) struct DevicePools {
     devices: Vec<Device>,
     pools: Vec<ThreadPool>,
