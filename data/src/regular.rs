@@ -33,13 +33,16 @@ pub fn open_regular(path: &Path) -> io::Result<(File, u64)> {
 /// The file cannot be read, is not a regular file, or is longer.
 pub fn read_regular(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let (file, len) = open_regular(path)?;
+    let too_long = |cause: String| io::Error::new(io::ErrorKind::InvalidData, cause);
     if len > most {
-        let cause = format!("it has {len} bytes, {most} are possible here");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
+        return Err(too_long(format!("it has {len} bytes, {most} are possible here")));
     }
     let mut bytes = Vec::new();
     // A file of /proc has the length 0, and a file may grow meanwhile.
-    file.take(most).read_to_end(&mut bytes)?;
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(too_long(format!("it has more than {most} bytes, which are possible here")));
+    }
     Ok(bytes)
 }
 
@@ -57,6 +60,11 @@ mod tests {
         assert_eq!(read_regular(&file, 5).unwrap(), b"12345");
         let cause = |result: io::Result<Vec<u8>>| result.unwrap_err().to_string();
         assert_eq!(cause(read_regular(&file, 4)), "it has 5 bytes, 4 are possible here");
+        #[cfg(target_os = "linux")]
+        assert_eq!(
+            cause(read_regular(Path::new("/proc/self/status"), 4)),
+            "it has more than 4 bytes, which are possible here"
+        );
         assert_eq!(cause(read_regular(&pipe, 9)), "it is a pipe, not a file");
         assert_eq!(cause(read_regular(Path::new("/dev/zero"), 9)), "it is a device, not a file");
         assert_eq!(cause(read_regular(dir.path(), 9)), "it is a folder, not a file");

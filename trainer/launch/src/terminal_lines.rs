@@ -12,6 +12,8 @@ pub(super) struct TerminalLines {
     /// Whether the cursor is at the start after a carriage return, so the next character starts the line again.
     rewind: bool,
     escape: EscapeState,
+    /// The last digit of a control sequence's parameters; 0 without one.
+    parameter: u8,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
@@ -57,12 +59,17 @@ impl TerminalLines {
                 }
             }
             (EscapeState::None, _) => {}
-            (EscapeState::Begun, b'[') => self.escape = EscapeState::Control,
+            (EscapeState::Begun, b'[') => (self.escape, self.parameter) = (EscapeState::Control, b'0'),
             (EscapeState::Begun, b']') => self.escape = EscapeState::Title,
+            // Of `ESC ( B`, which selects a character set, one more byte follows.
+            (EscapeState::Begun, b' '..=b'/') => {}
             (EscapeState::Begun, _) => self.escape = EscapeState::None,
+            (EscapeState::Control, b'0'..=b'9') => self.parameter = byte,
             (EscapeState::Control, b'@'..=b'~') => {
-                // K erases the line, J erases the screen, A moves up to a line that is then drawn again.
-                if matches!(byte, b'K' | b'J' | b'A') {
+                // K erases in the line, J in the screen: without a parameter only from the cursor on, which erases nothing at the end
+                // of the line. A moves up to a line that is then drawn again.
+                let from_the_start = self.rewind || self.parameter != b'0';
+                if byte == b'A' || (matches!(byte, b'K' | b'J') && from_the_start) {
                     self.line.clear();
                 }
                 self.escape = EscapeState::None;
@@ -130,6 +137,9 @@ mod tests {
             (b"10 %\r20 %\rdone\n", &["done"], ""),
             (b"\x1b[1;31mred\x1b[0m plain\n", &["red plain"], ""),
             (b"\x1b]0;title\x07text\n", &["text"], ""),
+            (b"x.c:1: \x1b[01;31m\x1b[Kerror: \x1b[m\x1b[Kmissing ;\n", &["x.c:1: error: missing ;"], ""),
+            (b"\r[3/9] a.o\x1b[K\r\x1b[K[4/9] b.o\x1b[K", &[], "[4/9] b.o"),
+            (b"\x1b[1mbold\x1b(B\x1b[m\n", &["bold"], ""),
             ("grün\n".as_bytes(), &["grün"], ""),
             (b"bell\x07\n", &["bell"], ""),
         ] {

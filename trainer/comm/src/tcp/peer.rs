@@ -13,7 +13,7 @@ use crate::net::{self, DisconnectKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum FrameKind {
-    /// An [`CallComparison`], at the start of a collective.
+    /// A [`CallComparison`], at the start of a collective.
     Agree = 1,
     /// Data of the collective that the ranks agreed on.
     Data = 2,
@@ -72,7 +72,7 @@ pub(super) enum ConnectionError {
 pub(super) enum NextFrame {
     /// Nothing has arrived.
     Empty,
-    /// An comparison, complete and removed from the stream.
+    /// A comparison, complete and removed from the stream.
     CallComparison(CallComparison),
     /// A data frame whose `len` bytes are still in the stream. See [`Peer::read_data`].
     Data(FrameHeader),
