@@ -205,6 +205,26 @@ fn read_until(lines: &mut impl BufRead, text: &str) {
     }
 }
 
+/// Node 1 fails when the process of node 0 is done.
+#[test]
+fn a_node_that_is_done_starts_again_with_one_that_fails() {
+    let bench = Bench::new("");
+    let port = common::free_port().to_string();
+    let script = "[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; \
+                  [ $GROUP_RANK = 0 ] && { : >done; exit 0; }; \
+                  while [ ! -e done ]; do sleep 0.05; done; exit 5";
+    let launchers = ["0", "1"].map(|node| {
+        let nodes = ["launch", "--cpus", "1", "--nnodes", "2", "--node-rank", node, "--master-port", &port];
+        let more = ["--max-restarts", "1", "--master-addr", "127.0.0.1", "--", "sh", "-c", script];
+        bench.spawn(&[&nodes[..], &more].concat())
+    });
+    for launcher in launchers {
+        let ended = Ended::from(launcher.wait_with_output().unwrap()).expect(0);
+        assert!(ended.stderr.contains("starting all workers again: attempt 2 of 2"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("rank 1 exited with code 5"), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn a_signal_to_one_node_stops_all_and_does_not_count_as_a_second_one() {
     let bench = Bench::new("");

@@ -98,7 +98,16 @@ impl LaunchConfig {
         let stopped = rendezvous.as_ref().and_then(|rendezvous| {
             rendezvous.finish(self.timeouts.notice, &job.screen, &mut || stopping(&mut job.signals))
         });
-        Ok(stopped.map_or(outcome, Outcome::Stopped))
+        // This node's workers were done before another node reported a failure, which is that of the job.
+        let failure = rendezvous.as_ref().and_then(NodeRendezvous::reported_failure);
+        match (stopped, failure) {
+            (Some(signal), _) => Ok(Outcome::Stopped(signal)),
+            (None, Some(failure)) if outcome == Outcome::Done => {
+                job.screen.say(&format!("error: node {}: {}", failure.node, failure.what));
+                Ok(Outcome::Failed { restartable: failure.restartable })
+            }
+            _ => Ok(outcome),
+        }
     }
 
     /// Waits for the other nodes.

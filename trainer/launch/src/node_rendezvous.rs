@@ -222,6 +222,12 @@ impl NodeRendezvous {
         self.failure.lock().clone()
     }
 
+    /// Returns the failure that another node has reported. A signal on that node and a broken connection are none: a node that is
+    /// done closes its connections.
+    pub(super) fn reported_failure(&self) -> Option<NodeFailure> {
+        self.failure().filter(|failure| failure.stopped_by.is_none() && failure.broken.is_none())
+    }
+
     /// Reports a failure on this node to the other nodes.
     pub(super) fn publish_failure(&self, what: &str, restartable: bool) {
         self.publish(what.to_owned(), None, restartable);
