@@ -223,9 +223,15 @@ impl NodeRendezvous {
     }
 
     /// Returns the failure that another node has reported. A signal on that node and a broken connection are none: a node that is
-    /// done closes its connections.
+    /// done closes its connections. A node reports before it ends, so after [`Self::finish`] the store of node 0 has the report, which
+    /// the thread that watches may not have read yet.
     pub(super) fn reported_failure(&self) -> Option<NodeFailure> {
-        self.failure().filter(|failure| failure.stopped_by.is_none() && failure.broken.is_none())
+        let own = self.parameters.node_rank;
+        let stored = if own == 0 { self.client.get("failed").ok().flatten() } else { None };
+        let stored = stored.and_then(|bytes| serde_json::from_slice::<NodeFailure>(&bytes).ok());
+        let is_reported =
+            |failure: &NodeFailure| failure.node != own && failure.stopped_by.is_none() && failure.broken.is_none();
+        stored.or_else(|| self.failure()).filter(is_reported)
     }
 
     /// Reports a failure on this node to the other nodes.
