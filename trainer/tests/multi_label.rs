@@ -180,7 +180,8 @@ fn what_needs_one_class_per_image_is_refused() {
     };
     for set in ["train.label_smoothing=0.1", "train.mixup=0.2", "train.cutmix=1", "train.class_weights=balanced"] {
         let key = set.split_once('=').unwrap().0;
-        refused(&["--set", set], &format!("`{key}` needs one class per image, and `data.label_delim` allows several"));
+        let said = format!("`{key}`: this needs one class per image, and `data.label_delim` allows several");
+        refused(&["--set", set], &said);
     }
     refused(&["--set", "train.tta=flip"], "`train.tta` needs one class per image");
     refused(&["--set", "data.sampler_weights=[1, 2, 3]"], "`data.sampler_weights` needs one class per image");

@@ -60,8 +60,11 @@ impl KeyValue for Devices {
     fn read(raw: &RawValue, _: &Range) -> Result<Self, ValueError> {
         let text = raw.string()?;
         Self::parse(&text).ok_or_else(|| {
-            ValueError::new(format!("expected a number of devices from 1 to {}, found {text:?}", Self::MOST))
-                .hint("say how many: --cpus 4 or --gpus 4; in a file devices = \"cpus:4\" or \"gpus:4\"")
+            ValueError::new(format!(
+                "expected \"cpus:N\" or \"gpus:N\" with N from 1 to {}, found {text:?}",
+                Self::MOST
+            ))
+            .hint("say how many: --cpus 4 or --gpus 4; in a file devices = \"cpus:4\" or \"gpus:4\"")
         })
     }
 

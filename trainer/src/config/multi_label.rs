@@ -54,7 +54,7 @@ pub(super) fn check(plan: &RunPlan, reader: &mut Reader) {
         ("train.tta", train.tta != Tta::None, "evaluations are of the images as they are"),
     ];
     for (key, _, hint) in refused.into_iter().filter(|(_, set, _)| *set) {
-        let cause = format!("`{key}` needs one class per image, and `data.label_delim` allows several");
+        let cause = "this needs one class per image, and `data.label_delim` allows several";
         reader.reject(key, cause, format!("remove it: {hint}"));
     }
     if plan.checkpoint.best == Some(BestBy::BalancedAccuracy) {

@@ -57,7 +57,9 @@ impl Link {
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} us, {} Gbit/s", self.latency_s * 1e6, self.bytes_per_s * 8e-9)
+        // Rounded, because 50 us are 49.99999999999999 after the conversion to seconds and back.
+        let rounded = |value: f64| (value * 1000.0).round() / 1000.0;
+        write!(f, "{} us, {} Gbit/s", rounded(self.latency_s * 1e6), rounded(self.bytes_per_s * 8e-9))
     }
 }
 
