@@ -183,8 +183,8 @@ fn what_needs_one_class_per_image_is_refused() {
         let said = format!("`{key}`: this needs one class per image, and `data.label_delim` allows several");
         refused(&["--set", set], &said);
     }
-    refused(&["--set", "train.tta=flip"], "`train.tta` needs one class per image");
-    refused(&["--set", "data.sampler_weights=[1, 2, 3]"], "`data.sampler_weights` needs one class per image");
+    refused(&["--set", "train.tta=flip"], "`train.tta`: this needs one class per image");
+    refused(&["--set", "data.sampler_weights=[1, 2, 3]"], "`data.sampler_weights`: this needs one class per image");
     refused(&["--set", "checkpoint.best=balanced-accuracy"], "\"balanced-accuracy\" needs one class per image");
     refused(&["--set", "train.pos_weight=[1, 2]"], "has 2 weights, but data set \"manifest\" has 3 classes");
     refused(&["--set", "data.name=fashion-mini"], "\"fashion-mini\" has one class per image");
