@@ -112,7 +112,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         let (images, errors) = classifier.decode(batch);
         errors.into_iter().try_for_each(&mut leave_out)?;
         if !out.write(&classifier.predict(&images, top_k)?)? {
-            return Ok(());
+            break;
         }
         bar.inc(batch.len() as u64);
     }
