@@ -8,6 +8,7 @@ use std::{
 
 use data::{open_regular, read_regular};
 
+use super::store::ASIDE;
 use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, State, VERSION, sha256};
 use crate::files::FileError;
 use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
@@ -131,7 +132,11 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let mut found: Vec<((u64, usize, usize), PathBuf)> = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
-        let name = entry.file_name().to_string_lossy().into_owned();
+        let mut name = entry.file_name().to_string_lossy().into_owned();
+        if let Some(old) = name.strip_prefix(ASIDE).filter(|old| !folder.join(old).exists()) {
+            // The program was killed while it replaced this checkpoint.
+            name = old.to_owned();
+        }
         let named = name.strip_prefix("epoch-").or(name.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if let (Some(number), true) = (named, is_folder) {

@@ -19,7 +19,7 @@ use crate::state_file::{self, NamedTensor};
 /// The prefix of folders that are being written or deleted.
 const HIDDEN: &str = ".tmp-";
 /// Start of the name of a checkpoint that was moved out of the way of a new one.
-const ASIDE: &str = ".old-";
+pub(super) const ASIDE: &str = ".old-";
 
 /// The `checkpoints` folder of a run. Only rank 0 has one.
 #[derive(Debug)]

@@ -187,6 +187,8 @@ fn a_checkpoint_is_replaced_in_two_steps_and_survives_the_first_one() {
     make(".old-step-6", "old");
     make(".tmp-step-6", "half");
     make(".old-step-4", "old");
+    let found: Vec<_> = super::read::newest_first(folder.path()).unwrap();
+    assert_eq!(found, [path(".old-step-6"), path("step-4")], "a resumed run loads before it cleans the folder");
     CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     assert_eq!((read("step-6").as_str(), read("step-4").as_str()), ("old", "new"));
     assert_eq!(names(folder.path()), ["step-4", "step-6"]);
