@@ -10,6 +10,7 @@ use super::announcer::Announcer;
 use super::any_program;
 use super::cores::{self, CoreAssignment};
 use super::error::{LaunchError, Result};
+use super::exit_barrier::{ExitWait, JobEnd};
 use super::helper::Guard;
 use super::job_secret::{JobSecret, random_secret};
 use super::launcher::{JobFolder, LaunchConfig, system};
@@ -22,7 +23,7 @@ use super::port;
 use super::process::{WorkerProcess, WorkerSpec};
 use super::rendezvous_parameters::RendezvousParameters;
 use super::secret::derive;
-use super::signals::{STOPPING, Signals};
+use super::signals::{STOPPING, Signals, ends_at_once};
 use super::supervisor::{Outcome, Supervisor};
 use super::worker_group::{WorkerGroup, threads_of_any_program};
 use comm::{Member, Secret, StoreConfig, StoreServer};
@@ -52,8 +53,43 @@ impl LaunchConfig {
             None => None,
         };
         job.attempt = rendezvous.as_ref().map_or(job.attempt, |rendezvous| rendezvous.attempt);
-        let (world_size, first_rank) =
-            rendezvous.as_ref().map_or((self.workers, 0), NodeRendezvous::world_size_and_first_rank);
+        // The store outlives the exit barrier: ranks of other nodes may still use it.
+        let mut store = None;
+        let result = self.run_workers(job, rendezvous.as_ref(), &mut store, make_folder);
+        let Some(rendezvous) = rendezvous else { return result };
+        // Without a report the other nodes would wait for this node.
+        match &result {
+            Err(RendezvousError::Failed(error)) => {
+                rendezvous.publish_failure(error.message.lines().next().unwrap_or_default(), false);
+            }
+            Err(RendezvousError::Interrupted(signal)) => rendezvous.publish_stop(*signal),
+            Ok(_) | Err(RendezvousError::Lost(_)) => {}
+        }
+        let outcome = result.as_ref().ok().copied();
+        // A SIGHUP never counts as the second signal.
+        let is_stopping = matches!(outcome, Some(Outcome::Stopped(_)));
+        let signals = &mut job.signals;
+        let mut interrupted = || stopping(signals).filter(|signal| !is_stopping || ends_at_once(*signal));
+        let mut wait = ExitWait::new(&job.screen, self.timeouts.notice, &mut interrupted);
+        match (rendezvous.exit_barrier(outcome, &mut wait), outcome) {
+            (JobEnd::Interrupted(signal), Some(_)) => Ok(Outcome::Stopped(signal)),
+            (JobEnd::Failed(failure), Some(Outcome::Done)) => {
+                job.screen.say(&format!("error: {}", failure.to_error()));
+                Ok(Outcome::Failed { restartable: failure.restartable })
+            }
+            _ => result,
+        }
+    }
+
+    /// Starts this node's workers, and watches them until all have ended.
+    fn run_workers(
+        &self,
+        job: &mut Job,
+        rendezvous: Option<&NodeRendezvous>,
+        store: &mut Option<StoreServer>,
+        make_folder: &mut dyn FnMut(usize) -> Result<JobFolder>,
+    ) -> std::result::Result<Outcome, RendezvousError> {
+        let (world_size, first_rank) = rendezvous.map_or((self.workers, 0), NodeRendezvous::world_size_and_first_rank);
         let (node, mut host, secret) = match (&self.rendezvous, &job.secret) {
             (Some(nodes), Some(secret)) => {
                 (nodes.node_rank, nodes.master_addr.clone(), derive(&secret.secret, "workers", job.attempt))
@@ -61,11 +97,10 @@ impl LaunchConfig {
             _ => (0, self.address.0.clone(), random_secret()?),
         };
         // Node 0 hosts the store of all workers. Workers that are any program make their own rendezvous.
-        let store = match node {
-            0 if self.any_program.is_none() => Some(self.start_store(&mut host, &secret, world_size, &job.screen)?),
-            _ => None,
-        };
-        let port = self.port_of_workers(&host, store.as_ref(), rendezvous.as_ref(), job)?;
+        if node == 0 && self.any_program.is_none() {
+            *store = Some(self.start_store(&mut host, &secret, world_size, &job.screen)?);
+        }
+        let port = self.port_of_workers(&host, store.as_ref(), rendezvous, job)?;
         let attempt = job.attempt;
         tracing::info!(attempt, world_size, node, first_rank, host, port, "starting {} workers", self.workers);
 
@@ -87,27 +122,14 @@ impl LaunchConfig {
         let supervisor = Supervisor {
             workers: &mut workers,
             store: store.as_ref(),
-            rendezvous: rendezvous.as_ref(),
+            rendezvous,
             node: self.rendezvous.as_ref().map(|nodes| nodes.node_rank),
             signals: &mut job.signals,
             screen: &job.screen,
             timeouts: self.timeouts,
             on_signal: self.on_signal,
         };
-        let outcome = supervisor.run().map_err(|error| system("watch the workers", &error))?;
-        let stopped = rendezvous.as_ref().and_then(|rendezvous| {
-            rendezvous.finish(self.timeouts.notice, &job.screen, &mut || stopping(&mut job.signals))
-        });
-        // This node's workers were done before another node reported a failure, which is that of the job.
-        let failure = rendezvous.as_ref().and_then(NodeRendezvous::reported_failure);
-        match (stopped, failure) {
-            (Some(signal), _) => Ok(Outcome::Stopped(signal)),
-            (None, Some(failure)) if outcome == Outcome::Done => {
-                job.screen.say(&format!("error: node {}: {}", failure.node, failure.what));
-                Ok(Outcome::Failed { restartable: failure.restartable })
-            }
-            _ => Ok(outcome),
-        }
+        Ok(supervisor.run().map_err(|error| system("watch the workers", &error))?)
     }
 
     /// Waits for the other nodes.

@@ -139,7 +139,7 @@ impl LaunchConfig {
                 Err(RendezvousError::Failed(error)) => return Err(error),
                 Err(RendezvousError::Lost(failure)) => {
                     let restartable = failure.restartable && job.attempt < self.max_restarts;
-                    let error = LaunchError::failed(&failure.what, failure.hint().unwrap_or_default());
+                    let error = failure.to_error();
                     if !restartable {
                         return Err(error);
                     }

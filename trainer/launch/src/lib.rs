@@ -22,7 +22,8 @@
 //! becomes a rank of its launcher's job. [`SshLauncher`] starts the launchers of several hosts over ssh (`ssh_launcher.rs`,
 //! `agent.rs`).
 //!
-//! `node_rendezvous.rs` connects the launchers of several machines, `rank_rendezvous.rs` connects the ranks. During a long
+//! `node_rendezvous.rs` connects the launchers of several machines, which end together (`exit_barrier.rs`).
+//! `rank_rendezvous.rs` connects the ranks. During a long
 //! wait, `announcer.rs` prints which peers were refused and which are missing. `local_secret.rs` shares a secret between
 //! processes of one user on one host. `system/` has the functions that differ on macOS.
 //!
@@ -41,7 +42,7 @@
 //!
 //! # How a job ends
 //!
-//! - **All workers exit with 0.** The launcher exits with 0 too.
+//! - **All workers exit with 0.** The launcher exits with 0 too, with several nodes when the workers of all nodes are done.
 //! - **A failure.** A worker fails, or sends no heartbeats for longer than the timeout, or another node reports a failure. The
 //!   store then notifies all ranks, which leave their collectives at once. The launcher reports the root cause with the
 //!   worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or restarts all
@@ -61,6 +62,7 @@ pub mod console;
 pub mod cores;
 pub mod environment;
 mod error;
+mod exit_barrier;
 mod failure_report;
 pub mod helper;
 pub mod hosts;

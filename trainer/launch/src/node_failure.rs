@@ -56,6 +56,19 @@ impl NodeFailure {
         Self { node, what, stopped_by: None, restartable, broken: Some(error.kind) }
     }
 
+    /// Returns the failure as one sentence. The text of a broken connection names the node already.
+    pub(super) fn headline(&self) -> String {
+        match self.broken {
+            Some(_) => self.what.clone(),
+            None => format!("node {}: {}", self.node, self.what),
+        }
+    }
+
+    /// Returns the failure as an error of this launcher.
+    pub(super) fn to_error(&self) -> LaunchError {
+        LaunchError::failed(self.headline(), self.hint().unwrap_or_default())
+    }
+
     /// Returns what the user can do about a broken connection.
     pub(super) fn hint(&self) -> Option<&'static str> {
         match self.broken? {
@@ -76,10 +89,19 @@ impl NodeFailure {
 /// Why the rendezvous of launchers failed.
 pub(super) enum RendezvousError {
     Failed(LaunchError),
-    /// The connection to another node has broken.
+    /// The connection to another node has broken, or another node has reported a failure.
     Lost(NodeFailure),
-    /// A user's signal has interrupted the wait.
+    /// A user's signal, here or on another node, has interrupted the wait.
     Interrupted(i32),
+}
+
+impl From<NodeFailure> for RendezvousError {
+    fn from(failure: NodeFailure) -> Self {
+        match failure.stopped_by {
+            Some(signal) => Self::Interrupted(signal),
+            None => Self::Lost(failure),
+        }
+    }
 }
 
 impl From<LaunchError> for RendezvousError {

@@ -7,8 +7,9 @@
 //! node R          sets  node/R  = its workers, host name, flags    every node reads all: world size and first ranks
 //! node 0          sets  workers = the port of the workers' store   a second store, on a port that the kernel chose
 //! node R          sets  failed  = the first failure                every node ends its workers and reports the failure
-//! node R          sets  ended/R when its workers are done          node 0 waits for all: it hosts both stores
 //! ```
+//!
+//! At the end the launchers wait for each other in the exit barrier (`exit_barrier.rs`).
 //!
 //! Each attempt has its own stores. If an outage of the network breaks a connection, the attempt ends on both sides, and the
 //! job may be started again: see [`NodeFailure::of`].
@@ -16,11 +17,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::announcer::{Announcer, Notices};
+use super::announcer::Announcer;
 use super::error::{LaunchError, Result, to_json};
 use super::launcher::Timeouts;
 use super::listen::{bind, listen_address};
@@ -35,23 +36,26 @@ use super::thread::start_thread;
 use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.
-const POLL: Duration = Duration::from_millis(200);
+pub(super) const POLL: Duration = Duration::from_millis(200);
 
 /// A launcher's connection to the other launchers.
 pub(super) struct NodeRendezvous {
-    parameters: RendezvousParameters,
+    pub(super) parameters: RendezvousParameters,
     /// By node, once all nodes have joined.
     nodes: Vec<NodeInfo>,
     // Fields are dropped in order: the client must leave before the store is dropped.
-    watch: Option<JoinHandle<()>>,
-    client: Arc<StoreClient>,
+    /// The thread that waits for failures of other nodes.
+    pub(super) watch: Option<JoinHandle<()>>,
+    pub(super) client: Arc<StoreClient>,
     failure: Arc<Mutex<Option<NodeFailure>>>,
-    over: Arc<AtomicBool>,
+    /// Tells the thread `watch` to end.
+    pub(super) over: Arc<AtomicBool>,
     /// A connection ends when the other node has not answered for this long.
     answer_limit: Duration,
     /// Number of earlier starts of the job.
     pub(super) attempt: usize,
-    _server: Option<StoreServer>,
+    /// The launchers' store, on node 0.
+    pub(super) server: Option<StoreServer>,
 }
 
 impl NodeRendezvous {
@@ -98,7 +102,7 @@ impl NodeRendezvous {
             over: Arc::default(),
             answer_limit: timeouts.stall,
             attempt,
-            _server: server,
+            server,
         };
         rendezvous.exchange(own, wait)?;
         rendezvous.watch()?;
@@ -146,8 +150,14 @@ impl NodeRendezvous {
     }
 
     /// Waits for the value of a key that `node` sets.
+    ///
+    /// # Errors
+    /// A node is gone or has reported a failure, the value does not come in time, or a signal ends the wait.
     fn value(&self, key: &str, node: usize, wait: &mut NodeWait<'_>) -> std::result::Result<Vec<u8>, RendezvousError> {
         loop {
+            if let Some(failure) = self.failure() {
+                return Err(failure.into());
+            }
             match self.client.wait(key, POLL) {
                 Ok(value) => return Ok(value),
                 Err(error) if error.kind != ErrorKind::Timeout => return Err(self.lost(&error)),
@@ -170,7 +180,12 @@ impl NodeRendezvous {
     }
 
     fn lost(&self, error: &CommError) -> RendezvousError {
-        RendezvousError::Lost(NodeFailure::of(&self.parameters, &self.nodes, self.answer_limit, error))
+        self.broken_by(error).into()
+    }
+
+    /// Returns the failure for an error of the launchers' store.
+    pub(super) fn broken_by(&self, error: &CommError) -> NodeFailure {
+        NodeFailure::of(&self.parameters, &self.nodes, self.answer_limit, error)
     }
 
     /// Returns the world size and the first rank of this node.
@@ -190,7 +205,7 @@ impl NodeRendezvous {
     /// Waits for the port of the workers' store. The other nodes call this function.
     ///
     /// # Errors
-    /// A node is gone, the port does not come in time, or a signal ends the wait.
+    /// A node is gone or has reported a failure, the port does not come in time, or a signal ends the wait.
     pub(super) fn workers_port(&self, wait: &mut NodeWait<'_>) -> std::result::Result<u16, RendezvousError> {
         number(&self.value("workers", 0, wait)?).ok_or_else(|| other_version(0).into())
     }
@@ -222,18 +237,6 @@ impl NodeRendezvous {
         self.failure.lock().clone()
     }
 
-    /// Returns the failure that another node has reported. A signal on that node and a broken connection are none: a node that is
-    /// done closes its connections. A node reports before it ends, so after [`Self::finish`] the store of node 0 has the report, which
-    /// the thread that watches may not have read yet.
-    pub(super) fn reported_failure(&self) -> Option<NodeFailure> {
-        let own = self.parameters.node_rank;
-        let stored = if own == 0 { self.client.get("failed").ok().flatten() } else { None };
-        let stored = stored.and_then(|bytes| serde_json::from_slice::<NodeFailure>(&bytes).ok());
-        let is_reported =
-            |failure: &NodeFailure| failure.node != own && failure.stopped_by.is_none() && failure.broken.is_none();
-        stored.or_else(|| self.failure()).filter(is_reported)
-    }
-
     /// Reports a failure on this node to the other nodes.
     pub(super) fn publish_failure(&self, what: &str, restartable: bool) {
         self.publish(what.to_owned(), None, restartable);
@@ -252,44 +255,11 @@ impl NodeRendezvous {
             let _ = self.client.set("failed", &text);
         }
     }
-
-    /// Reports to the other nodes that this node's workers are done. Node 0, which hosts the stores, then waits until all nodes
-    /// are done, a node has failed, or `interrupted` returns a signal. Returns the signal, which the other nodes get too. The wait has no
-    /// limit, because workers that are any program may run longer on another node.
-    pub(super) fn finish(
-        &self,
-        notice: Duration,
-        screen: &Screen,
-        interrupted: &mut dyn FnMut() -> Option<i32>,
-    ) -> Option<i32> {
-        let mut notices = Notices::new(Instant::now(), notice);
-        let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), b"");
-        let others = if self.parameters.node_rank == 0 { 1..self.parameters.nnodes } else { 0..0 };
-        for node in others {
-            while self.failure().is_none() {
-                if let Some(signal) = interrupted() {
-                    self.publish_stop(signal);
-                    return Some(signal);
-                }
-                match self.client.wait(&format!("ended/{node}"), POLL) {
-                    Err(error) if error.kind == ErrorKind::Timeout => {}
-                    _ => break,
-                }
-                if let Some(passed) = notices.due() {
-                    screen.say(&format!("waiting for node {node} to end, for {passed:.0?}"));
-                }
-            }
-        }
-        None
-    }
 }
 
 impl Drop for NodeRendezvous {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
-        if let Some(watch) = self.watch.take() {
-            let _ = watch.join();
-        }
+        self.join_watch();
     }
 }
 

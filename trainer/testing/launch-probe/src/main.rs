@@ -1,6 +1,7 @@
 //! A stand-in for the trainer in the launcher's tests. Workers take steps with a barrier in each, and fail on command.
 //!
-//! `launch-probe --workers N --logs DIR [--do FAULT@RANK]…`. A fault happens in step 3 unless its name says otherwise.
+//! `launch-probe --workers N --logs DIR [--do FAULT@RANK]…`. A fault happens in step 3 unless its name says otherwise. The fault
+//! `no-folder` is one of a launcher, and its number is that of the node.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -130,7 +131,11 @@ fn launch(arguments: &Arguments, share: Option<&NodeAssignment>, variables: &Var
         }
         _ => None,
     };
-    job.run(|_| Ok(JobFolder { logs: arguments.logs.clone(), variables: Vec::new() }))
+    let no_folder = arguments.faults.contains(&("no-folder".to_owned(), arguments.node_rank));
+    job.run(|_| match no_folder {
+        true => Err(LaunchError::failed("cannot make the folder", "free some space")),
+        false => Ok(JobFolder { logs: arguments.logs.clone(), variables: Vec::new() }),
+    })
 }
 
 fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Result<u8, LaunchError> {
@@ -171,7 +176,15 @@ fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Resu
             1
         }
     };
+    let fails_late = faults.contains(&"exit-late") && worker.attempt == 0;
     worker.leave(LIMIT);
+    if fails_late {
+        // The test writes the file when the other nodes are done.
+        while !arguments.logs.join("go").exists() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        return Ok(7);
+    }
     Ok(code)
 }
 

@@ -1,0 +1,74 @@
+//! The end of jobs on several nodes, over loopback: all nodes are done, or all fail, or all start again.
+
+mod support;
+
+use rustix::process::Signal;
+use support::{Run, free_port, probe};
+
+/// Starts `N` nodes with a worker each.
+fn job<const N: usize>(more: &[&str]) -> [Run; N] {
+    let (port, nodes) = (free_port().to_string(), N.to_string());
+    std::array::from_fn(|rank| {
+        let rank = rank.to_string();
+        let mut command = probe(&["--nnodes", &nodes, "--node-rank", &rank, "--master-port", &port, "--workers", "1"]);
+        command.args(more);
+        Run::of(command)
+    })
+}
+
+/// Three nodes with a worker each. The worker of node `late` fails when the other nodes are done.
+fn late_failure(late: usize, more: &[&str]) -> [Run; 3] {
+    let fault = format!("exit-late@{late}");
+    let mut nodes = job(&[&["--notice", "0.2", "--do", &fault][..], more].concat());
+    for (_, node) in nodes.iter_mut().enumerate().filter(|(rank, _)| *rank != late) {
+        node.wait_for("stderr", "to end, for");
+    }
+    nodes
+}
+
+#[test]
+fn nodes_that_are_done_start_again_with_one_that_fails() {
+    for late in 0..3 {
+        let nodes = late_failure(late, &["--max-restarts", "1"]);
+        std::fs::write(nodes[late].folder.path().join("go"), "").unwrap();
+        for ended in nodes.map(Run::end) {
+            let failure = format!("rank {late} exited with code 7");
+            ended.said(0, &["error: node ", &failure, "starting all workers again: attempt 2 of 2"]);
+        }
+    }
+}
+
+#[test]
+fn nodes_that_are_done_fail_with_a_launcher_that_is_killed() {
+    for late in 0..3 {
+        let nodes = late_failure(late, &[]);
+        nodes[late].signal(Signal::KILL);
+        for (rank, ended) in nodes.map(Run::end).into_iter().enumerate().filter(|(rank, _)| *rank != late) {
+            ended.said(3, &["error: ", &format!("node {late}")]);
+            let gone = ["is gone", "has reset the connection"].iter().any(|text| ended.stderr.contains(text));
+            assert!(gone, "node {rank}: {}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_other_nodes_and_stops_all() {
+    let nodes = late_failure(0, &[]);
+    nodes[1].signal(Signal::TERM);
+    let [first, second, third] = nodes.map(Run::end);
+    first.said(143, &["SIGTERM on node 1: ending all workers"]);
+    second.said(143, &["stopped by SIGTERM"]);
+    // Its worker was done, and nothing has failed.
+    third.said(0, &[]);
+}
+
+#[test]
+fn a_node_that_cannot_start_its_workers_ends_the_other() {
+    for faulty in 0..2 {
+        let nodes: [Run; 2] = job(&["--do", &format!("no-folder@{faulty}")]);
+        for (rank, ended) in nodes.map(Run::end).iter().enumerate() {
+            let from = if rank == faulty { String::new() } else { format!("node {faulty}: ") };
+            ended.said(3, &[&format!("error: {from}cannot make the folder")]);
+        }
+    }
+}
