@@ -197,17 +197,6 @@ impl WorkerOutput {
         Ok(end)
     }
 
-    /// Waits up to `limit` until the logs have everything that a dead worker has written. A child process of the worker may
-    /// keep the streams open, hence the limit.
-    pub(super) fn drain(&self, limit: Duration) {
-        let until = Instant::now() + limit;
-        for pump in &self.pumps {
-            let left = until.saturating_duration_since(Instant::now());
-            // Pumps send nothing. The wait ends when the pump drops its sender, or when the time is over.
-            let _ = pump.recv_timeout(left);
-        }
-    }
-
     /// Returns the name of a stream and its last lines: of stderr, or of stdout if stderr is empty.
     pub(super) fn last_lines(&self) -> (&'static str, Vec<String>) {
         let lines = self.stderr.lock().lines();
@@ -226,6 +215,19 @@ impl WorkerOutput {
                 StdStream::Err => same_size(master, io::stderr()),
             };
         }
+    }
+}
+
+/// Waits up to `limit` until the logs have everything that dead workers have written. A child process of a worker may keep the
+/// streams open, hence the limit, which all workers share.
+pub(super) fn drain<'a>(outputs: impl IntoIterator<Item = &'a WorkerOutput>, limit: Duration) {
+    drain_until(outputs.into_iter().flat_map(|output| &output.pumps), Instant::now() + limit);
+}
+
+fn drain_until<'a>(pumps: impl IntoIterator<Item = &'a Receiver<()>>, until: Instant) {
+    for pump in pumps {
+        // Pumps send nothing. The wait ends when the pump drops its sender, or when the time is over.
+        let _ = pump.recv_timeout(until.saturating_duration_since(Instant::now()));
     }
 }
 
@@ -344,4 +346,19 @@ pub(super) fn prepare(logs: &Path, names: &[String]) -> io::Result<Folder> {
     let folder = names.iter().try_fold(folder, |folder, name| folder.ensure_folder(name))?;
     folder.remove(failure_report::FILE_NAME)?;
     Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_that_stay_open_share_one_limit() {
+        // The time is over, so none of the open streams is waited for.
+        let (open, pumps): (Vec<_>, Vec<_>) = (0..1000).map(|_| channel()).unzip();
+        drain_until(&pumps, Instant::now());
+        drop(open);
+        // All streams have ended, so the wait ends without the limit.
+        drain_until(&pumps, Instant::now() + Duration::from_secs(3600));
+    }
 }

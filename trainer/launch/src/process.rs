@@ -20,10 +20,6 @@ use super::status_page::{Status, StatusPage};
 use super::system::ProcessHandle;
 use super::worker_group::NOT_INHERITED;
 
-/// Longest time for which the launcher still reads the streams of a dead worker. Only a process that has left the worker's group
-/// keeps them open for so long.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-
 /// Describes a worker to start.
 pub(super) struct WorkerSpec<'a> {
     pub(super) rank: usize,
@@ -175,7 +171,8 @@ impl WorkerProcess {
         self.guard.is_some()
     }
 
-    /// Reaps the worker if it has ended, and kills its process group. Returns whether it has ended since the last call.
+    /// Reaps the worker if it has ended, and kills its process group. Returns whether it has ended since the last call. Its last
+    /// output may still be on the way to the logs ([`output::drain`]).
     ///
     /// # Errors
     /// The kernel refuses to wait, which it does only for wrong arguments.
@@ -186,7 +183,6 @@ impl WorkerProcess {
         }
         self.end_group();
         let status = self.child.wait()?;
-        self.output.drain(DRAIN_LIMIT);
         tracing::debug!(rank = self.rank, %status, "worker ended");
         self.exit = Some(WorkerExit {
             status,

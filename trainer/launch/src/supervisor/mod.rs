@@ -26,7 +26,7 @@ use rustix::process::Signal;
 
 use super::launcher::{OnSignal, Timeouts};
 use super::node_rendezvous::NodeRendezvous;
-use super::output::Screen;
+use super::output::{self, Screen};
 use super::process::WorkerProcess;
 use super::report::{self, FailureOrigin, WorkerFailure};
 use super::signals::{self, STOPPING, Signals};
@@ -43,6 +43,10 @@ const REPORT_DELAY: Duration = Duration::from_secs(5);
 const REMOTE_REPORT_DELAY: Duration = Duration::from_secs(10);
 /// If all failures blame other ranks, a worker without heartbeats for this long is reported as the cause.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(3);
+
+/// Longest time for which the launcher still reads the streams of dead workers. Only a process that has left the worker's group
+/// keeps them open for so long.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// How an attempt of the job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,10 +147,14 @@ impl Supervisor<'_> {
     }
 
     fn reap(&mut self, state: &mut SupervisorState) -> io::Result<()> {
-        for at in 0..self.workers.len() {
-            if !self.workers[at].reap()? {
-                continue;
+        let mut ended = Vec::new();
+        for (at, worker) in self.workers.iter_mut().enumerate() {
+            if worker.reap()? {
+                ended.push(at);
             }
+        }
+        output::drain(ended.iter().map(|at| &self.workers[*at].output), DRAIN_LIMIT);
+        for at in ended {
             let worker = &self.workers[at];
             let Some(exit) = &worker.exit else { continue };
             let (code, signal) = (exit.status.code(), exit.status.signal());
