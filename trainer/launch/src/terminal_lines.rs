@@ -2,13 +2,19 @@
 
 use std::collections::VecDeque;
 
-/// Longest line that is kept, in bytes. A program may write megabytes without a newline.
-const LONGEST: usize = 4096;
+/// Longest line of a log or of the screen, in bytes. A program may write gigabytes without a newline.
+const LONGEST: usize = 1 << 20;
+/// Longest line of a failure report, in bytes.
+const LONGEST_OF_TAIL: usize = 4096;
 
-/// Converts a stream of bytes to complete lines.
-#[derive(Debug, Default)]
+/// Converts a stream of bytes to complete lines. The end of a line that is too long is replaced by a mark.
+#[derive(Debug)]
 pub(super) struct TerminalLines {
     line: Vec<u8>,
+    /// Most bytes of `line`.
+    longest: usize,
+    /// Bytes of this line that were left out.
+    left_out: usize,
     /// Whether the cursor is at the start after a carriage return, so the next character starts the line again.
     rewind: bool,
     escape: EscapeState,
@@ -28,7 +34,19 @@ enum EscapeState {
     Title,
 }
 
+impl Default for TerminalLines {
+    fn default() -> Self {
+        Self::up_to(LONGEST)
+    }
+}
+
 impl TerminalLines {
+    /// Keeps at most `longest` bytes of each line.
+    fn up_to(longest: usize) -> Self {
+        let escape = EscapeState::default();
+        Self { line: Vec::new(), longest, left_out: 0, rewind: false, escape, parameter: 0 }
+    }
+
     /// Takes `bytes` and passes each line that they complete, without its newline, to `finished`.
     pub(super) fn take(&mut self, bytes: &[u8], mut finished: impl FnMut(&str)) {
         for byte in bytes {
@@ -38,24 +56,41 @@ impl TerminalLines {
 
     /// Returns the last line, which has no newline yet.
     pub(super) fn rest(&self) -> String {
-        String::from_utf8_lossy(&self.line).into_owned()
+        self.text()
+    }
+
+    /// Returns the line so far.
+    fn text(&self) -> String {
+        if self.left_out == 0 {
+            return String::from_utf8_lossy(&self.line).into_owned();
+        }
+        let kept = whole_characters(&self.line);
+        let left_out = self.left_out + self.line.len() - kept;
+        format!("{} … ({left_out} more bytes)", String::from_utf8_lossy(&self.line[..kept]))
+    }
+
+    fn clear(&mut self) {
+        self.line.clear();
+        self.left_out = 0;
     }
 
     fn byte(&mut self, byte: u8, finished: &mut impl FnMut(&str)) {
         match (self.escape, byte) {
             (EscapeState::None, 0x1b) => self.escape = EscapeState::Begun,
             (EscapeState::None, b'\n') => {
-                finished(&String::from_utf8_lossy(&self.line));
-                self.line.clear();
+                finished(&self.text());
+                self.clear();
                 self.rewind = false;
             }
             (EscapeState::None, b'\r') => self.rewind = true,
             (EscapeState::None, b'\t' | b' '..=0xff) => {
                 if std::mem::take(&mut self.rewind) {
-                    self.line.clear();
+                    self.clear();
                 }
-                if self.line.len() < LONGEST {
+                if self.line.len() < self.longest {
                     self.line.push(byte);
+                } else {
+                    self.left_out += 1;
                 }
             }
             (EscapeState::None, _) => {}
@@ -70,7 +105,7 @@ impl TerminalLines {
                 // of the line. A moves up to a line that is then drawn again.
                 let from_the_start = self.rewind || self.parameter != b'0';
                 if byte == b'A' || (matches!(byte, b'K' | b'J') && from_the_start) {
-                    self.line.clear();
+                    self.clear();
                 }
                 self.escape = EscapeState::None;
             }
@@ -79,6 +114,15 @@ impl TerminalLines {
             (EscapeState::Title, 0x1b) => self.escape = EscapeState::Begun,
             (EscapeState::Title, _) => {}
         }
+    }
+}
+
+/// Returns the length of `bytes` without an incomplete UTF-8 character at their end.
+fn whole_characters(bytes: &[u8]) -> usize {
+    let last = bytes.iter().rposition(|byte| byte & 0xc0 != 0x80).unwrap_or(0);
+    match std::str::from_utf8(&bytes[last..]) {
+        Err(error) if error.error_len().is_none() => last,
+        _ => bytes.len(),
     }
 }
 
@@ -93,7 +137,7 @@ pub(super) struct OutputTail {
 impl OutputTail {
     /// Keeps the last `most` lines.
     pub(super) fn new(most: usize) -> Self {
-        Self { lines: VecDeque::new(), most, filter: TerminalLines::default() }
+        Self { lines: VecDeque::new(), most, filter: TerminalLines::up_to(LONGEST_OF_TAIL) }
     }
 
     /// Takes bytes of the stream.
@@ -145,7 +189,24 @@ mod tests {
         ] {
             assert_eq!(lines(bytes), (finished.iter().map(|s| s.to_string()).collect(), rest.to_owned()));
         }
-        assert_eq!(lines(&vec![b'x'; 3 * LONGEST]).1.len(), LONGEST);
+    }
+
+    #[test]
+    fn the_end_of_a_line_that_is_too_long_is_marked() {
+        let (mut filter, mut found) = (TerminalLines::up_to(4), Vec::new());
+        filter.take("abcd\nabcdef\nab€€\nabcdef\rgh\nabcdefg".as_bytes(), |line| found.push(line.to_owned()));
+        assert_eq!(found, ["abcd", "abcd … (2 more bytes)", "ab … (6 more bytes)", "gh"]);
+        assert_eq!(filter.rest(), "abcd … (3 more bytes)");
+    }
+
+    /// A line of JSON may have more bytes than a report shows.
+    #[test]
+    fn long_lines_are_whole_on_the_screen_and_cut_in_reports() {
+        let long = vec![b'x'; 100_000];
+        assert_eq!(lines(&long).1.len(), long.len());
+        let mut tail = OutputTail::new(1);
+        tail.take(&long);
+        assert!(tail.lines()[0].ends_with("x … (95904 more bytes)"));
     }
 
     #[test]
