@@ -1,5 +1,6 @@
 //! The command line: raw flags, and the variable that replaces one of them (`TRAINER_DATA_DIR`).
 
+mod launch_args;
 mod measure;
 
 use std::ffi::OsString;
@@ -7,6 +8,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use launch_args::{LaunchArgs, ProcessCount};
+pub(crate) use launch_args::{hint_of, with_usual_spelling};
 pub use measure::{AllreduceArgs, BenchCommand, CompareArgs, ScalingArgs, ShortRunArgs, SweepArgs};
 
 /// Trains image classifiers. A TOML file describes the run.
@@ -107,30 +110,6 @@ pub struct DoctorArgs {
     pub gpu: usize,
 }
 
-/// Flags of `trainer launch`.
-#[derive(Debug, Args)]
-pub struct LaunchArgs {
-    /// Number of processes on this machine, or on all hosts of -H (default: their slots); mpirun's -np works too
-    #[arg(long, value_name = "N", alias = "nproc-per-node", alias = "np")]
-    pub cpus: Option<usize>,
-    /// Folder for the output: DIR/ID/attempt_K/RANK/stdout.log, stderr.log and error.json (default: a temporary folder, kept after
-    /// a failure)
-    #[arg(long, value_name = "DIR")]
-    pub log_dir: Option<PathBuf>,
-    /// Name of the job: TORCHELASTIC_RUN_ID, and the folder in DIR (default: none)
-    #[arg(long, value_name = "ID", alias = "rdzv_id")]
-    pub rdzv_id: Option<String>,
-    /// Let all processes use all cores, instead of a share of their own
-    #[arg(long)]
-    pub no_pin: bool,
-    /// Flags about worker processes.
-    #[command(flatten)]
-    pub job: JobArgs,
-    /// The program and its arguments, after `--`
-    #[arg(required = true, last = true, value_name = "PROGRAM")]
-    pub program: Vec<OsString>,
-}
-
 /// Flags of `trainer [train]`.
 #[derive(Debug, Clone, Args)]
 pub struct TrainArgs {
@@ -205,7 +184,7 @@ pub struct JobArgs {
     #[arg(skip)]
     pub host_flags: Vec<String>,
     /// Number of machines; start the same command on each of them (default: 1)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = launch_args::nnodes)]
     pub nnodes: Option<usize>,
     /// Index of this machine, from 0 (default: 0)
     #[arg(long, value_name = "R")]

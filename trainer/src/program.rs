@@ -6,7 +6,12 @@ use std::{
     process::ExitCode,
 };
 
-use crate::{cli::Cli, commands, console, device, diagnostics, failure::Failure, signals};
+use crate::{
+    cli::{self, Cli},
+    commands, console, device, diagnostics,
+    failure::Failure,
+    signals,
+};
 use clap::Parser;
 
 /// Runs the command line of this process and returns the exit code.
@@ -28,11 +33,16 @@ pub fn main() -> ExitCode {
         console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
-        let cli = match Cli::try_parse_from(with_np(std::env::args_os())?) {
+        let arguments =
+            cli::with_usual_spelling(std::env::args_os()).map_err(|flag| Failure::usage(flag.message, flag.hint))?;
+        let cli = match Cli::try_parse_from(&arguments) {
             Ok(cli) => cli.with_data_dir(std::env::var_os("TRAINER_DATA_DIR")),
             // `console` escapes control characters: the arguments may have file names.
             Err(mistake) if mistake.use_stderr() => {
                 console::eprint(mistake.render());
+                if let Some(hint) = cli::hint_of(&mistake, &arguments) {
+                    console::eprint(format_args!("  hint: {hint}"));
+                }
                 return Ok(mistake.exit_code() as u8);
             }
             Err(help) => help.exit(),
@@ -73,22 +83,4 @@ fn check_threads(variable: Option<OsString>) -> Result<(), Failure> {
             "it is the number of threads of a process; without it, a process has one per core",
         )),
     }
-}
-
-/// Reads the flag `-np` of mpirun and horovodrun, which clap takes for `-n p`. `trainer launch` starts processes, as they do.
-///
-/// # Errors
-/// `-np` without `launch`: it does not say whether processes share the cores or have a GPU each.
-fn with_np(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
-    let mut arguments: Vec<_> = arguments.into_iter().collect();
-    let own = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
-    let launches = arguments[..own].iter().any(|argument| argument == "launch");
-    for argument in arguments[..own].iter_mut().filter(|argument| *argument == "-np") {
-        if !launches {
-            let hint = "--gpus N starts N processes with a GPU each, --cpus N starts N processes that share the cores";
-            return Err(Failure::usage("-np: unknown flag", hint));
-        }
-        *argument = "--np".into();
-    }
-    Ok(arguments)
 }

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout};
+use std::process::{Child, ChildStdout, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{self, Bench, Ended, entries, python_with, signal, signal_process, wait_until};
 
+const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
@@ -83,6 +84,55 @@ fn all_processes_start_again_after_a_failure() {
         let log = bench.path(&format!("logs/none/attempt_{attempt}/{rank}/stdout.log"));
         assert_eq!(fs::read_to_string(log).unwrap(), format!("attempt {attempt} of 2\n"));
     }
+}
+
+#[test]
+fn torchruns_spelling_of_the_flags_works() {
+    let bench = Bench::new("");
+    let torchrun =
+        ["launch", "--standalone", "--nnodes=1:1", "--nproc_per_node=2", "--max_restarts=1", "--log_dir", "a_b"];
+    let program = ["--", "sh", "-c", "echo $RANK/$WORLD_SIZE of $TORCHELASTIC_MAX_RESTARTS, $1", "sh", "--master_addr"];
+    let ended = bench.run(&[&torchrun[..], &program].concat()).expect(0);
+    let mut lines: Vec<&str> = ended.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[0]: 0/2 of 1, --master_addr", "[1]: 1/2 of 1, --master_addr"]);
+    assert!(bench.path("a_b/none/attempt_0/1/stdout.log").exists());
+    // Without `--`, as torchrun allows
+    let ended = bench.run(&["launch", "--nproc_per_node=2", "train.py", "--lr", "1"]).expect(2);
+    assert!(ended.stderr.contains("hint: the program and its arguments come after `--`"), "{}", ended.stderr);
+}
+
+#[test]
+fn temporary_logs_are_kept_after_a_failure_only() {
+    let bench = Bench::new("");
+    let temporary = bench.path("tmp");
+    fs::create_dir(&temporary).unwrap();
+    let launch = |script: &str| {
+        let mut command = bench.command();
+        command.args(["launch", "--cpus", "2", "--", "sh", "-c", script]).env("TMPDIR", &temporary);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+    };
+    for signals in [1, 2] {
+        let mut child = launch("trap '' TERM; echo started; while :; do sleep 0.1; done");
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut err = BufReader::new(child.stderr.take().expect("a pipe"));
+        read_until(&mut out, "started");
+        let folders = entries(&temporary);
+        assert_eq!(folders.len(), 1, "{folders:?}");
+        // SIGINT ends the shells. After SIGTERM they continue, and a second signal ends them.
+        signal(&child, if signals == 1 { SIGINT } else { SIGTERM });
+        if signals == 2 {
+            read_until(&mut err, "once more ends them at once");
+            signal(&child, SIGINT);
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(if signals == 1 { 128 + SIGINT } else { 128 + SIGTERM }));
+        assert_eq!(entries(&temporary), Vec::<std::path::PathBuf>::new(), "after {signals} signals");
+    }
+    Ended::from(launch("exit 0").wait_with_output().unwrap()).expect(0);
+    assert_eq!(entries(&temporary).len(), 0);
+    let failed = Ended::from(launch("exit 7").wait_with_output().unwrap()).expect(3);
+    let folder = entries(&temporary).pop().expect("the report names a log in the folder");
+    assert!(failed.stderr.contains(folder.to_str().expect("a path in UTF-8")), "{}", failed.stderr);
 }
 
 /// A launcher of two shells with a child each, and the numbers of all four processes.

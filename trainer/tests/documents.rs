@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 28] = [
+const FOREIGN_FLAGS: [&str; 30] = [
     "amp",
     "amp-dtype",
     "bench",
@@ -24,12 +24,14 @@ const FOREIGN_FLAGS: [&str; 28] = [
     "initial-checkpoint",
     "layer-decay",
     "lr",
+    "master_addr",
     "mixup",
     "model-ema",
     "model-ema-decay",
     "no-fail-fast",
     "no-python",
     "nproc-per-node",
+    "nproc_per_node",
     "rdzv-endpoint",
     "release",
     "reprob",

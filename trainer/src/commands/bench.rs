@@ -1,7 +1,8 @@
 //! `trainer bench allreduce`: starts processes as a training run does, and measures only the all-reduce.
 
-use std::{fs::DirBuilder, io::ErrorKind, os::unix::fs::DirBuilderExt, time::Duration};
+use std::time::Duration;
 
+use super::temporary_logs;
 use crate::cli::{AllreduceArgs, workers_flag};
 use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
@@ -95,35 +96,14 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
                 oversubscribe: arguments.oversubscribe,
                 ..LocalRank::ALONE
             })?;
-            let folder = temporary_folder("bench")?;
+            let folder = temporary_logs::create("bench")?;
             let logs = folder.join("logs");
             let job = LaunchConfig { on_signal: OnSignal::End, ..LaunchConfig::of_this_program(workers)? };
             let result = job.run(|_| Ok(JobFolder { logs: logs.clone(), variables: Vec::new() }));
-            // The logs of a successful benchmark are useless, so delete them.
-            if result == Ok(0) {
-                let _ = std::fs::remove_dir_all(&folder);
-            }
+            temporary_logs::remove_unless_failed(&folder, &result);
             Ok(result?)
         }
     }
-}
-
-/// Creates a temporary folder for the logs of a command's workers. Only this user may enter the folder. An existing folder is not
-/// used, because it may belong to another user.
-pub(super) fn temporary_folder(command: &str) -> Result<std::path::PathBuf, Failure> {
-    let id = std::process::id();
-    for attempt in 0.. {
-        let folder = std::env::temp_dir().join(format!("trainer-{command}-{id}-{attempt}"));
-        match DirBuilder::new().mode(0o700).create(&folder) {
-            Ok(()) => return Ok(folder),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-            Err(error) => {
-                let cause = format!("{}: {error}", folder.display());
-                return Err(Failure::run(cause, "set TMPDIR to a folder you can write"));
-            }
-        }
-    }
-    unreachable!("a name is found or creating fails")
 }
 
 /// Builds the benchmark's configuration from the flags.

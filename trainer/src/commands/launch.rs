@@ -1,16 +1,16 @@
 //! `trainer launch`: starts any program as several processes, as torchrun does.
 
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::bench::temporary_folder;
-use super::hosts;
-use crate::cli::LaunchArgs;
+use super::{hosts, temporary_logs};
+use crate::cli::{LaunchArgs, ProcessCount};
+use crate::device::{self, MissingCudaPart};
 use crate::failure::Failure;
 use crate::run::job_flags::{LOOPBACK, NodeOfJob};
-use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, find_program, secret};
+use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, cores, find_program, secret};
 
 /// Time from SIGTERM to SIGKILL. torchrun has the same default.
 const GRACE: Duration = Duration::from_secs(30);
@@ -25,11 +25,11 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     let (mut variables, plan) = hosts::plan_of_node()?;
     let (mut job, mut workers) = (arguments.job.clone(), arguments.cpus);
     if let Some(plan) = plan {
-        workers = Some(plan.workers);
+        workers = Some(ProcessCount::Number(plan.workers));
         hosts::apply_to_job(&mut job, plan);
     }
     if let Some(asked) = hosts::asked(&job)? {
-        let count = workers.map(|count| ("--cpus", count));
+        let count = workers.map(of_hosts).transpose()?.map(|count| ("--cpus", count));
         return Ok(hosts::ssh_launcher(&job, &asked, count, false, &variables)?.run()?);
     }
     let Some(workers) = workers else {
@@ -38,6 +38,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
             "say it: trainer launch --cpus 4 -- PROGRAM; or name hosts: -H host1:4,host2:4",
         ));
     };
+    let workers = on_this_machine(workers, device::count_gpus)?;
     if let Some(path) = &job.secret_file {
         secret::read_file(path, &mut variables)?;
     }
@@ -59,6 +60,12 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     };
     config.timeouts.grace = GRACE;
     let (nodes, node_rank) = (job.nnodes.unwrap_or(1), job.node_rank.unwrap_or(0));
+    if arguments.standalone && nodes > 1 {
+        return Err(Failure::usage(
+            format!("--standalone is a job on one machine, and --nnodes {nodes} one on several"),
+            "leave one of them out",
+        ));
+    }
     if let Some(node) = NodeOfJob::of(&job, None) {
         config.rendezvous = Some(node.rendezvous(secret::of_job(&variables)?)?);
     } else if nodes == 0 || node_rank > 0 {
@@ -70,29 +77,80 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
         let address = job.master_addr.clone().unwrap_or_else(|| LOOPBACK.to_owned());
         config.address = (address, job.master_port.unwrap_or(0));
     }
-    let mut made = None;
-    let code = config.run(|_| {
-        let logs = folder(arguments, id).map_err(Failure::into_launch_error)?;
-        made = Some(logs.clone());
-        Ok(JobFolder { logs, variables: Vec::new() })
-    })?;
-    if let (Some(logs), None, 0) = (&made, &arguments.log_dir, code)
-        && let Some(folder) = logs.parent()
-    {
-        // The job succeeded and the user asked for no logs, so delete the temporary folder
-        let _ = fs::remove_dir_all(folder);
+    let mut temporary = None;
+    let result = config.run(|_| {
+        let parent = match &arguments.log_dir {
+            Some(folder) => make_folder(folder),
+            None => temporary_logs::create("launch").inspect(|folder| temporary = Some(folder.clone())),
+        };
+        Ok(JobFolder { logs: parent.map_err(Failure::into_launch_error)?.join(id), variables: Vec::new() })
+    });
+    if let Some(folder) = temporary {
+        temporary_logs::remove_unless_failed(&folder, &result);
     }
-    Ok(code)
+    Ok(result?)
 }
 
-/// Returns the folder for the job's logs: below `--log-dir`, or below a new temporary folder.
-fn folder(arguments: &LaunchArgs, id: &str) -> Result<PathBuf, Failure> {
-    let Some(folder) = &arguments.log_dir else { return Ok(temporary_folder("launch")?.join(id)) };
+/// Returns the number of processes on this machine. `gpus` counts its GPUs.
+///
+/// # Errors
+/// One process per GPU is asked for, and there is no GPU.
+fn on_this_machine(
+    count: ProcessCount,
+    gpus: impl FnOnce() -> Result<usize, MissingCudaPart>,
+) -> Result<usize, Failure> {
+    match count {
+        ProcessCount::Number(number) => Ok(number),
+        ProcessCount::Cores => Ok(cores::available().len()),
+        ProcessCount::Auto => Ok(gpus().unwrap_or_else(|_| cores::available().len())),
+        ProcessCount::Gpus => {
+            gpus().map_err(|missing| Failure::usage(format!("one process per GPU: {}", missing.cause), missing.hint))
+        }
+    }
+}
+
+/// Returns the number of ranks of a job on several hosts.
+///
+/// # Errors
+/// The number depends on the hosts' GPUs or cores, which this machine does not know.
+fn of_hosts(count: ProcessCount) -> Result<usize, Failure> {
+    match count {
+        ProcessCount::Number(number) => Ok(number),
+        ProcessCount::Auto | ProcessCount::Gpus | ProcessCount::Cores => Err(Failure::usage(
+            "--cpus auto, gpu and cpu count the GPUs or cores of one machine, and -H and --hostfile name hosts",
+            "give each host its number of processes: -H host1:4,host2:4",
+        )),
+    }
+}
+
+/// Makes the folder of `--log-dir`.
+fn make_folder(folder: &Path) -> Result<PathBuf, Failure> {
     DirBuilder::new().recursive(true).mode(0o777).create(folder).map_err(|error| {
         Failure::usage(
             format!("{}: cannot make the folder of logs: {error}", folder.display()),
             "name another: --log-dir DIR",
         )
     })?;
-    Ok(folder.join(id))
+    Ok(folder.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_counted_by_gpus_or_cores() {
+        let missing = || Err(MissingCudaPart { cause: "no NVIDIA driver".into(), hint: "--cpus N".into() });
+        let count = |count, gpus: Option<usize>| on_this_machine(count, || gpus.map_or_else(missing, Ok)).unwrap();
+        let cores = cores::available().len();
+        assert_eq!(count(ProcessCount::Number(3), None), 3);
+        assert_eq!((count(ProcessCount::Auto, Some(5)), count(ProcessCount::Auto, None)), (5, cores));
+        assert_eq!((count(ProcessCount::Gpus, Some(5)), count(ProcessCount::Cores, Some(5))), (5, cores));
+        let error = on_this_machine(ProcessCount::Gpus, missing).unwrap_err();
+        assert_eq!(error.to_string(), "one process per GPU: no NVIDIA driver\n  hint: --cpus N");
+        assert_eq!(
+            (of_hosts(ProcessCount::Number(3)).unwrap(), of_hosts(ProcessCount::Auto).unwrap_err().code),
+            (3, 2)
+        );
+    }
 }

@@ -15,6 +15,7 @@ mod saved_network;
 mod scaling;
 mod sweep;
 mod table;
+mod temporary_logs;
 mod train;
 mod views;
 

@@ -3,7 +3,7 @@
 
 use super::toolkit::{self, Library};
 use super::versions::check_versions;
-use comm::cuda::driver::{Driver, Gpu, NoDriver};
+use comm::cuda::driver::{Driver, DriverError, Gpu, NoDriver};
 
 /// GPUs that this process can train on.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,17 +57,33 @@ pub struct MissingCudaPart {
 /// The first part that is missing, or a driver that is too old for NVRTC or for this program.
 pub fn find_gpus() -> Result<Gpus, MissingCudaPart> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let driver = Driver::load().map_err(|error| no_driver(&error, visible.as_deref()))?;
-    let refused = |error| MissingCudaPart { cause: format!("the NVIDIA driver: {error}"), hint: REINSTALL.into() };
-    let (count, cuda) = (driver.count().map_err(refused)?, driver.cuda_version().map_err(refused)?);
-    if count == 0 {
-        return Err(no_gpu(&driver.library, "no error", visible.as_deref()));
-    }
+    let (driver, count) = driver_with_gpus(visible.as_deref())?;
+    let cuda = driver.cuda_version().map_err(refused)?;
     let all = (0..count).map(|index| driver.gpu(index)).collect::<Result<_, _>>().map_err(refused)?;
     let nvrtc = toolkit::nvrtc().map_err(|error| toolkit::no_nvrtc(&error))?;
     check_versions(cuda, &nvrtc)?;
     toolkit::headers().map_err(|error| toolkit::no_headers(&error))?;
     Ok(Gpus { all, cuda, nvrtc, visible })
+}
+
+/// Returns the number of GPUs that this process sees. Other programs may need less than [`find_gpus`] checks.
+///
+/// # Errors
+/// There is no driver, or no GPU.
+pub fn count_gpus() -> Result<usize, MissingCudaPart> {
+    driver_with_gpus(std::env::var("CUDA_VISIBLE_DEVICES").ok().as_deref()).map(|(_, count)| count)
+}
+
+fn driver_with_gpus(visible: Option<&str>) -> Result<(Driver, usize), MissingCudaPart> {
+    let driver = Driver::load().map_err(|error| no_driver(&error, visible))?;
+    match driver.count().map_err(refused)? {
+        0 => Err(no_gpu(&driver.library, "no error", visible)),
+        count => Ok((driver, count)),
+    }
+}
+
+fn refused(error: DriverError) -> MissingCudaPart {
+    MissingCudaPart { cause: format!("the NVIDIA driver: {error}"), hint: REINSTALL.into() }
 }
 
 const REINSTALL: &str =

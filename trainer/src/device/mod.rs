@@ -28,7 +28,7 @@ pub use self::stream_event::StreamEvent;
 pub use self::{
     assign::{LocalRank, gpu_index},
     configure::configure,
-    gpus::{Gpus, MissingCudaPart, find_gpus, visible_devices_note},
+    gpus::{Gpus, MissingCudaPart, count_gpus, find_gpus, visible_devices_note},
     toolkit::{Headers, Library, headers, nccl, nvrtc},
     versions::check_versions,
 };
