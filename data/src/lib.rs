@@ -17,7 +17,6 @@ mod memory;
 #[cfg(test)]
 #[path = "../testing/pictures.rs"]
 mod pictures;
-mod regular;
 pub mod sampler;
 pub mod split;
 
@@ -25,7 +24,7 @@ pub use crops::{CENTRE_CROP, TEN_CROP};
 pub use dataset::{Dataset, ImageShape, SharedPixels, Splits};
 pub use encoded::EncodedImages;
 pub use error::DataError;
+pub use folder::{open_regular, read_regular};
 pub use label_sets::LabelSets;
 pub use memory::total_memory;
-pub use regular::{open_regular, read_regular};
 pub use split::{SplitOptions, SplitRecord};

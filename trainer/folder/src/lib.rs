@@ -4,6 +4,10 @@
 //! in the place of a file that a run is about to write, and the run would overwrite the file that the link names. So every file
 //! is opened relative to its open folder with `O_NOFOLLOW`, and a new file with `O_EXCL`. The path of the folder itself may
 //! contain links: the user has named that path.
+//!
+//! Files that are only read are opened by [`open_regular`], also through links: the user has named them.
+
+mod regular;
 
 use std::error::Error;
 use std::ffi::OsStr;
@@ -15,6 +19,8 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, mkdirat, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
+
+pub use regular::{open_regular, read_regular};
 
 /// Permissions of new files, of which the umask removes some.
 const FILE: Mode = Mode::from_raw_mode(0o666);

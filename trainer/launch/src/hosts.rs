@@ -1,12 +1,8 @@
 //! The hosts of a job that one command starts: `-H host1:4,host2:4`, or a host file, in the formats of mpirun and horovodrun.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::environment::Variables;
@@ -97,17 +93,7 @@ pub fn of_lsf(variables: &Variables) -> Result<Vec<Host>> {
 pub fn read_file(path: &Path) -> Result<Vec<Host>> {
     let place = path.display().to_string();
     let unreadable = |error: std::io::Error| refused(&place, &format!("cannot read the hosts: {error}"));
-    // Without NONBLOCK, opening a FIFO would wait for a writer
-    let file =
-        File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).map_err(unreadable)?;
-    if !file.metadata().map_err(unreadable)?.is_file() {
-        return Err(refused(&place, "not a regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if bytes.len() as u64 > LARGEST_FILE {
-        return Err(refused(&place, &format!("more than {LARGEST_FILE} bytes are too many for a list of hosts")));
-    }
+    let bytes = folder::read_regular(path, LARGEST_FILE).map_err(unreadable)?;
     let text = String::from_utf8(bytes).map_err(|_| refused(&place, "not text (UTF-8)"))?;
     let mut hosts = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -270,13 +256,18 @@ mod tests {
             (b"a 4\n", "hosts:1: `4` after a host"),
             (b"a\na\n", "hosts: a is named twice"),
             (b"a\xff\n", "hosts: not text (UTF-8)"),
-            (&[b'a'; (1 << 20) + 1], "hosts: more than 1048576 bytes"),
+            (&[b'a'; (1 << 20) + 1], "hosts: cannot read the hosts: it has 1048577 bytes"),
         ] {
             let error = file(content).unwrap_err();
             assert!(error.code == 2 && error.message.contains(cause), "{error}");
         }
-        assert!(read_file(Path::new("/")).unwrap_err().message.contains("not a regular file"));
-        assert!(read_file(Path::new("/none")).unwrap_err().message.contains("No such file"));
+        let refusal = |path: &Path| read_file(path).unwrap_err().message;
+        assert_eq!(refusal(Path::new("/")), "/: cannot read the hosts: it is a folder, not a file");
+        assert!(refusal(Path::new("/none")).contains("No such file"));
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(refusal(&fifo).ends_with("cannot read the hosts: it is a pipe, not a file"));
     }
 
     #[test]

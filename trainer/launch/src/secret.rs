@@ -1,11 +1,8 @@
 //! The secret with which nodes join a job on several nodes.
 
-use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-
-use rustix::fs::OFlags;
 
 use super::environment::{self, Variables};
 use super::error::{LaunchError, Result};
@@ -34,24 +31,18 @@ pub fn read_file(path: &Path, variables: &mut Variables) -> Result<()> {
     }
     let refused = |cause: String, hint: String| LaunchError::usage(format!("{}: {cause}", path.display()), hint);
     let unreadable = |error: std::io::Error| refused(format!("cannot read the job's secret: {error}"), HINT.to_owned());
-    // Without NONBLOCK, opening a FIFO would wait for a writer
-    let mut file =
-        File::options().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).map_err(unreadable)?;
+    let (file, len) = folder::open_regular(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
-    if !metadata.is_file() {
-        let cause = format!("{} instead of a file with the job's secret", kind(&metadata));
-        return Err(refused(cause, HINT.to_owned()));
-    }
     if metadata.mode() & 0o077 != 0 {
         let cause = format!("other users may read the job's secret (mode {:03o})", metadata.mode() & 0o777);
         return Err(refused(cause, format!("chmod 600 {}", path.display())));
     }
-    if metadata.len() > LARGEST_FILE {
-        let cause = format!("{} bytes are too many for the job's secret, at most {LARGEST_FILE}", metadata.len());
+    if len > LARGEST_FILE {
+        let cause = format!("{len} bytes are too many for the job's secret, at most {LARGEST_FILE}");
         return Err(refused(cause, HINT.to_owned()));
     }
     let mut bytes = Vec::new();
-    file.by_ref().take(LARGEST_FILE).read_to_end(&mut bytes).map_err(unreadable)?;
+    file.take(LARGEST_FILE).read_to_end(&mut bytes).map_err(unreadable)?;
     let text = String::from_utf8(bytes)
         .map_err(|_| refused("the job's secret is not text (UTF-8)".to_owned(), HINT.to_owned()))?;
     check(&path.display().to_string(), text.trim())?;
@@ -85,16 +76,6 @@ fn check<'a>(place: &str, text: &'a str) -> Result<&'a str> {
         ));
     }
     Ok(text)
-}
-
-fn kind(metadata: &std::fs::Metadata) -> &'static str {
-    use std::os::unix::fs::FileTypeExt;
-    let kind = metadata.file_type();
-    match () {
-        () if kind.is_dir() => "a directory",
-        () if kind.is_fifo() => "a FIFO",
-        () => "a device or socket",
-    }
 }
 
 #[cfg(test)]
@@ -162,8 +143,8 @@ mod tests {
         };
         let missing = "cannot read the job's secret: No such file or directory (os error 2)";
         refused(&folder.0.path().join("none"), missing, "--secret-file FILE");
-        refused(folder.0.path(), "a directory instead of a file with the job's secret", "--secret-file FILE");
-        refused(&fifo, "a FIFO instead of a file with the job's secret", "--secret-file FILE");
+        refused(folder.0.path(), "cannot read the job's secret: it is a folder, not a file", "--secret-file FILE");
+        refused(&fifo, "cannot read the job's secret: it is a pipe, not a file", "--secret-file FILE");
         for (content, mode, cause, hint) in [
             (&b"correct horse"[..], 0o640, "other users may read the job's secret (mode 640)", "chmod 600 /"),
             (b"correct horse", 0o604, "other users may read the job's secret (mode 604)", "chmod 600 /"),
