@@ -325,11 +325,10 @@ impl DeviceGroup {
 
     fn run(&mut self, call: DeviceCall, sources: Vec<Elements>, len: usize, scale: f32) -> Result<Tensor<1>> {
         self.check()?;
-        let output = self.launcher.room(len);
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
         let launches = self.sequence.launches(&self.constants, &call, &lengths, scale);
-        let launches =
-            launches.ok_or_else(|| self.process().fail(CommError::usage("too many tensors for a launch")))?;
+        let launches = launches.map_err(|error| self.process().fail(error))?;
+        let output = self.launcher.room(len);
         for launch in launches {
             self.chunk(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }

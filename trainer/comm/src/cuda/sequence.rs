@@ -4,6 +4,7 @@ use super::layout::{LaunchParams, MAX_WORLD, PACK, SLOTS_AT, WireType, phase};
 use super::plan::{Chunk, DeviceCall, chunks};
 use super::protocol::{self, FlagSet, Kernel, KernelStep};
 use super::source::{KernelVariant, parts};
+use crate::error::{CommError, Result};
 
 /// The parameters that all launches of a rank share.
 #[derive(Clone, Debug)]
@@ -104,27 +105,25 @@ impl Sequence {
     }
 
     /// Returns the launches of `call`. This rank has source tensors of these `lengths`, and each value is multiplied by `scale`.
-    /// Returns `None` if there are more tensors than a kernel takes.
+    ///
+    /// # Errors
+    /// [`Usage`](crate::ErrorKind::Usage) if a kernel cannot take so many tensors, or so many elements.
     pub fn launches(
         &mut self,
         constants: &LaunchConstants,
         call: &DeviceCall,
         lengths: &[usize],
         scale: f32,
-    ) -> Option<Vec<Launch>> {
+    ) -> Result<Vec<Launch>> {
         let (world_size, fingerprint) = (constants.world_size(), call.fingerprint());
-        let parts = parts(lengths.len())?;
+        let parts = parts(lengths.len()).ok_or_else(|| {
+            CommError::usage(format!("{}: {} tensors are more than a launch takes", call.kernel.name(), lengths.len()))
+                .hint("join tensors, or make several calls")
+        })?;
+        let ends = ends(call, lengths)?;
         let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world_size, parts };
         let mut windows = [0; MAX_WORLD];
         windows[..world_size].copy_from_slice(&constants.windows);
-        let mut end = 0;
-        let ends: Vec<u32> = lengths
-            .iter()
-            .map(|length| {
-                end += *length as u32;
-                end
-            })
-            .collect();
         let launch = |chunk: Chunk| {
             self.launch_count += 1;
             let params = LaunchParams {
@@ -147,7 +146,7 @@ impl Sequence {
             };
             Launch { variant, params, blocks: chunk.blocks, chunk, launch_number: self.launch_count }
         };
-        Some(chunks(call, world_size, constants.slot).into_iter().map(launch).collect())
+        Ok(chunks(call, world_size, constants.slot).into_iter().map(launch).collect())
     }
 
     /// Returns the launch that orders NCCL's stream after the pack of `before` (`PHASE_PACK`), or before its gather
@@ -173,6 +172,19 @@ impl Sequence {
     }
 }
 
+/// Returns the number of elements up to the end of each tensor. Kernels count them in 32 bits.
+fn ends(call: &DeviceCall, lengths: &[usize]) -> Result<Vec<u32>> {
+    let mut end = 0u64;
+    let ends = lengths.iter().map(|length| {
+        end = end.saturating_add(*length as u64);
+        u32::try_from(end).map_err(|_| {
+            let cause = format!("{}: more than {} elements in one call on a GPU", call.kernel.name(), u32::MAX);
+            CommError::usage(cause).hint("make several calls with fewer elements")
+        })
+    });
+    ends.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,7 +206,25 @@ mod tests {
         assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
         assert!(jobs.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
         assert_eq!(sequence.launch_count(), 6);
-        assert!(sequence.launches(&constants(), &call, &[1; 257], 1.0).is_none());
+    }
+
+    #[test]
+    fn more_tensors_or_elements_than_a_kernel_counts_are_refused() {
+        let mut sequence = Sequence::default();
+        let mut refusal = |lengths: &[usize]| {
+            let elements = lengths.iter().map(|length| *length as u64).sum();
+            let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements, root: 0 };
+            let constants = LaunchConstants { slot: 1 << 30, ..constants() };
+            sequence.launches(&constants, &call, lengths, 1.0).err()
+        };
+        let most = u32::MAX as usize;
+        assert_eq!(refusal(&[most - 5, 5]), None, "the last number that 32 bits hold");
+        for lengths in [&[most, 1][..], &[most + 1], &[1, most + 1, 1]] {
+            let error = refusal(lengths).unwrap();
+            assert_eq!(error.kind, crate::ErrorKind::Usage);
+            assert_eq!(error.message, "two_shot: more than 4294967295 elements in one call on a GPU");
+        }
+        assert!(refusal(&[1; 257]).unwrap().message.contains("257 tensors are more than a launch takes"));
     }
 
     #[test]
