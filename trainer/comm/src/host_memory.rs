@@ -73,23 +73,28 @@ impl Communicator {
     /// length.
     ///
     /// # Errors
-    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if a host has not enough memory, or if a rank may not
-    /// open the memory of another rank (which runs as another user).
+    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if the system refuses a mapping of this length (`ulimit -v`),
+    /// or if a rank may not open the memory of another rank (which runs as another user).
+    ///
+    /// The kernel allocates a page when a rank first writes it. A host with too little memory for all pages is no error here: the
+    /// kernel then kills processes. So check the host's memory first.
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
         let hosts = self.texts(&host::shared_memory_domain())?;
         let own = &hosts[self.rank()];
         let ranks: Vec<usize> = (0..self.world_size()).filter(|&rank| hosts[rank] == *own).collect();
         let (me, leader) = (ranks.iter().position(|&rank| rank == self.rank()).unwrap_or(0), ranks[0]);
 
+        // A length that no mapping can have is refused by the system too.
+        let bytes = HEADER.saturating_add(len);
         // Each host's first rank makes the memory, and keeps the file open until the others have opened it.
-        let made = (me == 0).then(|| Mapping::announce(HEADER + len));
+        let made = (me == 0).then(|| Mapping::announce(bytes));
         let refused = made.as_ref().and_then(|made| made.as_ref().err());
         self.fail_together(refused.map(|error| format!("cannot make {len} bytes of shared memory: {error}")))?;
         let made = made.and_then(std::result::Result::ok);
         let announced = self.texts(made.as_ref().map_or("", |(_, _, text)| text))?;
         let (memory, file) = match made {
             Some((memory, file, _)) => (Ok(memory), Some(file)),
-            None => (Mapping::find(announced[leader].as_bytes(), HEADER + len), None),
+            None => (Mapping::find(announced[leader].as_bytes(), bytes), None),
         };
         let refused = memory.as_ref().err();
         self.fail_together(
@@ -111,7 +116,7 @@ impl Communicator {
     /// Returns an error on every rank if any rank passes the reason of a failure.
     fn fail_together(&self, refused: Option<String>) -> Result<()> {
         let Some((rank, cause)) = self.first_failure(refused.as_deref().unwrap_or_default())? else { return Ok(()) };
-        let hint = "the ranks of a host share this memory: they need one user, and enough memory for all of it";
+        let hint = "the ranks of a host share this memory: they need one user, and a limit (`ulimit -v`) that allows all of it";
         Err(CommError::setup(format!("rank {rank} {cause}")).hint(hint).blame(rank))
     }
 }

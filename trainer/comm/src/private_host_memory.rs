@@ -59,7 +59,7 @@ impl Communicator {
     /// Makes memory of `len` bytes on each rank.
     ///
     /// # Errors
-    /// [`super::ErrorKind::Setup`] if this rank has not enough memory.
+    /// [`super::ErrorKind::Setup`] if the system refuses memory of this length.
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| {

@@ -8,7 +8,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use super::call::{CollectiveCall, OpKind};
 use super::communicator::Communicator;
 use super::dtype::{DType, Element, ReduceOp};
-use super::error::Result;
+use super::error::{CommError, Result};
 use super::shm::Window;
 
 /// A rank's array, made by [`Communicator::shared`] together with the other ranks' arrays.
@@ -58,13 +58,33 @@ impl Communicator {
     /// the same length. Allocate the array once and reuse it: the allocation costs two waits for all ranks, a file and a mapping.
     ///
     /// # Errors
-    /// See [`Communicator`]. [`super::ErrorKind::Setup`] if the memory cannot be allocated.
+    /// See [`Communicator`]. [`super::ErrorKind::Setup`] if the system refuses memory of this length.
     pub fn shared<T: Element>(&self, len: usize) -> Result<Shared<T>> {
         self.synchronize();
+        // The arrays of all ranks may be one mapping, with a header.
+        let all = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_mul(self.world_size()));
+        if all.is_none_or(|bytes| bytes > isize::MAX as usize / 2) {
+            return self.refuse("shared", format!("{len} {} on each rank are more than an array can have", T::DTYPE));
+        }
         let call = self.call(OpKind::Share, DType::U8, len * size_of::<T>());
         let (number, window) = self.run(call, |transport, call| Ok((call.sequence as u32, transport.share(call)?)))?;
-        let memory = window.map_or_else(|| Memory::Ordinary(vec![T::zeroed(); len]), Memory::Window);
+        let memory = match window {
+            Some(window) => Memory::Window(window),
+            None => Memory::Ordinary(self.zeros(len)?),
+        };
         Ok(Shared { memory, group: self.inner.group.id, number })
+    }
+
+    /// Allocates `len` zeros.
+    fn zeros<T: Element>(&self, len: usize) -> Result<Vec<T>> {
+        let mut values = Vec::new();
+        values.try_reserve_exact(len).map_err(|_| {
+            let rank = self.inner.process.rank;
+            let cause = format!("rank {rank} cannot make an array of {len} {}", T::DTYPE);
+            self.inner.process.fail(CommError::setup(cause).blame(rank))
+        })?;
+        values.resize(len, T::zeroed());
+        Ok(values)
     }
 
     /// Reduces the first `count` elements of `data` over all ranks; every rank gets the result. All ranks pass the array that

@@ -2,7 +2,7 @@
 
 mod support;
 
-use comm::{DType, ReduceOp, TransportKind};
+use comm::{DType, ErrorKind, ReduceOp, TransportKind};
 use half::{bf16, f16};
 use support::matrix::{SIZES, collectives};
 use support::{KINDS, Number, WORLDS, ranks};
@@ -83,6 +83,30 @@ fn a_hosts_memory_is_filled_and_read_by_all_its_ranks() {
                 all.iter().map(|byte| u64::from(*byte)).sum::<u64>()
             });
             assert!(sums.iter().all(|sum| *sum == sums[0]));
+        }
+    }
+}
+
+#[test]
+fn memory_that_no_process_has_is_an_error_on_every_rank() {
+    for kind in KINDS {
+        // More than an address space, and more than a number of bytes can be.
+        for len in [1usize << 60, usize::MAX - 10] {
+            let errors = ranks(kind, 2, move |comm| comm.host_memory(len).unwrap_err());
+            for error in errors {
+                let cause = format!("rank 0 cannot make {len} bytes of shared memory");
+                assert!(error.kind == ErrorKind::Setup && error.message.contains(&cause), "{kind}: {error}");
+            }
+        }
+        for (len, want) in
+            [(1usize << 56, ErrorKind::Setup), (1 << 60, ErrorKind::Usage), (usize::MAX, ErrorKind::Usage)]
+        {
+            let errors = ranks(kind, 2, move |comm| {
+                let result = comm.shared::<f32>(len).map(drop);
+                // The other rank may notice the end of the job in its next call.
+                result.and_then(|()| comm.barrier()).unwrap_err().kind
+            });
+            assert_eq!(errors, [want; 2], "{kind}, {len} elements");
         }
     }
 }
