@@ -111,6 +111,16 @@ pub(crate) struct CollectiveCall {
 pub(crate) const CALL_BYTES: usize = 36;
 
 impl CollectiveCall {
+    /// Returns the reduction.
+    pub(crate) fn reduction(&self) -> Result<ReduceOp> {
+        self.reduce.ok_or_else(|| CommError::usage(format!("{self} names no reduction")))
+    }
+
+    /// Returns the root, or the peer of a message, as a rank of the group.
+    pub(crate) fn root_rank(&self) -> usize {
+        self.root.unwrap_or_default() as usize
+    }
+
     pub(crate) fn encode(&self) -> [u8; CALL_BYTES] {
         let mut out = [0u8; CALL_BYTES];
         out[0] = self.op as u8;

@@ -3,13 +3,13 @@
 //! Loops work on blocks that stay in the first-level cache. Inside a block they are simple loops that the compiler vectorises;
 //! [`pulp`] picks the machine's widest instruction set at run time. The order of summation is the order of the sources, which
 //! transports pass in rank order: every rank runs the same instructions on the same operands, and so gets the same bits.
-//! 16-bit floats are widened to f32, accumulated in f32, and rounded once.
+//! 16-bit floats are widened to f32, accumulated in f32, and rounded once (`widen.rs`).
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::dtype::{DType, Element, ReduceOp};
+use super::widen::Narrow;
 
 /// Elements of a block: 4 KB of f32.
 const BLOCK: usize = 1024;
@@ -45,40 +45,6 @@ macro_rules! integer {
 }
 float!(f32, f64);
 integer!(i32, i64, u8);
-
-/// Conversion of a 16-bit float to f32 and back.
-trait Narrow: Element {
-    fn widen(from: &[Self], to: &mut [f32]);
-    fn round(from: &[f32], to: &mut [Self]);
-}
-
-impl Narrow for f16 {
-    fn widen(from: &[Self], to: &mut [f32]) {
-        from.convert_to_f32_slice(to);
-    }
-    fn round(from: &[f32], to: &mut [Self]) {
-        to.convert_from_f32_slice(from);
-    }
-}
-
-impl Narrow for bf16 {
-    #[inline(always)]
-    fn widen(from: &[Self], to: &mut [f32]) {
-        for (t, f) in to.iter_mut().zip(from) {
-            *t = f32::from_bits(u32::from(f.to_bits()) << 16);
-        }
-    }
-    // Rounds to nearest, ties to even, without a branch, so that it vectorises. A NaN stays a NaN (quiet).
-    #[inline(always)]
-    fn round(from: &[f32], to: &mut [Self]) {
-        for (t, f) in to.iter_mut().zip(from) {
-            let bits = f.to_bits();
-            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            let nan = (bits >> 16) | 0x40;
-            *t = bf16::from_bits(if f.is_nan() { nan } else { rounded } as u16);
-        }
-    }
-}
 
 #[inline(always)]
 fn combine<T: Number>(dst: &mut [T], src: &[T], f: impl Fn(T, T) -> T) {
@@ -269,46 +235,6 @@ pub(crate) fn accumulate(dtype: DType, op: ReduceOp, dst: &mut [u8], src: &[u8],
     }
 }
 
-/// Widens 16-bit floats to f32. Both arrays have the same number of elements.
-pub(crate) fn widen(dtype: DType, from: &[u8], to: &mut [u8]) {
-    let to: &mut [f32] = cast_slice_mut(to);
-    match dtype {
-        DType::F16 => pulp::Arch::new().dispatch(|| f16::widen(cast_slice(from), to)),
-        DType::BF16 => pulp::Arch::new().dispatch(|| bf16::widen(cast_slice(from), to)),
-        other => debug_assert!(false, "{other} needs no widening"),
-    }
-}
-
-/// Rounds f32 to a 16-bit type. Both arrays have the same number of elements.
-pub(crate) fn round(dtype: DType, from: &[u8], to: &mut [u8]) {
-    let from: &[f32] = cast_slice(from);
-    match dtype {
-        DType::F16 => pulp::Arch::new().dispatch(|| f16::round(from, cast_slice_mut(to))),
-        DType::BF16 => pulp::Arch::new().dispatch(|| bf16::round(from, cast_slice_mut(to))),
-        other => debug_assert!(false, "{other} needs no rounding"),
-    }
-}
-
-/// Widens 16-bit floats (`f16` or `bf16`) to f32.
-///
-/// # Panics
-///
-/// When the elements are not 16-bit floats, or the lengths differ.
-pub fn widen_16_bits<T: Element>(from: &[T], to: &mut [f32]) {
-    assert!(size_of::<T>() == 2 && from.len() == to.len(), "16-bit floats, and as many f32");
-    widen(T::DTYPE, cast_slice(from), cast_slice_mut(to));
-}
-
-/// Rounds f32 to 16-bit floats (`f16` or `bf16`), to nearest, ties to even.
-///
-/// # Panics
-///
-/// When the elements are not 16-bit floats, or the lengths differ.
-pub fn round_to_16_bits<T: Element>(from: &[f32], to: &mut [T]) {
-    assert!(size_of::<T>() == 2 && from.len() == to.len(), "16-bit floats, and as many f32");
-    round(T::DTYPE, cast_slice(from), cast_slice_mut(to));
-}
-
 /// Divides floats by `count` in place: the last part of a mean. `dtype` is an accumulator type.
 pub(crate) fn divide(dtype: DType, data: &mut [u8], count: usize) {
     match dtype {
@@ -321,22 +247,6 @@ pub(crate) fn divide(dtype: DType, data: &mut [u8], count: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bf16_rounding_equals_halfs_own() {
-        let mut values = vec![0.0, -0.0, 1.0, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE, 1e-45];
-        let mut z = 1u32;
-        for _ in 0..100_000 {
-            z = z.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            values.push(f32::from_bits(z));
-        }
-        let mut out = vec![bf16::ZERO; values.len()];
-        round_to_16_bits(&values, &mut out);
-        for (v, o) in values.iter().zip(&out) {
-            let want = bf16::from_f32(*v);
-            assert!(o.to_bits() == want.to_bits() || (v.is_nan() && o.is_nan()), "{v:e} gives {o:?}, not {want:?}");
-        }
-    }
 
     #[test]
     fn sixteen_bits_are_rounded_once() {

@@ -70,6 +70,7 @@ mod error;
 pub mod fault_signals;
 mod first_failure;
 pub mod fnv;
+mod gather_v;
 mod groups;
 pub mod hex;
 pub mod host;
@@ -95,15 +96,16 @@ mod store;
 mod system;
 mod tcp;
 mod transport;
+mod widen;
 mod wire;
 
 pub use auth::Secret;
 pub use call::OpKind;
-pub use communicator::{Communicator, Gathered};
+pub use communicator::Communicator;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
+pub use gather_v::Gathered;
 pub use host_memory::{HostBytes, HostMemory};
-pub use kernels::{round_to_16_bits, widen_16_bits};
 #[cfg(feature = "mpi")]
 pub use mpi::mpi_thread_support;
 pub use queue::Work;
@@ -112,3 +114,4 @@ pub use shared::Shared;
 pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};
 #[cfg(target_os = "linux")]
 pub use system::peer_user;
+pub use widen::{round_to_16_bits, widen_16_bits};

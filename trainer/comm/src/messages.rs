@@ -12,9 +12,10 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use parking_lot::{Condvar, Mutex};
 
 use super::call::{CollectiveCall, OpKind};
-use super::communicator::{Communicator, Gathered, check};
+use super::communicator::{Communicator, check};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, Result};
+use super::gather_v::Gathered;
 use super::message::Message;
 use super::queue::Work;
 use super::transport::{MessageBody, MessageOp, Transport};

@@ -13,6 +13,7 @@ use crate::error::{CommError, ErrorKind, Result};
 use crate::kernels;
 use crate::message::Message;
 use crate::transport::{GroupRanks, MessageBody, MessageOp, REASON_LIMIT, Transport};
+use crate::widen::{to_accumulators, to_results};
 
 /// See the module.
 pub(crate) struct MpiGroup {
@@ -80,12 +81,8 @@ impl MpiGroup {
         comparison.check(&self.name)
     }
 
-    fn op(call: &CollectiveCall) -> Result<ReduceOp> {
-        call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
-    }
-
     fn root(call: &CollectiveCall) -> i32 {
-        call.root.unwrap_or_default() as i32
+        call.root_rank() as i32
     }
 
     fn is_root(&self, call: &CollectiveCall) -> bool {
@@ -101,26 +98,6 @@ impl MpiGroup {
             .hint("exchange the data in smaller pieces"))
     }
 
-    /// Copies `data`, converted to the accumulator type.
-    fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
-        let (from, to) = (call.dtype, call.dtype.accumulator());
-        if from == to {
-            return AlignedBytes::copy(data);
-        }
-        let mut wide = AlignedBytes::zero(data.len() / from.size() * to.size());
-        kernels::widen(from, data, wide.get_mut());
-        wide
-    }
-
-    /// Converts sums to results: divides for a mean, and rounds 16-bit floats once.
-    fn finish(&self, call: &CollectiveCall, op: ReduceOp, mut sums: AlignedBytes, into: &mut [u8]) {
-        let wide = call.dtype.accumulator();
-        if op == ReduceOp::Mean {
-            kernels::divide(wide, sums.get_mut(), self.len());
-        }
-        if wide == call.dtype { into.copy_from_slice(sums.get()) } else { kernels::round(call.dtype, sums.get(), into) }
-    }
-
     /// Reduces all ranks' parts in rank order.
     fn fold(call: &CollectiveCall, op: ReduceOp, all: &AlignedBytes, into: &mut [u8]) {
         if !into.is_empty() {
@@ -133,14 +110,15 @@ impl MpiGroup {
 impl Transport for MpiGroup {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
-        let (op, dtype) = (Self::op(call)?, call.dtype);
+        let (op, dtype) = (call.reduction()?, call.dtype);
         if data.is_empty() {
             return Ok(());
         }
         if calls::reduces(dtype, op) {
-            let send = Self::widened(call, data);
-            let sums = self.run(call, move |state| calls::all_reduce(&state.comm, dtype.accumulator(), op, &send))?;
-            self.finish(call, op, sums, data);
+            let send = to_accumulators(dtype, data);
+            let mut sums =
+                self.run(call, move |state| calls::all_reduce(&state.comm, dtype.accumulator(), op, &send))?;
+            to_results(dtype, op, self.len(), sums.get_mut(), data);
         } else {
             Self::countable(call, data.len())?;
             let (send, lens) = (AlignedBytes::copy(data), vec![data.len(); self.len()]);
@@ -166,15 +144,16 @@ impl Transport for MpiGroup {
 
     fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
-        let (op, dtype, root) = (Self::op(call)?, call.dtype, Self::root(call));
+        let (op, dtype, root) = (call.reduction()?, call.dtype, Self::root(call));
         if data.is_empty() {
             return Ok(());
         }
         if calls::reduces(dtype, op) {
-            let send = Self::widened(call, data);
-            let sums = self.run(call, move |state| calls::reduce(&state.comm, dtype.accumulator(), op, &send, root))?;
+            let send = to_accumulators(dtype, data);
+            let mut sums =
+                self.run(call, move |state| calls::reduce(&state.comm, dtype.accumulator(), op, &send, root))?;
             if self.is_root(call) {
-                self.finish(call, op, sums, data);
+                to_results(dtype, op, self.len(), sums.get_mut(), data);
             }
         } else {
             Self::countable(call, data.len())?;
@@ -219,7 +198,7 @@ impl Transport for MpiGroup {
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
         Self::countable(call, recv.len())?;
-        let (op, dtype, send) = (Self::op(call)?, call.dtype, AlignedBytes::copy(send));
+        let (op, dtype, send) = (call.reduction()?, call.dtype, AlignedBytes::copy(send));
         let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
         Self::fold(call, op, &all, recv);
         Ok(())
@@ -246,7 +225,7 @@ impl Transport for MpiGroup {
     }
 
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
-        let from = Self::root(call) as usize;
+        let from = call.root_rank();
         let came = self.run(call, move |state| calls::recv(state, from, tag)).map_err(|e| self.timed_out(call, e))?;
         let (message, body) = came.ok_or_else(|| self.call_failed(call, &CallError::Aborted))?;
         message.check(call, data.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;
@@ -288,7 +267,7 @@ impl MpiGroup {
         if error.kind != ErrorKind::Timeout {
             return error;
         }
-        let peer = self.group.ranks[Self::root(call) as usize];
+        let peer = self.group.ranks[call.root_rank()];
         Message::timed_out(self.group.job_rank(), call, peer, self.timeout, &self.name)
     }
 }

@@ -14,7 +14,7 @@ use super::staging::put;
 use super::window::Window;
 use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
-use crate::error::{CommError, Result};
+use crate::error::Result;
 use crate::kernels;
 use crate::transport::{MessageOp, Transport};
 
@@ -136,10 +136,6 @@ impl ShmGroup {
         Ok(())
     }
 
-    fn op(call: &CollectiveCall) -> Result<ReduceOp> {
-        call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
-    }
-
     fn is_root(&self, call: &CollectiveCall) -> bool {
         call.root == Some(self.me() as u32)
     }
@@ -208,7 +204,7 @@ impl ShmGroup {
 
 impl Transport for ShmGroup {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (n, op, len) = (self.len(), Self::op(call)?, data.len());
+        let (n, op, len) = (self.len(), call.reduction()?, data.len());
         if n > 2 && len > ENTRY {
             return self.reduce_in_parts(call, op, data);
         }
@@ -234,7 +230,7 @@ impl Transport for ShmGroup {
 
     fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (len, is_root) = (data.len(), self.is_root(call));
-        let root = call.root.unwrap_or_default() as usize;
+        let root = call.root_rank();
         let data = std::cell::RefCell::new(data);
         self.stream(
             call,
@@ -255,7 +251,7 @@ impl Transport for ShmGroup {
     }
 
     fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (n, op, len, is_root) = (self.len(), Self::op(call)?, data.len(), self.is_root(call));
+        let (n, op, len, is_root) = (self.len(), call.reduction()?, data.len(), self.is_root(call));
         let data = std::cell::RefCell::new(data);
         self.stream(
             call,
@@ -313,7 +309,7 @@ impl Transport for ShmGroup {
 
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me, len, is_root) = (self.len(), self.me(), recv.len(), self.is_root(call));
-        let root = call.root.unwrap_or_default() as usize;
+        let root = call.root_rank();
         self.stream(
             call,
             n,
@@ -331,7 +327,7 @@ impl Transport for ShmGroup {
     }
 
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let (n, me, len, op) = (self.len(), self.me(), recv.len(), Self::op(call)?);
+        let (n, me, len, op) = (self.len(), self.me(), recv.len(), call.reduction()?);
         self.stream(
             call,
             n,

@@ -53,14 +53,9 @@ impl Mailbox {
 }
 
 impl ShmGroup {
-    /// Returns the peer of a call, which the communicator has checked.
-    fn peer(call: &CollectiveCall) -> usize {
-        call.root.unwrap_or_default() as usize
-    }
-
     pub(super) fn send_message(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         self.waiter.abort.check()?;
-        let to = Self::peer(call);
+        let to = call.root_rank();
         let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
         let mut sent = 0;
         while sent < MESSAGE_BYTES + data.len() {
@@ -160,7 +155,7 @@ impl ShmGroup {
 
     /// Copies a kept message with this tag to `into`. Returns whether there was one.
     fn take_unexpected(&mut self, call: &CollectiveCall, tag: u64, into: &mut [u8]) -> Result<bool> {
-        let from = Self::peer(call);
+        let from = call.root_rank();
         let kept = &mut self.mailbox.unexpected[from];
         let Some(place) = kept.iter().position(|(message, _)| message.tag == tag) else { return Ok(false) };
         let Some((message, body)) = kept.remove(place) else { return Ok(false) };
@@ -219,7 +214,7 @@ impl ShmGroup {
 
     pub(super) fn recv_message(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         self.waiter.abort.check()?;
-        let from = Self::peer(call);
+        let from = call.root_rank();
         let len = data.len();
         let fits = |group: &Self, message: &Message| {
             message.check(call, len, group.group.job_rank(), group.group.ranks[from], &group.group.name())

@@ -18,7 +18,7 @@ use super::mapping::{HEADER, Mapping};
 use super::pipeline::in_place;
 use crate::call::CollectiveCall;
 use crate::dtype::split;
-use crate::error::{CommError, Result};
+use crate::error::Result;
 use crate::kernels;
 use crate::transport::Transport;
 
@@ -90,7 +90,7 @@ impl ShmGroup {
     /// Reduces the first `call.count` elements of all ranks' arrays.
     pub(super) fn all_reduce_window(&mut self, call: &CollectiveCall, mut window: Window) -> Result<Window> {
         let (n, me, element) = (self.len(), self.me(), call.dtype.size());
-        let op = call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))?;
+        let op = call.reduction()?;
         let len = call.count as usize * element;
         // Small data is the payload of the entry: one wait instead of two.
         if len <= if self.waiter.spin_policy.is_oversubscribed() { SMALL_OVERSUBSCRIBED } else { SMALL } {

@@ -9,9 +9,10 @@ use super::ring::Reduction;
 use crate::aligned::AlignedBytes;
 use crate::call::CollectiveCall;
 use crate::dtype::{ReduceOp, split};
-use crate::error::{CommError, Result};
+use crate::error::Result;
 use crate::kernels;
 use crate::transport::{GroupRanks, MessageOp, Transport};
+use crate::widen::{to_accumulators, to_results};
 
 /// Limit of small data in bytes. Below the limit the number of steps determines the time, above it the number of bytes.
 const SMALL: usize = 32 << 10;
@@ -36,43 +37,8 @@ impl TcpGroup {
         Self { mesh, group, name }
     }
 
-    fn op(call: &CollectiveCall) -> Result<ReduceOp> {
-        call.reduce.ok_or_else(|| CommError::usage(format!("{call} names no reduction")))
-    }
-
-    fn root(&self, call: &CollectiveCall) -> usize {
-        call.root.unwrap_or_default() as usize
-    }
-
     fn check_same_call(&self, mesh: &mut Mesh, call: &CollectiveCall) -> Result<()> {
         self.recursive_doubling(mesh, call, &mut [], None)
-    }
-
-    /// Copies `data`, converted to the accumulator type.
-    fn widened(call: &CollectiveCall, data: &[u8]) -> AlignedBytes {
-        let (from, to) = (call.dtype, call.dtype.accumulator());
-        if from == to {
-            return AlignedBytes::copy(data);
-        }
-        let mut wide = AlignedBytes::zero(data.len() / from.size() * to.size());
-        kernels::widen(from, data, wide.get_mut());
-        wide
-    }
-
-    /// Converts accumulated values to results: divides for a mean, and rounds 16-bit floats once.
-    fn finish(&self, call: &CollectiveCall, op: ReduceOp, sums: &mut [u8], into: &mut [u8]) {
-        self.average(call, op, sums);
-        if call.dtype == call.dtype.accumulator() {
-            into.copy_from_slice(sums);
-        } else {
-            kernels::round(call.dtype, sums, into);
-        }
-    }
-
-    fn average(&self, call: &CollectiveCall, op: ReduceOp, sums: &mut [u8]) {
-        if op == ReduceOp::Mean {
-            kernels::divide(call.dtype.accumulator(), sums, self.group.len());
-        }
     }
 
     fn reduction(call: &CollectiveCall, op: ReduceOp) -> Reduction {
@@ -91,22 +57,25 @@ impl TcpGroup {
         let cut = split(data.len(), call.dtype.size(), n);
         if call.dtype == call.dtype.accumulator() {
             self.ring_reduce(mesh, call, data, &cut, Self::reduction(call, op))?;
-            self.average(call, op, &mut data[cut[own]..cut[own + 1]]);
+            if op == ReduceOp::Mean {
+                kernels::divide(call.dtype, &mut data[cut[own]..cut[own + 1]], n);
+            }
         } else {
-            let mut sums = Self::widened(call, data);
+            let mut sums = to_accumulators(call.dtype, data);
             let sums = sums.get_mut();
             let wide = call.dtype.accumulator().size() / call.dtype.size();
             let wide_cut: Vec<usize> = cut.iter().map(|at| at * wide).collect();
             self.ring_reduce(mesh, call, sums, &wide_cut, Self::reduction(call, op))?;
-            self.finish(call, op, &mut sums[wide_cut[own]..wide_cut[own + 1]], &mut data[cut[own]..cut[own + 1]]);
+            let (sums, part) = (&mut sums[wide_cut[own]..wide_cut[own + 1]], &mut data[cut[own]..cut[own + 1]]);
+            to_results(call.dtype, op, n, sums, part);
         }
         self.ring_gather(mesh, call, data, &cut, own)
     }
 
     fn reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.check_same_call(mesh, call)?;
-        let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
-        let mut sums = Self::widened(call, data);
+        let (n, me, root) = (self.group.len(), self.group.me, call.root_rank());
+        let mut sums = to_accumulators(call.dtype, data);
         let sums = sums.get_mut();
         let cut = split(sums.len(), call.dtype.accumulator().size(), n);
         self.ring_reduce(mesh, call, sums, &cut, Self::reduction(call, op))?;
@@ -124,13 +93,13 @@ impl TcpGroup {
             .collect();
         mesh.transfer(call, &self.name, &mut [], &mut recvs)?;
         drop(recvs);
-        self.finish(call, op, sums, data);
+        to_results(call.dtype, op, n, sums, data);
         Ok(())
     }
 
     /// Broadcasts small data over a binomial tree. `place` is a rank's distance from the root.
     fn broadcast_tree(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (n, root) = (self.group.len(), self.root(call));
+        let (n, root) = (self.group.len(), call.root_rank());
         let place = (self.group.me + n - root) % n;
         let rank = |place: usize| (place + root) % n;
         let top = n.next_power_of_two();
@@ -149,7 +118,7 @@ impl TcpGroup {
 
     /// Broadcasts long data along the chain root, root+1, …, in pieces. Each rank sends one piece while it receives the next.
     fn broadcast_chain(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (n, me, root) = (self.group.len(), self.group.me, self.root(call));
+        let (n, me, root) = (self.group.len(), self.group.me, call.root_rank());
         let place = (me + n - root) % n;
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
         let pieces = data.len().div_ceil(CHAIN_PIECE);
@@ -203,13 +172,13 @@ fn cut_up<'a>(data: &'a mut [u8], cut: &[usize]) -> impl Iterator<Item = &'a mut
 
 impl Transport for TcpGroup {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
+        let (mesh, op) = (&mut *self.mesh.lock(), call.reduction()?);
         if data.len() > SMALL {
             return self.all_reduce_long(mesh, call, op, data);
         }
-        let mut sums = Self::widened(call, data);
+        let mut sums = to_accumulators(call.dtype, data);
         self.recursive_doubling(mesh, call, sums.get_mut(), Some(Self::reduction(call, op)))?;
-        self.finish(call, op, sums.get_mut(), data);
+        to_results(call.dtype, op, self.group.len(), sums.get_mut(), data);
         Ok(())
     }
 
@@ -220,14 +189,14 @@ impl Transport for TcpGroup {
     }
 
     fn reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
+        let (mesh, op) = (&mut *self.mesh.lock(), call.reduction()?);
         if data.len() > SMALL {
             return self.reduce_long(mesh, call, op, data);
         }
-        let mut sums = Self::widened(call, data);
+        let mut sums = to_accumulators(call.dtype, data);
         self.recursive_doubling(mesh, call, sums.get_mut(), Some(Self::reduction(call, op)))?;
-        if self.group.me == self.root(call) {
-            self.finish(call, op, sums.get_mut(), data);
+        if self.group.me == call.root_rank() {
+            to_results(call.dtype, op, self.group.len(), sums.get_mut(), data);
         }
         Ok(())
     }
@@ -257,7 +226,7 @@ impl Transport for TcpGroup {
     fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
         self.check_same_call(mesh, call)?;
-        let (me, root, len) = (self.group.me, self.root(call), send.len());
+        let (me, root, len) = (self.group.me, call.root_rank(), send.len());
         if len == 0 {
             return Ok(());
         }
@@ -277,7 +246,7 @@ impl Transport for TcpGroup {
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
         self.check_same_call(mesh, call)?;
-        let (n, me, root, len) = (self.group.len(), self.group.me, self.root(call), recv.len());
+        let (n, me, root, len) = (self.group.len(), self.group.me, call.root_rank(), recv.len());
         if me != root {
             return mesh.transfer(call, &self.name, &mut [], &mut [self.copy_from(root, recv)]);
         }
@@ -289,7 +258,7 @@ impl Transport for TcpGroup {
     }
 
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
-        let (mesh, op) = (&mut *self.mesh.lock(), Self::op(call)?);
+        let (mesh, op) = (&mut *self.mesh.lock(), call.reduction()?);
         self.check_same_call(mesh, call)?;
         let mut parts = AlignedBytes::zero(send.len());
         let parts = parts.get_mut();
@@ -312,12 +281,12 @@ impl Transport for TcpGroup {
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
-        let to = self.group.ranks[self.root(call)];
+        let to = self.group.ranks[call.root_rank()];
         self.mesh.lock().send_message(call, &self.name, to, tag, data)
     }
 
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
-        let from = self.group.ranks[self.root(call)];
+        let from = self.group.ranks[call.root_rank()];
         self.mesh.lock().recv_message(call, &self.name, from, tag, data)
     }
 

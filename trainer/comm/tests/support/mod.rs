@@ -155,3 +155,8 @@ pub fn message<R>(result: Result<R, CommError>) -> String {
         Err(error) => error.message,
     }
 }
+
+/// Calls an all-reduce of 12 f32.
+pub fn all_reduce_12(c: &Communicator) -> Result<(), CommError> {
+    c.all_reduce(&mut [0f32; 12], ReduceOp::Sum)
+}
