@@ -11,7 +11,7 @@ use super::error::{CommError, Result};
 type Waker = Arc<dyn Fn() + Send + Sync>;
 
 #[derive(Default)]
-struct State {
+struct AbortState {
     error: Option<CommError>,
     wakers: Vec<Waker>,
 }
@@ -21,7 +21,7 @@ struct State {
 #[derive(Default)]
 pub(crate) struct Abort {
     raised: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<AbortState>,
     changed: Condvar,
 }
 

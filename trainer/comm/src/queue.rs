@@ -17,7 +17,7 @@ use super::error::{CommError, Result};
 type Task = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     tasks: VecDeque<Task>,
     /// Number of tasks that are submitted and not finished.
     pending: usize,
@@ -27,13 +27,13 @@ struct State {
 }
 
 #[derive(Default)]
-struct QueueState {
-    state: Mutex<State>,
+struct TaskQueue {
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
-impl QueueState {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl TaskQueue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock()
     }
 
@@ -60,7 +60,7 @@ impl QueueState {
 /// See the module. The first submission starts the thread.
 #[derive(Default)]
 pub(crate) struct Queue {
-    shared: Arc<QueueState>,
+    shared: Arc<TaskQueue>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 

@@ -89,18 +89,18 @@ struct Announcements {
     refused: usize,
     notices: u32,
     /// Whether a member has left or failed. Then no message about missing members is needed.
-    over: bool,
+    has_ended: bool,
 }
 
 impl Announcements {
     fn new(world_size: usize) -> Self {
-        Self { missing: (0..world_size).collect(), refused: 0, notices: 0, over: false }
+        Self { missing: (0..world_size).collect(), refused: 0, notices: 0, has_ended: false }
     }
 
     fn take(&mut self, event: StoreEvent) -> Option<String> {
         match event {
             StoreEvent::Joined(member) => _ = self.missing.remove(&member),
-            StoreEvent::Left(_) | StoreEvent::Lost { .. } | StoreEvent::Aborted(_) => self.over = true,
+            StoreEvent::Left(_) | StoreEvent::Lost { .. } | StoreEvent::Aborted(_) => self.has_ended = true,
             StoreEvent::Refused { from, cause } => {
                 tracing::warn!(%from, cause, "refused a peer at the rendezvous");
                 self.refused += 1;
@@ -115,7 +115,7 @@ impl Announcements {
 
     fn waiting(&mut self, member: Member, place: &str, passed: Duration, limit: Duration) -> Option<String> {
         self.notices += 1;
-        if self.over || self.missing.is_empty() {
+        if self.has_ended || self.missing.is_empty() {
             return None;
         }
         let missing: Vec<usize> = self.missing.iter().copied().collect();

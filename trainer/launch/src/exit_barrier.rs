@@ -137,7 +137,7 @@ impl NodeRendezvous {
 
     /// Ends the thread that watches the other nodes.
     pub(super) fn join_watch(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.stop_watch.store(true, Ordering::Relaxed);
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }

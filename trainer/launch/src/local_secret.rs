@@ -31,7 +31,7 @@ const RETRY: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct SecretOffer {
     name: String,
-    over: Arc<AtomicBool>,
+    stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,11 +58,11 @@ impl SecretOffer {
                 super::secret::HINT,
             ),
         })?;
-        let over = Arc::new(AtomicBool::new(false));
-        let (text, stop) = (secret.to_hex(), Arc::clone(&over));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (text, stopped) = (secret.to_hex(), Arc::clone(&stop));
         let run = move || {
             for stream in listener.incoming() {
-                if stop.load(Ordering::Acquire) {
+                if stopped.load(Ordering::Acquire) {
                     return;
                 }
                 match stream {
@@ -74,13 +74,13 @@ impl SecretOffer {
             }
         };
         let thread = start_thread("job-secret", "the job's secret", run)?;
-        Ok(Self { name: name.to_owned(), over, thread: Some(thread) })
+        Ok(Self { name: name.to_owned(), stop, thread: Some(thread) })
     }
 }
 
 impl Drop for SecretOffer {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Release);
+        self.stop.store(true, Ordering::Release);
         // Connecting wakes the thread. If no file descriptor is left for this, the thread ends with the process.
         if connect(&self.name).is_ok()
             && let Some(thread) = self.thread.take()

@@ -49,7 +49,7 @@ pub(super) struct NodeRendezvous {
     pub(super) client: Arc<StoreClient>,
     failure: Arc<Mutex<Option<NodeFailure>>>,
     /// Tells the thread `watch` to end.
-    pub(super) over: Arc<AtomicBool>,
+    pub(super) stop_watch: Arc<AtomicBool>,
     /// A connection ends when the other node has not answered for this long.
     answer_limit: Duration,
     /// Number of earlier starts of the job.
@@ -99,7 +99,7 @@ impl NodeRendezvous {
             watch: None,
             client,
             failure: Arc::default(),
-            over: Arc::default(),
+            stop_watch: Arc::default(),
             answer_limit: timeouts.stall,
             attempt,
             server,
@@ -212,7 +212,7 @@ impl NodeRendezvous {
 
     /// Starts the thread that waits for failures of other nodes.
     fn watch(&mut self) -> Result<()> {
-        let (client, failure, over) = (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.over));
+        let (client, failure, stop) = (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.stop_watch));
         let (parameters, nodes, limit) = (self.parameters.clone(), self.nodes.clone(), self.answer_limit);
         let run = move || {
             let found = loop {
@@ -221,7 +221,7 @@ impl NodeRendezvous {
                         let found: Option<NodeFailure> = serde_json::from_slice(&bytes).ok();
                         break found.filter(|failure| failure.node != parameters.node_rank);
                     }
-                    Err(error) if error.kind == ErrorKind::Timeout && !over.load(Ordering::Relaxed) => {}
+                    Err(error) if error.kind == ErrorKind::Timeout && !stop.load(Ordering::Relaxed) => {}
                     Err(error) if error.kind == ErrorKind::Timeout => return,
                     Err(error) => break Some(NodeFailure::of(&parameters, &nodes, limit, &error)),
                 }

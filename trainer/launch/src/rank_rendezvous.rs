@@ -111,7 +111,7 @@ impl SecretSource {
 /// A rank's wait for rank 0.
 pub(super) struct RankWait {
     /// Whether this program's launcher started the rank. Then the launcher prints who is missing, and the rank does not.
-    pub(super) own: bool,
+    pub(super) launcher_announces: bool,
     pub(super) start: Instant,
     pub(super) timeouts: JoinTimeouts,
 }
@@ -131,7 +131,7 @@ impl RankWait {
 
     /// Prints a message about the wait if one is due.
     fn notify_if_due(&self, notices: &mut Notices, place: &str, reason: &str) {
-        if !self.own
+        if !self.launcher_announces
             && let Some(passed) = notices.due()
         {
             Screen::default().say(&waiting_for("rank 0", place, passed, self.timeouts.join, Some(reason)));

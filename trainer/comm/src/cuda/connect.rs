@@ -92,7 +92,7 @@ impl<'a> RouteNegotiation<'a> {
         };
         let mut causes: Vec<String> = Vec::new();
         loop {
-            let error = match self.over(&route) {
+            let error = match self.connect_route(&route) {
                 Ok(mut group) => {
                     group.fallback_reason = (!causes.is_empty()).then(|| causes.join("; "));
                     return Ok(Connected::Group(Box::new(group)));
@@ -119,11 +119,11 @@ impl<'a> RouteNegotiation<'a> {
         }
     }
 
-    /// Connects the GPUs over a route, and tests it.
+    /// Connects the GPUs by a route, and tests it.
     ///
     /// # Errors
     /// Every rank returns the error of the lowest rank that failed.
-    fn over(&self, route: &Route) -> Result<DeviceGroup> {
+    fn connect_route(&self, route: &Route) -> Result<DeviceGroup> {
         let Self { comm, topology, options, .. } = self;
         let mut route = route.clone();
         if let Route::Kernels { on_host } = &mut route {

@@ -46,7 +46,7 @@ impl ShmGroup {
         } else {
             (open(&group, len, &store.wait(&key, limit)?)?, None)
         };
-        let segment = Arc::new(Segment::over(memory, group.len()));
+        let segment = Arc::new(Segment::in_memory(memory, group.len()));
         let abort = store.abort_flag();
         poison_on_abort(&abort, &segment);
         let n = group.len();

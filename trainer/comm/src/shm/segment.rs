@@ -50,7 +50,7 @@ impl Segment {
     }
 
     /// Uses `memory`, which is all zero and has [`Segment::len_for`] bytes, for `ranks` ranks.
-    pub(super) fn over(memory: Mapping, ranks: usize) -> Self {
+    pub(super) fn in_memory(memory: Mapping, ranks: usize) -> Self {
         debug_assert_eq!(memory.len(), Self::len_for(ranks));
         Self { memory, ranks }
     }
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn areas_do_not_overlap() {
-        let s = Segment::over(Mapping::create(Segment::len_for(3), &[0; 16]).unwrap().0, 3);
+        let s = Segment::in_memory(Mapping::create(Segment::len_for(3), &[0; 16]).unwrap().0, 3);
         let mut areas: Vec<(usize, usize)> = vec![(0, HEADER)];
         for r in 0..3 {
             areas.extend((0..3).map(|w| (s.control(r) + w * LINE, LINE)));

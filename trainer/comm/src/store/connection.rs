@@ -22,16 +22,19 @@ enum Phase {
     Closing,
 }
 
-/// Result of reading.
-pub(super) enum Incoming {
+/// What [`Connection::read`] has found.
+pub(super) enum ReadOutcome {
+    /// Nothing complete has arrived.
     Nothing,
     /// A peer has authenticated and waits for [`Connection::admit`].
     Authenticated {
         rank: u32,
         world_size: u32,
     },
+    /// Requests of a member.
     Requests(Vec<ClientMessage>),
-    Over(Disconnect),
+    /// The connection has ended, or the server ends it.
+    Ended(Disconnect),
 }
 
 /// Why a connection has ended.
@@ -146,7 +149,7 @@ impl Connection {
     }
 
     /// Reads what has arrived. The handshake's sizes limit the bytes of an unauthenticated peer, [`MAX_FRAME`] those of a member.
-    pub(super) fn read(&mut self, secret: &Secret) -> Incoming {
+    pub(super) fn read(&mut self, secret: &Secret) -> ReadOutcome {
         let mut chunk = [0u8; 4096];
         let mut closed = None;
         loop {
@@ -174,7 +177,7 @@ impl Connection {
                         && self.member().is_none()
                         && let Err(cause) = self.advance(secret)
                     {
-                        return Incoming::Over(cause);
+                        return ReadOutcome::Ended(cause);
                     }
                 }
                 Err(e) if e.kind() == IoKind::WouldBlock => break,
@@ -187,11 +190,11 @@ impl Connection {
         }
         match (&self.phase, closed) {
             (Phase::Member(_), closed) => self.requests(closed),
-            (_, Some(cause)) => Incoming::Over(cause),
+            (_, Some(cause)) => ReadOutcome::Ended(cause),
             (Phase::Authenticated(hello), None) => {
-                Incoming::Authenticated { rank: hello.rank, world_size: hello.world_size }
+                ReadOutcome::Authenticated { rank: hello.rank, world_size: hello.world_size }
             }
-            _ => Incoming::Nothing,
+            _ => ReadOutcome::Nothing,
         }
     }
 
@@ -220,7 +223,7 @@ impl Connection {
         }
     }
 
-    fn requests(&mut self, closed: Option<Disconnect>) -> Incoming {
+    fn requests(&mut self, closed: Option<Disconnect>) -> ReadOutcome {
         let mut requests = Vec::new();
         loop {
             match split_frame(&mut self.inbox) {
@@ -228,19 +231,19 @@ impl Connection {
                 Ok(Some(body)) => match ClientMessage::decode(&body) {
                     Some(ClientMessage::Goodbye) => self.said_goodbye = true,
                     Some(request) => requests.push(request),
-                    None => return Incoming::Over(Disconnect::refused("it sent an invalid message")),
+                    None => return ReadOutcome::Ended(Disconnect::refused("it sent an invalid message")),
                 },
                 Err(len) => {
                     let cause = format!("it sent a message of {len} bytes, {MAX_FRAME} at most");
-                    return Incoming::Over(Disconnect::refused(cause));
+                    return ReadOutcome::Ended(Disconnect::refused(cause));
                 }
             }
         }
         // A rank may report an error and exit at once, so handle its requests first. The next read finds the end of the stream
         // again.
         match closed {
-            Some(cause) if requests.is_empty() => Incoming::Over(cause),
-            _ => Incoming::Requests(requests),
+            Some(cause) if requests.is_empty() => ReadOutcome::Ended(cause),
+            _ => ReadOutcome::Requests(requests),
         }
     }
 }
@@ -268,8 +271,8 @@ mod tests {
             connection.push(&[0; 16]);
         }
         let secret = Secret::random().unwrap();
-        let Incoming::Requests(requests) = connection.read(&secret) else { panic!("the report is lost") };
+        let ReadOutcome::Requests(requests) = connection.read(&secret) else { panic!("the report is lost") };
         assert!(matches!(requests.as_slice(), [ClientMessage::Abort { .. }]) && connection.said_goodbye);
-        assert!(matches!(connection.read(&secret), Incoming::Over(_)));
+        assert!(matches!(connection.read(&secret), ReadOutcome::Ended(_)));
     }
 }

@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::MAX_UNAUTHENTICATED;
 use super::config::StoreConfig;
-use super::connection::{Connection, Disconnect, Incoming};
-use super::state::{Outgoing, State};
+use super::connection::{Connection, Disconnect, ReadOutcome};
+use super::state::{Outgoing, StoreState};
 use crate::error::{CommError, ErrorKind, Result};
 
 /// Longest time for which a dropped server still delivers its messages.
@@ -102,7 +102,7 @@ impl StoreServer {
         let served = EventLoop {
             member_count: member_count.clone(),
             listener,
-            state: State::new(&config),
+            state: StoreState::new(&config),
             config,
             connections: HashMap::new(),
             next: 0,
@@ -159,7 +159,7 @@ struct EventLoop {
     member_count: Arc<(Mutex<(usize, usize)>, Condvar)>,
     listener: TcpListener,
     config: StoreConfig,
-    state: State,
+    state: StoreState,
     connections: HashMap<u64, Connection>,
     next: u64,
     commands: Arc<Mutex<Vec<Command>>>,
@@ -255,14 +255,14 @@ impl EventLoop {
                 return self.disconnect(id, Disconnect::refused(""));
             }
             match connection.read(&self.config.secret) {
-                Incoming::Nothing => return self.end_if_broken(id),
-                Incoming::Over(why) => {
+                ReadOutcome::Nothing => return self.end_if_broken(id),
+                ReadOutcome::Ended(why) => {
                     // The kernel reports the cause only once. If a write failed first, the write has the cause.
                     let why = connection.write_error.take().unwrap_or(why);
                     return self.disconnect(id, why);
                 }
-                Incoming::Authenticated { rank, world_size } => self.admit(id, rank, world_size),
-                Incoming::Requests(requests) => {
+                ReadOutcome::Authenticated { rank, world_size } => self.admit(id, rank, world_size),
+                ReadOutcome::Requests(requests) => {
                     let Some(rank) = connection.member() else { return };
                     if requests.is_empty() {
                         return self.end_if_broken(id);

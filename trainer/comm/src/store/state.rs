@@ -26,7 +26,7 @@ struct Barrier {
 pub(super) type Outgoing = Vec<(u32, ServerMessage)>;
 
 /// The keys, the barriers, the members and the job's first error.
-pub(super) struct State {
+pub(super) struct StoreState {
     world_size: u32,
     member: Member,
     answer_limit: Duration,
@@ -38,7 +38,7 @@ pub(super) struct State {
     error: Option<CommError>,
 }
 
-impl State {
+impl StoreState {
     pub(super) fn new(config: &StoreConfig) -> Self {
         Self {
             world_size: config.world_size as u32,
@@ -186,7 +186,7 @@ impl State {
         out
     }
 
-    /// Returns when [`State::tick`] must be called next.
+    /// Returns when [`StoreState::tick`] must be called next.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let waits = self.waiting.values().flatten().map(|w| w.until);
         let barriers = self.barriers.values().flat_map(|b| b.arrived.values().map(|(_, until)| *until));
@@ -199,10 +199,10 @@ mod tests {
     use super::*;
     use crate::auth::Secret;
 
-    fn state(world_size: usize) -> State {
+    fn state(world_size: usize) -> StoreState {
         let limit = Duration::from_secs(10);
         let config = StoreConfig::new(Secret::random().unwrap(), world_size);
-        State::new(&StoreConfig { answer_limit: limit, ..config })
+        StoreState::new(&StoreConfig { answer_limit: limit, ..config })
     }
 
     fn get(id: u64, limit_ms: u64) -> ClientMessage {

@@ -82,7 +82,8 @@ pub(super) enum NextFrame {
     MessagePart,
 }
 
-struct Incoming {
+/// A message of which the first bytes have arrived.
+struct PartialMessage {
     group: u64,
     head: Message,
     body: Vec<u8>,
@@ -96,7 +97,7 @@ pub(super) struct Peer {
     head_filled: usize,
     /// The header of the data frame that is being read, and the number of its bytes that are still to be read.
     data: Option<(FrameHeader, usize)>,
-    message: Option<Incoming>,
+    message: Option<PartialMessage>,
     /// Messages that arrived before their receive call (MPI: unexpected messages): group, header, data.
     pub(super) unexpected: VecDeque<(u64, Message, Vec<u8>)>,
 }
@@ -212,7 +213,7 @@ impl Peer {
                 }
                 // Only ranks of the job get this far, so the length is one that a call of this crate sends.
                 let body = vec![0; message.bytes as usize];
-                self.message = Some(Incoming { group: head.group, head: message, body, filled: 0 });
+                self.message = Some(PartialMessage { group: head.group, head: message, body, filled: 0 });
                 self.read_message()
             }
         }
@@ -228,7 +229,7 @@ impl Peer {
                 None => return Ok(NextFrame::Empty),
             }
         }
-        if let Some(Incoming { group, head, body, .. }) = self.message.take() {
+        if let Some(PartialMessage { group, head, body, .. }) = self.message.take() {
             self.unexpected.push_back((group, head, body));
         }
         Ok(NextFrame::Message)

@@ -47,18 +47,23 @@ pub struct Bucket {
 }
 
 /// Assigns parameters to buckets, in the order `order`. `lengths` are the parameters' numbers of elements, in registration
-/// order. A bucket is complete once it has `first` bytes (the first bucket) or `limit` bytes (the other buckets). The last
+/// order. A bucket is complete once it has `first_bucket_bytes` (the first bucket) or `bucket_bytes_cap` (the other buckets). The last
 /// bucket may be smaller. An element has 4 bytes (f32).
 ///
 /// Source: `torch.distributed._compute_bucket_assignment_by_size` as `DistributedDataParallel` calls it. The limit of the first
 /// bucket is small, so that communication starts early.
-pub fn compute_bucket_assignment(order: &[usize], lengths: &[usize], first: usize, limit: usize) -> Vec<Bucket> {
+pub fn compute_bucket_assignment(
+    order: &[usize],
+    lengths: &[usize],
+    first_bucket_bytes: usize,
+    bucket_bytes_cap: usize,
+) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut open = Bucket { parameters: Vec::new(), elements: 0 };
     for (turn, &index) in order.iter().enumerate() {
         open.parameters.push(index);
         open.elements += lengths[index];
-        let full = if buckets.is_empty() { first } else { limit };
+        let full = if buckets.is_empty() { first_bucket_bytes } else { bucket_bytes_cap };
         if open.elements * size_of::<f32>() >= full || turn + 1 == order.len() {
             buckets.push(std::mem::replace(&mut open, Bucket { parameters: Vec::new(), elements: 0 }));
         }

@@ -40,10 +40,10 @@ pub(super) struct ReducedGradients {
 /// The sizes of buckets and the wire format: `bucket_cap_mb` of `DistributedDataParallel`, and its communication hook.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ReducerOptions {
-    /// Bytes of the first bucket.
-    pub first: usize,
-    /// Bytes of the other buckets.
-    pub limit: usize,
+    /// Bytes at which the first bucket is full.
+    pub first_bucket_bytes: usize,
+    /// Bytes at which another bucket is full. PyTorch: `bucket_cap_mb`.
+    pub bucket_bytes_cap: usize,
     /// Whether buckets are launched while backward runs, or after it.
     pub overlap: bool,
     /// Whether the backward pass waits until the reduction of each full bucket is enqueued. Needed if other collectives run on
@@ -275,7 +275,7 @@ impl Drop for Reducer {
 
 impl ReducerOptions {
     fn assignment(&self, order: &[usize], lengths: &[usize]) -> Vec<Bucket> {
-        buckets::compute_bucket_assignment(order, lengths, self.first, self.limit)
+        buckets::compute_bucket_assignment(order, lengths, self.first_bucket_bytes, self.bucket_bytes_cap)
     }
 }
 

@@ -59,7 +59,13 @@ fn parameters() -> Vec<ParameterInfo> {
 }
 
 fn options(overlap: bool) -> ReducerOptions {
-    ReducerOptions { first: 400, limit: 1000, overlap, in_order: false, compression: Compression::None }
+    ReducerOptions {
+        first_bucket_bytes: 400,
+        bucket_bytes_cap: 1000,
+        overlap,
+        in_order: false,
+        compression: Compression::None,
+    }
 }
 
 fn values(gradient: Tensor<1>) -> Vec<f32> {
