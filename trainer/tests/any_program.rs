@@ -305,6 +305,23 @@ fn a_signal_to_one_node_stops_all_and_does_not_count_as_a_second_one() {
     }
 }
 
+/// The launcher of a node whose process is done waits for the other nodes. A signal to it stops their processes.
+#[test]
+fn a_signal_to_a_node_that_is_done_stops_the_others() {
+    let bench = Bench::new("");
+    let port = common::free_port().to_string();
+    let script = "[ $GROUP_RANK = 1 ] && exit 0; while :; do sleep 0.05; done";
+    let [first, mut second] = ["0", "1"].map(|node| {
+        let nodes = ["launch", "--cpus", "1", "--nnodes", "2", "--node-rank", node, "--master-port", &port];
+        bench.spawn(&[&nodes[..], &["--master-addr", "127.0.0.1", "--", "sh", "-c", script]].concat())
+    });
+    read_until(&mut BufReader::new(second.stderr.take().expect("a pipe")), "waiting for the other nodes to end");
+    signal(&second, SIGTERM);
+    assert_eq!(second.wait().unwrap().code(), Some(128 + SIGTERM));
+    let first = Ended::from(first.wait_with_output().unwrap()).expect(128 + SIGTERM);
+    assert!(first.stderr.contains("SIGTERM on node 1: ending all workers"), "{}", first.stderr);
+}
+
 #[test]
 fn mistakes_say_what_to_do() {
     let bench = Bench::new("");

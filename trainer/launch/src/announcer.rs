@@ -103,6 +103,10 @@ impl Announcements {
             StoreEvent::Left(_) | StoreEvent::Lost { .. } | StoreEvent::Aborted(_) => self.has_ended = true,
             StoreEvent::Refused { from, cause } => {
                 tracing::warn!(%from, cause, "refused a peer at the rendezvous");
+                // A node that starts again tries to join until the other nodes have left the attempt that failed.
+                if self.has_ended {
+                    return None;
+                }
                 self.refused += 1;
                 if self.refused <= SHOWN {
                     let last = if self.refused == SHOWN { " (others will not be shown)" } else { "" };
@@ -171,6 +175,17 @@ mod tests {
         assert_eq!(said.len(), SHOWN);
         assert_eq!(said[0], "note: 10.0.0.2:4711 was refused at the rendezvous: it is nobody");
         assert!(said[4].ends_with("(others will not be shown)"));
+    }
+
+    #[test]
+    fn a_node_that_joins_the_next_attempt_too_early_is_not_reported() {
+        let mut state = Announcements::new(2);
+        for member in 0..2 {
+            state.take(StoreEvent::Joined(member));
+        }
+        assert!(state.take(refused()).is_some(), "the job runs");
+        state.take(StoreEvent::Left(1));
+        assert_eq!(state.take(refused()), None);
     }
 
     #[test]

@@ -9,12 +9,13 @@
 //! ```
 //!
 //! The waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal ends
-//! a wait.
+//! a wait, and stops the other nodes. Only workers that save a checkpoint are not disturbed by a node that is done.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::announcer::Notices;
+use super::launcher::OnSignal;
 use super::node_failure::NodeFailure;
 use super::node_rendezvous::{NodeRendezvous, POLL};
 use super::output::Screen;
@@ -36,13 +37,19 @@ pub(super) enum JobEnd {
 pub(super) struct ExitWait<'a> {
     screen: &'a Screen,
     notices: Notices,
+    on_signal: OnSignal,
     interrupted: &'a mut dyn FnMut() -> Option<i32>,
 }
 
 impl<'a> ExitWait<'a> {
     /// Starts a wait that prints a message each `interval`. `interrupted` returns a signal of the user, if one has arrived.
-    pub(super) fn new(screen: &'a Screen, interval: Duration, interrupted: &'a mut dyn FnMut() -> Option<i32>) -> Self {
-        Self { screen, notices: Notices::new(Instant::now(), interval), interrupted }
+    pub(super) fn new(
+        screen: &'a Screen,
+        interval: Duration,
+        on_signal: OnSignal,
+        interrupted: &'a mut dyn FnMut() -> Option<i32>,
+    ) -> Self {
+        Self { screen, notices: Notices::new(Instant::now(), interval), on_signal, interrupted }
     }
 
     fn notify_if_due(&mut self, whom: &str) {
@@ -92,6 +99,10 @@ impl NodeRendezvous {
     fn wait_for_key(&mut self, key: &str, whom: &str, wait: &mut ExitWait<'_>) -> std::result::Result<(), JobEnd> {
         loop {
             if let Some(signal) = (wait.interrupted)() {
+                // Workers that save decide together to stop, so some that still run are saving already, and may finish.
+                if wait.on_signal == OnSignal::Save && self.parameters.node_rank > 0 {
+                    return Err(JobEnd::AllEnded);
+                }
                 self.publish_stop(signal);
                 return Err(JobEnd::Interrupted(signal));
             }

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::announcer::Announcer;
+use signal_hook::consts::SIGTSTP;
+
 use super::any_program;
 use super::cores::{self, CoreAssignment};
 use super::error::{LaunchError, Result};
@@ -70,7 +72,7 @@ impl LaunchConfig {
         let is_stopping = matches!(outcome, Some(Outcome::Stopped(_)));
         let signals = &mut job.signals;
         let mut interrupted = || stopping(signals).filter(|signal| !is_stopping || ends_at_once(*signal));
-        let mut wait = ExitWait::new(&job.screen, self.timeouts.notice, &mut interrupted);
+        let mut wait = ExitWait::new(&job.screen, self.timeouts.notice, self.on_signal, &mut interrupted);
         match (rendezvous.exit_barrier(outcome, &mut wait), outcome) {
             (JobEnd::Interrupted(signal), Some(_)) => Ok(Outcome::Stopped(signal)),
             (JobEnd::Failed(failure), Some(Outcome::Done)) => {
@@ -308,7 +310,12 @@ fn attempt_folder(logs: &Path, attempt: usize, first_rank: usize) -> String {
     (attempt..).find(is_free).map_or_else(|| name(attempt), name)
 }
 
-/// Returns the first signal in the queue that asks the job to stop.
+/// Returns the first signal in the queue that asks the job to stop. Handles Ctrl-Z: no worker runs that had to be stopped too.
 fn stopping(signals: &mut Signals) -> Option<i32> {
-    signals.take().into_iter().find(|signal| STOPPING.contains(signal))
+    let received = signals.take();
+    if received.contains(&SIGTSTP) {
+        // Returns after SIGCONT. A launcher that cannot stop continues to wait.
+        let _ = signal_hook::low_level::emulate_default_handler(SIGTSTP);
+    }
+    received.into_iter().find(|signal| STOPPING.contains(signal))
 }

@@ -3,7 +3,7 @@
 mod support;
 
 use rustix::process::Signal;
-use support::{Run, free_port, probe};
+use support::{Run, free_port, probe, wait_for_states};
 
 /// Starts `N` nodes with a worker each.
 fn job<const N: usize>(more: &[&str]) -> [Run; N] {
@@ -51,15 +51,40 @@ fn nodes_that_are_done_fail_with_a_launcher_that_is_killed() {
     }
 }
 
+/// Workers that save decide together, so a node that is done leaves and does not disturb a node that may be saving.
 #[test]
-fn a_signal_ends_the_wait_for_other_nodes_and_stops_all() {
+fn a_signal_ends_the_wait_of_a_node_that_is_done() {
     let nodes = late_failure(0, &[]);
     nodes[1].signal(Signal::TERM);
+    let [first, second, third] = nodes;
+    second.end().said(0, &[]);
+    std::fs::write(first.folder.path().join("go"), "").unwrap();
+    for ended in [first, third].map(Run::end) {
+        ended.said(3, &["error: node ", "rank 0 exited with code 7"]);
+    }
+}
+
+#[test]
+fn a_signal_to_node_0_stops_the_nodes_that_are_not_done() {
+    let nodes = late_failure(2, &[]);
+    nodes[0].signal(Signal::TERM);
     let [first, second, third] = nodes.map(Run::end);
-    first.said(143, &["SIGTERM on node 1: ending all workers"]);
-    second.said(143, &["stopped by SIGTERM"]);
+    first.said(143, &["stopped by SIGTERM"]);
     // Its worker was done, and nothing has failed.
-    third.said(0, &[]);
+    second.said(0, &[]);
+    third.said(143, &["SIGTERM on node 0: ending all workers"]);
+}
+
+#[test]
+fn a_launcher_that_waits_can_be_suspended() {
+    let [first, second, third] = late_failure(0, &[]);
+    second.signal(Signal::TSTP);
+    wait_for_states(&[second.pid()], &['T']);
+    second.signal(Signal::CONT);
+    std::fs::write(first.folder.path().join("go"), "").unwrap();
+    for ended in [first, second, third].map(Run::end) {
+        ended.said(3, &["error: node "]);
+    }
 }
 
 #[test]

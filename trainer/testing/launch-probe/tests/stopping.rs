@@ -3,10 +3,10 @@
 mod support;
 
 use std::os::unix::process::CommandExt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Signal, kill_process, kill_process_group};
-use support::{LIMIT, PROBE, Run, probe, read};
+use support::{PROBE, Run, probe, read, wait_for_states};
 
 fn long(faults: &[&str]) -> Run {
     let mut arguments = vec!["--workers", "3", "--steps", "1000000", "--step-ms", "20"];
@@ -136,24 +136,13 @@ fn nohup_is_respected() {
 fn ctrl_z_stops_the_workers_and_they_continue_together() {
     let mut run = long(&["--timeout", "3"]);
     let all: Vec<_> = run.workers().into_iter().chain([run.pid()]).collect();
-    let states = |wanted: &[char]| {
-        let until = Instant::now() + LIMIT;
-        let state = |pid: &rustix::process::Pid| {
-            let stat = read(format!("/proc/{}/stat", pid.as_raw_nonzero()).as_ref());
-            stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
-        };
-        while !all.iter().all(|pid| state(pid).is_some_and(|state| wanted.contains(&state))) {
-            assert!(Instant::now() < until, "{:?}", all.iter().map(state).collect::<Vec<_>>());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
     run.signal(Signal::TSTP);
-    states(&['T']);
+    wait_for_states(&all, &['T']);
     // Longer than the stall timeout, which counts only time in which the launcher runs.
     std::thread::sleep(Duration::from_secs(4));
     let before = read(&run.folder.path().join("stdout"));
     run.signal(Signal::CONT);
-    states(&['S', 'R']);
+    wait_for_states(&all, &['S', 'R']);
     run.wait_for("stdout", &format!("step {}", before.lines().count() + 5));
     run.signal(Signal::INT);
     let ended = run.end();

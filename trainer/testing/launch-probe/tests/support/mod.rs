@@ -194,8 +194,22 @@ fn marked(marker: &str) -> Vec<i32> {
     pids.filter(is_marked).collect()
 }
 
+/// Returns the kernel's letter for the state of a process.
+fn state(pid: Pid) -> Option<char> {
+    let stat = read(&PathBuf::from(format!("/proc/{}/stat", pid.as_raw_nonzero())));
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
+}
+
+/// Waits until each process is in one of the `wanted` states.
+pub fn wait_for_states(pids: &[Pid], wanted: &[char]) {
+    let until = Instant::now() + LIMIT;
+    while !pids.iter().all(|pid| state(*pid).is_some_and(|state| wanted.contains(&state))) {
+        assert!(Instant::now() < until, "{:?}", pids.iter().map(|pid| state(*pid)).collect::<Vec<_>>());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 /// Returns whether a process exists and is not a zombie.
 pub fn lives(pid: Pid) -> bool {
-    let stat = read(&PathBuf::from(format!("/proc/{}/stat", pid.as_raw_nonzero())));
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    state(pid).is_some_and(|state| state != 'Z')
 }
