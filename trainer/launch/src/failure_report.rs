@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the file in a worker's folder of logs.
 pub(super) const FILE_NAME: &str = "error.json";
+/// Maximum size of a report in bytes. A larger file is no report.
+const LARGEST_FILE: u64 = 1 << 20;
 /// The variable by which torchrun passes the file's path to its workers.
 pub(super) const TORCHELASTIC_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 
@@ -65,9 +67,10 @@ impl FailureReport {
         Folder::of_file(path)?.replace(path.file_name().unwrap_or_default(), &serde_json::to_vec_pretty(self)?)
     }
 
-    /// Reads the file at `path`. Returns `None` if there is no file, or if its content is not a failure report.
+    /// Reads the file at `path`. Returns `None` if there is no file, or if its content is not a failure report. The worker may be any
+    /// program, so the file may be anything.
     pub(super) fn read(path: &Path) -> Option<Self> {
-        let bytes = fs::read(path).ok()?;
+        let bytes = folder::read_regular(path, LARGEST_FILE).ok()?;
         serde_json::from_slice(&bytes).ok().or_else(|| {
             // Use the file's modification time: the timestamp inside has whole seconds, too coarse to find the earliest failure.
             let at = fs::metadata(path).and_then(|found| found.modified()).unwrap_or_else(|_| SystemTime::now());
@@ -122,5 +125,15 @@ mod tests {
         for content in ["", "{}", "[]", r#"{"message": 3}"#, r#"{"message": {}}"#, "\u{0}"] {
             assert_eq!(read(content), None, "{content}");
         }
+        assert_eq!(read(&format!("{{\"message\": \"{}\"}}", "x".repeat(LARGEST_FILE as usize))), None);
+    }
+
+    /// The launcher would wait for a writer, which never comes.
+    #[test]
+    fn a_pipe_in_place_of_the_file_is_no_report() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(FILE_NAME);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert_eq!(FailureReport::read(&path), None);
     }
 }
