@@ -224,7 +224,8 @@ pub(super) fn drain<'a>(outputs: impl IntoIterator<Item = &'a WorkerOutput>, lim
     drain_until(outputs.into_iter().flat_map(|output| &output.pumps), Instant::now() + limit);
 }
 
-fn drain_until<'a>(pumps: impl IntoIterator<Item = &'a Receiver<()>>, until: Instant) {
+/// Waits until the threads behind `pumps` have read their streams to the end, or until the time `until`.
+pub(super) fn drain_until<'a>(pumps: impl IntoIterator<Item = &'a Receiver<()>>, until: Instant) {
     for pump in pumps {
         // Pumps send nothing. The wait ends when the pump drops its sender, or when the time is over.
         let _ = pump.recv_timeout(until.saturating_duration_since(Instant::now()));

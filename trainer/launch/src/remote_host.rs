@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 
 use super::agent::{GREETING, StartRequest};
 use super::error::{LaunchError, Result, WORKER_DIED, to_json};
-use super::output::LineSink;
+use super::output::{LineSink, drain_until};
 use super::ssh_launcher::{CLOSE_LIMIT, TICK};
 use super::thread::start_thread;
 
+/// Longest wait for the last lines of hosts.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 /// Most bytes that are read from a host before its agent's first line. A login shell may print a greeting.
 const MOST_NOISE: u64 = 64 << 10;
 
@@ -54,14 +56,13 @@ impl RemoteHost {
         self.status.is_none()
     }
 
-    /// Notices the end of the agent. Returns whether it has ended since the last call.
+    /// Notices the end of the agent. Returns whether it has ended since the last call. Its last lines may still be on the way to the
+    /// screen ([`drain`]).
     pub(super) fn reap(&mut self) -> bool {
         if self.is_alive()
             && let Ok(Some(status)) = self.child.try_wait()
         {
             self.status = Some(status);
-            // Wait for the last lines of output.
-            self.pumps.iter().for_each(|pump| _ = pump.recv_timeout(Duration::from_secs(5)));
             return true;
         }
         false
@@ -86,7 +87,14 @@ impl RemoteHost {
             }
             std::thread::sleep(TICK);
         }
+        drain(std::iter::once(&*self));
     }
+}
+
+/// Waits for the last lines of hosts whose agents have ended. A process that ssh has left behind (`ControlPersist`) may keep the
+/// streams open, so all hosts share one limit.
+pub(super) fn drain<'a>(hosts: impl IntoIterator<Item = &'a RemoteHost>) {
+    drain_until(hosts.into_iter().flat_map(|host| &host.pumps), Instant::now() + DRAIN_LIMIT);
 }
 
 impl Drop for RemoteHost {

@@ -23,7 +23,7 @@ use super::error::{LaunchError, Result, WORKER_DIED};
 use super::hosts::{self, Host, NodePlan};
 use super::job_secret::random_secret;
 use super::output::{LineSink, Screen};
-use super::remote_host::{Event, RemoteHost, pump_err, pump_out};
+use super::remote_host::{self, Event, RemoteHost, pump_err, pump_out};
 use super::signals::{self, STOPPING, Signals};
 use super::{port, ssh};
 use comm::Secret;
@@ -237,10 +237,10 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
             stopped = stopped.or(Some(signal));
             nodes.iter_mut().for_each(|node| _ = node.send(&format!("signal {signal}")));
         }
-        for (index, node) in nodes.iter_mut().enumerate() {
-            if !node.reap() {
-                continue;
-            }
+        let ended: Vec<usize> = (0..nodes.len()).filter(|index| nodes[*index].reap()).collect();
+        remote_host::drain(ended.iter().map(|index| &nodes[*index]));
+        for index in ended {
+            let node = &nodes[index];
             let limit = if stopped.is_some() { STOPPED_LIMIT } else { OTHERS_LIMIT };
             if let (0, Some(0)) = (index, node.code()) {
                 // Node 0 has waited for the others, so they end now.
