@@ -101,8 +101,8 @@ fn on_this_machine(
 ) -> Result<usize, Failure> {
     match count {
         ProcessCount::Number(number) => Ok(number),
-        ProcessCount::Cores => Ok(cores::available().len()),
-        ProcessCount::Auto => Ok(gpus().unwrap_or_else(|_| cores::available().len())),
+        ProcessCount::Cores => Ok(cores::quota()),
+        ProcessCount::Auto => Ok(gpus().unwrap_or_else(|_| cores::quota())),
         ProcessCount::Gpus => {
             gpus().map_err(|missing| Failure::usage(format!("one process per GPU: {}", missing.cause), missing.hint))
         }
@@ -142,7 +142,7 @@ mod tests {
     fn processes_are_counted_by_gpus_or_cores() {
         let missing = || Err(MissingCudaPart { cause: "no NVIDIA driver".into(), hint: "--cpus N".into() });
         let count = |count, gpus: Option<usize>| on_this_machine(count, || gpus.map_or_else(missing, Ok)).unwrap();
-        let cores = cores::available().len();
+        let cores = cores::quota();
         assert_eq!(count(ProcessCount::Number(3), None), 3);
         assert_eq!((count(ProcessCount::Auto, Some(5)), count(ProcessCount::Auto, None)), (5, cores));
         assert_eq!((count(ProcessCount::Gpus, Some(5)), count(ProcessCount::Cores, Some(5))), (5, cores));
