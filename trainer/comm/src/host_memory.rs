@@ -73,8 +73,8 @@ impl Communicator {
     /// length.
     ///
     /// # Errors
-    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if the system refuses a mapping of this length (`ulimit -v`),
-    /// or if a rank may not open the memory of another rank (which runs as another user).
+    /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if the system refuses memory of this length (`ulimit -v`,
+    /// `ulimit -f`), or if a rank may not open the memory of another rank (which runs as another user).
     ///
     /// The kernel allocates a page when a rank first writes it. A host with too little memory for all pages is no error here: the
     /// kernel then kills processes. So check the host's memory first.
@@ -116,7 +116,7 @@ impl Communicator {
     /// Returns an error on every rank if any rank passes the reason of a failure.
     fn fail_together(&self, refused: Option<String>) -> Result<()> {
         let Some((rank, cause)) = self.first_failure(refused.as_deref().unwrap_or_default())? else { return Ok(()) };
-        let hint = "the ranks of a host share this memory: they need one user, and a limit (`ulimit -v`) that allows all of it";
+        let hint = "the ranks of a host share this memory: they need one user, and limits (`ulimit -v -f`) that allow all of it";
         Err(CommError::setup(format!("rank {rank} {cause}")).hint(hint).blame(rank))
     }
 }

@@ -212,7 +212,8 @@ impl NodeRendezvous {
 
     /// Starts the thread that waits for failures of other nodes.
     fn watch(&mut self) -> Result<()> {
-        let (client, failure, stop) = (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.stop_watch));
+        let (client, failure, stop) =
+            (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.stop_watch));
         let (parameters, nodes, limit) = (self.parameters.clone(), self.nodes.clone(), self.answer_limit);
         let run = move || {
             let found = loop {

@@ -110,11 +110,7 @@ impl Worker {
         let RendezvousAddress { host, ports, secret } = RendezvousAddress::find(role, variables)?;
         let attempt = variables.get(ATTEMPT).and_then(|text| text.parse().ok()).unwrap_or(0);
         status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world_size));
-        let wait = RankWait {
-            launcher_announces: role.launcher == Launcher::Builtin,
-            start: Instant::now(),
-            timeouts,
-        };
+        let wait = RankWait { launcher_announces: role.launcher == Launcher::Builtin, start: Instant::now(), timeouts };
         let (secret, offer) = secret.get(role, &host, &wait)?;
         let answer_limit = timeouts.answer;
         let config = StoreConfig { answer_limit, ..StoreConfig::new(secret.clone(), role.world_size) };

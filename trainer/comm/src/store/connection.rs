@@ -27,10 +27,7 @@ pub(super) enum ReadOutcome {
     /// Nothing complete has arrived.
     Nothing,
     /// A peer has authenticated and waits for [`Connection::admit`].
-    Authenticated {
-        rank: u32,
-        world_size: u32,
-    },
+    Authenticated { rank: u32, world_size: u32 },
     /// Requests of a member.
     Requests(Vec<ClientMessage>),
     /// The connection has ended, or the server ends it.
