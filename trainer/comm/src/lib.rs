@@ -33,14 +33,14 @@
 //!
 //! - `communicator.rs`, `groups.rs`: [`Communicator`], which checks arguments, keeps the order of calls, and reports errors to
 //!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `messages.rs`: point-to-point messages, and the collectives
-//!   that are built on messages. `shared.rs`: [`Shared`] arrays.
+//!   that are built on messages. `gather_v.rs`: arrays whose lengths differ. `shared.rs`: [`Shared`] arrays.
 //! - `process.rs`: the state that all groups of a process share, and the path of an error to all ranks.
 //! - `transport.rs`: the trait of a transport. `shm/` works on one host, `tcp/` between any hosts, `solo.rs` for one rank, `mpi/`
 //!   over the MPI library (feature `mpi`).
 //! - `call.rs`: compares the calls of all ranks. `message.rs`: compares a send with its receive.
 //! - `rendezvous.rs`: joins the job and makes its communicator. `store/`: the rendezvous and the control connection, which
 //!   reports dead ranks and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
-//! - `kernels.rs`, `dtype.rs`: reductions on the CPU.
+//! - `kernels.rs`, `widen.rs`, `dtype.rs`: reductions on the CPU.
 //! - `system/`: what differs between Linux and macOS. On macOS, `no_shm.rs` replaces `shm/`, and `private_host_memory.rs`
 //!   replaces `host_memory.rs`.
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
