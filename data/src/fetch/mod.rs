@@ -215,7 +215,7 @@ fn fetch_file(
         match status {
             FileStatus::Ok(_) => return Ok(()),
             FileStatus::Missing => {}
-            FileStatus::Altered(how) => {
+            FileStatus::Altered(how) | FileStatus::Damaged(how) => {
                 progress.note(&format!("{}: {how}; downloading it again", path.display()));
                 // A file of another spelling would be read instead of the new one.
                 if path != target.join(want.file) {

@@ -46,8 +46,10 @@ pub enum FileStatus {
     Ok(Check),
     /// There is no such file.
     Missing,
-    /// The file differs from the expected one, with the difference.
+    /// The file differs from the official one, with the difference.
     Altered(String),
+    /// The file, of a data set without official checksums, cannot be used, with the cause.
+    Damaged(String),
 }
 
 /// The kind of check that a file has passed.
@@ -66,6 +68,7 @@ impl std::fmt::Display for FileStatus {
             FileStatus::Ok(Check::Structure) => f.write_str("ok (structure)"),
             FileStatus::Missing => f.write_str("missing"),
             FileStatus::Altered(how) => write!(f, "altered: {how}"),
+            FileStatus::Damaged(how) => f.write_str(how),
         }
     }
 }
@@ -161,11 +164,11 @@ pub(super) fn hash(mut input: impl Read) -> std::io::Result<(u64, String)> {
     Ok((len, sha.finalize().iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
-/// Reports a mistake in a file.
-fn altered(error: DataError) -> FileReport {
+/// Reports a mistake in a file of a data set without official checksums.
+fn damaged(error: DataError) -> FileReport {
     let DataError { file, place, cause, hint, .. } = error;
     let how = if place.is_empty() { format!("{cause} ({hint})") } else { format!("{place}: {cause} ({hint})") };
-    FileReport { path: file, status: FileStatus::Altered(how) }
+    FileReport { path: file, status: FileStatus::Damaged(how) }
 }
 
 /// Checks a data set without official checksums by reading and decoding all of it. All damaged images are in the report.
@@ -179,6 +182,7 @@ fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result
         image_size: (!built_in).then_some(32),
         // The images need not fit into memory.
         decode: DecodeTime::Epoch,
+        defer_missing: true,
         label_delim,
         ..LoadRequest::default()
     };
@@ -190,17 +194,17 @@ fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result
     } else if info.format == Format::Webdataset {
         (dir.to_owned(), archives(dir)?.concat())
     } else {
-        let splits = ["train", "val", "test"].map(|split| dir.join(split));
+        let splits = ["train", "val", "valid", "validation", "test"].map(|split| dir.join(split));
         (dir.to_owned(), splits.into_iter().filter(|split| split.is_dir()).collect())
     };
     let files = match read(&request, false) {
         Ok(splits) => {
             let encoded = splits.iter().filter_map(|(_, split)| split.encoded.as_ref());
-            let damaged: Vec<FileReport> = encoded.flat_map(EncodedImages::check).map(altered).collect();
-            if damaged.is_empty() { parts.into_iter().map(ok).collect() } else { damaged }
+            let reports: Vec<FileReport> = encoded.flat_map(EncodedImages::check).map(damaged).collect();
+            if reports.is_empty() { parts.into_iter().map(ok).collect() } else { reports }
         }
         // A missing folder means a wrong `dir`. Anything else is a damaged data set.
-        Err(error) if built_in || error.file.exists() => vec![altered(error)],
+        Err(error) if built_in || error.file.exists() => vec![damaged(error)],
         Err(error) => return Err(error),
     };
     Ok(VerifyReport { name: name.to_owned(), dir, files })

@@ -33,14 +33,23 @@ pub(super) fn load(
         [(Split::Train, &train), (Split::Val, &val), (Split::Test, &test)],
         request.split.validation.is_some(),
     )?;
+    check_files([&train, &val, &test], request.defer_missing)?;
     let [train, val, test] = [train, val, test].map(|images| images.into_iter().map(ClassImage::sample).collect());
     load_splits(info, dir, SplitFiles { train, val, test }, &names, request)
+}
+
+/// Checks that all images are regular files. Images that are decoded in each epoch are opened late, those of the test split after
+/// training. `defer_missing` as in [`LoadRequest::defer_missing`].
+fn check_files(splits: [&Vec<ClassImage>; 3], defer_missing: bool) -> Result<(), DataError> {
+    let mut problems = splits.into_iter().flatten().filter_map(|image| image.problem.as_deref());
+    let first = problems.find(|problem| !(defer_missing && problem.is_bad_image));
+    first.map_or(Ok(()), |problem| Err(problem.clone()))
 }
 
 /// Checks that no image has two classes or two splits. `splits` as in [`first_repeated`].
 fn check_repeated(parts: [(Split, &Vec<ClassImage>); 3], splits: bool) -> Result<(), DataError> {
     let images = parts.into_iter().flat_map(|(part, images)| images.iter().map(move |image| (part, image)));
-    // A link to nothing has no inode. It is an error when it is read.
+    // A link to nothing has no inode.
     let images = images.filter_map(|(part, image)| Some((image.inode?, image.label, part, image)));
     let Some((first, image, repeat)) = first_repeated(images, splits) else { return Ok(()) };
     let one = "remove one of the two: an image has one class and one split";

@@ -13,12 +13,14 @@
 //! With [`LoadRequest::label_delim`] a label is a list of classes, `cat;dog`, and may be empty: fastai's
 //! `ImageDataLoaders.from_df(…, label_delim=";")`.
 
+mod columns;
 mod labels;
 
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder, Trim};
 
+use columns::{Columns, HEADER, header};
 use labels::{Labels, labels};
 
 use super::file::read_error;
@@ -26,7 +28,7 @@ use super::images::{Sample, SplitFiles, load_splits};
 use super::repeated::{Inode, Repeat, Split, first_repeated};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
-use crate::{DataError, Splits, read_regular};
+use crate::{DataError, Splits, open_regular, read_regular};
 
 /// Hint for a missing path of the manifest.
 pub(super) const NAME_IT: &str =
@@ -34,8 +36,6 @@ pub(super) const NAME_IT: &str =
 
 /// Maximum size of a manifest in bytes: ten times that of ImageNet.
 const MAX_BYTES: u64 = 1 << 30;
-
-const HEADER: &str = "the first line names the columns: path,label or path,label,split";
 
 /// One line of the manifest.
 #[derive(Debug)]
@@ -45,13 +45,6 @@ struct Row {
     path: PathBuf,
     label: String,
     part: Split,
-}
-
-/// Positions of the columns.
-struct Columns {
-    path: usize,
-    label: usize,
-    split: Option<usize>,
 }
 
 /// Reads a manifest and the images that it lists. `needs_test`: a manifest without test images is an error.
@@ -148,7 +141,15 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
             None | Some("train") => Split::Train,
             Some("val") => Split::Val,
             Some("test") => Split::Test,
-            Some(other) => return mistake(format!("unknown split {other:?}"), "splits: train, val, test"),
+            Some(other) => {
+                let hint = match other.to_ascii_lowercase().as_str() {
+                    "train" | "training" => "did you mean train? splits: train, val, test",
+                    "val" | "valid" | "validation" | "dev" => "did you mean val? splits: train, val, test",
+                    "test" | "testing" | "eval" => "did you mean test? splits: train, val, test",
+                    _ => "splits: train, val, test",
+                };
+                return mistake(format!("unknown split {other:?}"), hint);
+            }
         };
         // A file's name may begin or end with a space.
         let path = if raw != path && folder.join(raw).exists() { raw } else { path };
@@ -158,26 +159,6 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
         return Err(DataError::new(file, "the manifest is empty", HEADER));
     }
     Ok(rows)
-}
-
-/// Reads the names of the columns.
-fn header(file: &Path, line: u64, fields: &[&str]) -> Result<Columns, DataError> {
-    let mistake = |cause: String| DataError::new(file, cause, HEADER).at(format!("line {line}"));
-    let find = |name: &str| fields.iter().position(|field| *field == name);
-    // A misspelt `split` must not make all images training images, so no other column is allowed.
-    if let Some(unknown) = fields.iter().find(|field| !["path", "label", "split"].contains(*field)) {
-        return Err(mistake(format!("unknown column {unknown:?}")));
-    }
-    let missing = |name: &str| mistake(format!("there is no column {name:?}"));
-    let columns = Columns {
-        path: find("path").ok_or_else(|| missing("path"))?,
-        label: find("label").ok_or_else(|| missing("label"))?,
-        split: find("split"),
-    };
-    match fields.len() == 2 + usize::from(columns.split.is_some()) {
-        true => Ok(columns),
-        false => Err(mistake("a column is named twice".into())),
-    }
 }
 
 /// Checks that no image has two labels or two splits. `inodes` are those of the rows. `splits` as in [`first_repeated`].
@@ -199,12 +180,20 @@ fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode], splits: bool) -> 
     Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)))
 }
 
-/// Returns the inodes of all images, so that missing files are reported before the first image is decoded.
+/// Returns the inodes of all images, so that missing files, and pipes in place of files, are reported before the first image is decoded.
 fn inodes(file: &Path, rows: &[Row]) -> Result<Vec<Inode>, DataError> {
     let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path).ok()).collect();
     let mut missing = rows.iter().zip(&metadata).filter(|(_, found)| found.is_none()).map(|(row, _)| row);
     let Some(first) = missing.next() else {
-        return Ok(metadata.iter().flatten().map(Inode::of).collect());
+        let found = || metadata.iter().flatten();
+        if let Some(at) = found().position(|metadata| !metadata.is_file()) {
+            let Row { path, line, .. } = &rows[at];
+            open_regular(path).map_err(|error| {
+                let cause = format!("{} cannot be read: {error}", path.display());
+                DataError::new(file, cause, "a data file is expected here").at(format!("line {line}"))
+            })?;
+        }
+        return Ok(found().map(Inode::of).collect());
     };
     let more = match missing.count() {
         0 => String::new(),

@@ -59,6 +59,9 @@ pub struct LoadRequest {
     /// Does not decode images in files that belong in memory: the caller decodes them once, for several processes, or not at all
     /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
     pub share: bool,
+    /// Leaves missing images of a folder to the reader of each image: the loader replaces them (`data.on_error`), or the caller
+    /// reports all of them. Otherwise they are an error of [`load`].
+    pub defer_missing: bool,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
     /// Splits the training set only if the data set has no test images: an evaluation needs no other part of it.

@@ -1,13 +1,15 @@
 //! Finds the classes and the images of a split.
 
 use std::collections::HashMap;
+use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::DataError;
 use crate::encoded::ImageFile;
 use crate::formats::images::Sample;
 use crate::formats::read_error;
 use crate::formats::repeated::Inode;
+use crate::{DataError, open_regular};
 
 /// File name extensions of the images that are read, in upper or lower case.
 pub(in crate::formats) const READ: [&str; 5] = ["png", "jpg", "jpeg", "jpe", "jfif"];
@@ -54,6 +56,8 @@ pub(super) struct ClassImage {
     pub(super) label: u16,
     /// `None` if there is no such file, as at the end of a broken link.
     pub(super) inode: Option<Inode>,
+    /// Why the image is not a file that can be read.
+    pub(super) problem: Option<Box<DataError>>,
 }
 
 impl ClassImage {
@@ -66,6 +70,24 @@ impl ClassImage {
 struct Found {
     path: PathBuf,
     inode: Option<Inode>,
+    problem: Option<Box<DataError>>,
+}
+
+impl Found {
+    /// `metadata` is that of the file, or of the file at the end of the link.
+    fn new(path: PathBuf, metadata: io::Result<Metadata>) -> Self {
+        let problem = match &metadata {
+            Ok(metadata) if metadata.is_file() => None,
+            // Opening names the kind of the file.
+            Ok(_) => open_regular(&path).err().map(|error| read_error(&path, &error)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let hint = "remove the link, or restore the file that it leads to";
+                Some(DataError::new(&path, "is a symbolic link to a file that does not exist", hint).of_bad_image())
+            }
+            Err(error) => Some(read_error(&path, error)),
+        };
+        Self { path, inode: metadata.as_ref().ok().map(Inode::of), problem: problem.map(Box::new) }
+    }
 }
 
 /// Returns the images of all classes of a split, in torchvision's order.
@@ -80,7 +102,12 @@ pub(super) fn images(split: &Path, names: &[String]) -> Result<Vec<ClassImage>, 
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
         sort(&mut found);
-        images.extend(found.into_iter().map(|Found { path, inode }| ClassImage { path, label, inode }));
+        images.extend(found.into_iter().map(|Found { path, inode, problem }| ClassImage {
+            path,
+            label,
+            inode,
+            problem,
+        }));
     }
     Ok(images)
 }
@@ -139,14 +166,14 @@ fn walk(
         if is_hidden(&path) {
             continue;
         }
-        let metadata = std::fs::metadata(&path).ok();
-        if metadata.as_ref().is_some_and(std::fs::Metadata::is_dir) {
+        let metadata = std::fs::metadata(&path);
+        if metadata.as_ref().is_ok_and(Metadata::is_dir) {
             walk(&path, depth + 1, seen, found, refuse).or_else(&mut *refuse)?;
             continue;
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
         if READ.contains(&extension.as_str()) {
-            found.push(Found { path, inode: metadata.as_ref().map(Inode::of) });
+            found.push(Found::new(path, metadata));
         } else if NOT_READ.contains(&extension.as_str()) {
             let cause = format!("images of the format {extension} cannot be read");
             refuse(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"))?;

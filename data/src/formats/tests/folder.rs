@@ -348,6 +348,24 @@ fn pipes_and_devices_are_errors_at_once() {
     }
 }
 
+/// Images that are decoded in each epoch are opened late, those of the test split after training.
+#[test]
+fn test_images_that_are_no_files_are_errors_at_once() {
+    for (target, cause) in [
+        ("nowhere", "is a symbolic link to a file that does not exist"),
+        ("/dev/zero", "cannot be read: it is a device, not a file"),
+    ] {
+        let folder = Folder::new();
+        std::os::unix::fs::symlink(target, folder.path("test/dog/2.png")).unwrap();
+        let in_each_epoch = LoadRequest { decode: DecodeTime::Epoch, ..request("image-folder", folder.0.path()) };
+        let error = load(&in_each_epoch).unwrap_err();
+        assert!(error.file.ends_with("test/dog/2.png") && error.cause == cause, "{error}");
+        // The loader of a run with data.on_error = "skip" replaces missing images, and no others.
+        let deferred = load(&LoadRequest { defer_missing: true, ..in_each_epoch });
+        assert_eq!(deferred.is_ok(), target == "nowhere");
+    }
+}
+
 /// The second image is as large as the format allows. Decoding it before its size is compared would take 0.8 GB.
 #[test]
 fn sizes_are_compared_before_anything_is_decoded() {

@@ -108,9 +108,9 @@ fn mistakes_have_their_line() {
     let all = |rows: &str| format!("path,label,split\n{train}{rows}photos/9.png,a,test\n");
     let cases = [
         (String::new(), format!("labels.csv: the manifest is empty; {header}")),
-        ("photos/0.png,a,train\n".into(), format!("labels.csv: line 1: unknown column \"photos/0.png\"; {header}")),
-        ("path,label,splt\n".into(), format!("labels.csv: line 1: unknown column \"splt\"; {header}")),
-        ("path;label;split\n".into(), format!("labels.csv: line 1: unknown column \"path;label;split\"; {header}")),
+        ("photos/0.png,a,train\n".into(), format!("labels.csv: line 1: unknown column \"photos/0.png\"; the file begins with an image: insert a line before it; {header}")),
+        ("path,label,splt\n".into(), format!("labels.csv: line 1: unknown column \"splt\"; rename or remove the column; {header}")),
+        ("path;label;split\n".into(), format!("labels.csv: line 1: unknown column \"path;label;split\"; the fields are separated by semicolons: save the file with commas; {header}")),
         ("path,split\n".into(), format!("labels.csv: line 1: there is no column \"label\"; {header}")),
         ("path,label,label\n".into(), format!("labels.csv: line 1: a column is named twice; {header}")),
         ("path,label,split\n".into(), format!("labels.csv: no line has the split train: there is nothing to train on; {header}")),
@@ -127,7 +127,7 @@ fn mistakes_have_their_line() {
         (all(",a,train\n"), "labels.csv: line 4: the path is empty; each line has a path and a label".into()),
         (
             all("photos/2.png,a,validation\n"),
-            "labels.csv: line 4: unknown split \"validation\"; splits: train, val, test".into(),
+            "labels.csv: line 4: unknown split \"validation\"; did you mean val? splits: train, val, test".into(),
         ),
         (
             all("photos/2.png,7,train\n"),
@@ -209,7 +209,11 @@ fn files_that_are_no_manifests_are_errors() {
         assert!(error.cause.starts_with(cause) && !error.hint.is_empty(), "{error}");
     }
     let text = "path,label,split\nphotos/0.png,a,train\nphotos,b,train\nphotos/1.png,a,test\n";
-    assert!(error(text).starts_with("photos: cannot be read: it is a folder, not a file"), "{}", error(text));
+    assert!(
+        error(text).starts_with("labels.csv: line 3: photos cannot be read: it is a folder, not a file"),
+        "{}",
+        error(text)
+    );
     std::fs::write(manifest.path("photos/2.png"), "no image").unwrap();
     std::fs::write(manifest.path("labels.csv"), text.replace("photos,b", "photos/2.png,b")).unwrap();
     let damaged = manifest.load().unwrap_err();
