@@ -9,6 +9,7 @@ mod autotune;
 mod bench_allreduce;
 mod class_names;
 mod cli;
+mod commit;
 mod compare;
 mod ddp;
 mod ddp_failures;

@@ -15,6 +15,9 @@ use crate::files::{self, FileError};
 /// Version of the tensor library, as pinned by the workspace. A crate cannot query the versions of its dependencies.
 const BURN: &str = "0.22.1";
 
+/// Commit that `build.rs` has found.
+const COMMIT: Option<&str> = option_env!("TRAINER_COMMIT");
+
 /// Program, machine and command line of one start of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Environment {
@@ -28,7 +31,7 @@ pub struct Environment {
     pub trainer: String,
     /// Version of the tensor library.
     pub burn: String,
-    /// Commit of the checkout that contains the working directory, if any.
+    /// Commit of the checkout in which this program was built, if any. Changes that were not committed do not show.
     pub git_commit: Option<String>,
     /// Device, as readable text.
     pub device: String,
@@ -64,7 +67,7 @@ impl Environment {
                 std::env::args_os().map(lossy).collect(),
                 std::env::vars_os().map(|(n, v)| (lossy(n), lossy(v))),
             ),
-            git_commit: working_dir.as_deref().and_then(git_commit),
+            git_commit: COMMIT.map(str::to_owned),
             working_dir,
             trainer: env!("CARGO_PKG_VERSION").to_owned(),
             burn: BURN.to_owned(),
@@ -182,43 +185,18 @@ fn cpu_model(info: &str) -> Option<String> {
     Some(model.trim().to_owned())
 }
 
-/// Returns the commit checked out around `folder`. Reads `.git` directly, so no git program is needed. `None` outside a
-/// checkout, before the first commit, and for unknown layouts.
-fn git_commit(folder: &Path) -> Option<String> {
-    let dot_git = folder.ancestors().map(|above| above.join(".git")).find(|git| git.exists())?;
-    // In a linked work tree or submodule, `.git` is a file with the path of the actual folder.
-    let git = match fs::read_to_string(&dot_git) {
-        Ok(link) => dot_git.parent()?.join(link.strip_prefix("gitdir:")?.trim()),
-        Err(_) => dot_git,
-    };
-    let read = |path: PathBuf| fs::read_to_string(path).ok();
-    let head = read(git.join("HEAD"))?;
-    let Some(reference) = head.trim().strip_prefix("ref:").map(str::trim) else { return hash(&head) };
-    // The branches of a linked work tree are in the main folder.
-    let common = read(git.join("commondir")).map_or_else(|| git.clone(), |common| git.join(common.trim()));
-    for place in [&git, &common] {
-        if let Some(commit) = read(place.join(reference)) {
-            return hash(&commit);
-        }
-    }
-    let packed = read(common.join("packed-refs"))?;
-    packed
-        .lines()
-        .find_map(|line| line.split_once(' ').filter(|(_, name)| *name == reference))
-        .and_then(|(id, _)| hash(id))
-}
-
-/// Returns `text` if it is a full commit id, SHA-1 or SHA-256.
-fn hash(text: &str) -> Option<String> {
-    let id = text.trim();
-    (matches!(id.len(), 40 | 64) && id.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| id.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const COMMIT: &str = "8d5a1f6f0c6e4b6d9a3f2e1d0c9b8a7968574635";
+    /// The working directory of the start does not matter: it may be another checkout, or none.
+    #[test]
+    fn the_commit_is_that_of_the_build() {
+        let commit = Environment::detect("cpu").git_commit;
+        assert_eq!(commit.as_deref(), COMMIT);
+        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().any(|folder| folder.join(".git").exists());
+        assert_eq!(commit.is_some(), checkout);
+    }
 
     #[test]
     fn secrets_do_not_get_into_the_record() {
@@ -286,31 +264,5 @@ mod tests {
         );
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: AMD EPYC 9R14\n").unwrap(), "AMD EPYC 9R14");
         assert_eq!(cpu_model("processor : 0\nBogoMIPS : 50\n"), None);
-    }
-
-    #[test]
-    fn the_commit_is_found_in_every_layout() {
-        let dir = tempfile::tempdir().unwrap();
-        let git = dir.path().join(".git");
-        let inner = dir.path().join("a/b");
-        fs::create_dir_all(&inner).unwrap();
-        fs::create_dir_all(git.join("refs/heads")).unwrap();
-        fs::write(git.join("HEAD"), "ref: refs/heads/main\n").unwrap();
-        assert_eq!(git_commit(&inner), None, "a repository without a commit");
-        fs::write(git.join("packed-refs"), format!("# pack-refs with: peeled\n{COMMIT} refs/heads/main\n")).unwrap();
-        assert_eq!(git_commit(&inner).as_deref(), Some(COMMIT), "packed");
-        let newer = COMMIT.replace('8', "9");
-        fs::write(git.join("refs/heads/main"), format!("{newer}\n")).unwrap();
-        assert_eq!(git_commit(&inner), Some(newer.clone()), "loose comes before packed");
-        // A linked work tree.
-        let tree = dir.path().join("tree");
-        fs::create_dir_all(git.join("worktrees/tree")).unwrap();
-        fs::create_dir(&tree).unwrap();
-        fs::write(tree.join(".git"), "gitdir: ../.git/worktrees/tree\n").unwrap();
-        fs::write(git.join("worktrees/tree/HEAD"), "ref: refs/heads/main\n").unwrap();
-        fs::write(git.join("worktrees/tree/commondir"), "../..\n").unwrap();
-        assert_eq!(git_commit(&tree), Some(newer));
-        fs::write(git.join("HEAD"), format!("{COMMIT}\n")).unwrap();
-        assert_eq!(git_commit(&inner).as_deref(), Some(COMMIT), "detached");
     }
 }
