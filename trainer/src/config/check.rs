@@ -49,6 +49,10 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
         let hint = suggest::hint("names", name, &suggest::plain(names));
         return reader.reject(&path, format!("no {what} is called {name:?}"), hint);
     }
+    // The mistake in the section's form or name is reported once.
+    if reader.is_misspelt(section) {
+        return;
+    }
     let cause = match reader.origins.headers.contains_key(section) {
         true => format!("missing key `name` in [{section}]"),
         false => format!("missing section [{section}]"),

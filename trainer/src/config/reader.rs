@@ -126,6 +126,15 @@ impl<'a> Reader<'a> {
         self.known.chunk_by(|one, next| one.section == next.section).map(|keys| keys[0].section).collect()
     }
 
+    /// Returns whether the file or a flag has the section in a wrong form: as a value, or under a similar name.
+    pub(super) fn is_misspelt(&self, section: &str) -> bool {
+        let sections = self.sections();
+        let near = |name: &str| suggest::nearest(name, &suggest::plain(&sections)) == Some(section);
+        let set = self.entries.keys().map(|(name, _)| name).chain(self.origins.headers.keys());
+        self.entries.contains_key(&(String::new(), section.to_owned()))
+            || set.filter(|name| !name.is_empty() && !sections.contains(&name.as_str())).any(|name| near(name))
+    }
+
     /// Returns the section and the name of a key of that or a similar name.
     fn home_of(&self, key: &str) -> Option<(&'static str, &'static str)> {
         let of_section = |keys: &[KnownKey]| {
@@ -166,10 +175,12 @@ impl<'a> Reader<'a> {
         let flag = self.origins.set_by("", name) == SetBy::Flag;
         if self.sections().contains(&name) && !flag {
             let kind = if value.is_array() { "an array" } else { "a value" };
-            return (
-                format!("`{name}`: expected a section, found {kind}"),
-                format!("write its keys on the lines below `[{name}]`"),
-            );
+            let has_name = self.known.iter().any(|known| (known.section, known.name) == (name, "name"));
+            let hint = match value.as_str().filter(|_| has_name) {
+                Some(text) => format!("did you mean {name} = {{ name = {text:?} }}?"),
+                None => format!("write its keys on the lines below `[{name}]`"),
+            };
+            return (format!("`{name}`: expected a section, found {kind}"), hint);
         }
         let hint = match self.home_of(name) {
             Some((section, key)) if flag => format!("write --set {section}.{key}=…"),

@@ -226,6 +226,21 @@ fn unknown_keys_and_sections() {
     check("unknown_at_the_top", &[&format!("lr = 0.1\n{base}"), &format!("train = 3\n{base}")]);
 }
 
+/// One mistake is one error: a section that has another form or a similar name is not reported as missing too.
+#[test]
+fn misspelt_sections() {
+    let texts = [
+        "model = \"lenet\"\n[data]\nname = \"mnist\"",
+        "model = 3\n[data]\nname = \"mnist\"",
+        "[Model]\nname = \"lenet\"\n[data]\nname = \"mnist\"",
+        "[model]\nname = \"lenet\"\n[dataset]\nname = \"mnist\"",
+    ];
+    check("misspelt_sections", &texts);
+    for text in texts {
+        assert_eq!(read(text, &Overrides::default()).unwrap_err().0.len(), 1, "{text}");
+    }
+}
+
 #[test]
 fn flags() {
     let long = Overrides { seed: Some(u64::MAX), ..Overrides::default() };
