@@ -1,5 +1,6 @@
 //! The command line: raw flags, and the variable that replaces one of them (`TRAINER_DATA_DIR`).
 
+mod data_dir;
 mod launch_args;
 mod measure;
 
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use data_dir::{DATA_DIR, DataDir, NamedBy};
 pub use launch_args::{LaunchArgs, ProcessCount};
 pub(crate) use launch_args::{hint_of, with_usual_spelling};
 pub use measure::{AllreduceArgs, BenchCommand, CompareArgs, ScalingArgs, ShortRunArgs, SweepArgs};
@@ -32,30 +34,6 @@ pub struct Cli {
 pub fn workers_flag<T: Into<usize>>(gpus: Option<T>, cpus: Option<T>) -> Option<(&'static str, usize)> {
     let flag = |name, count: Option<T>| count.map(|count| (name, count.into()));
     flag("--gpus", gpus).or(flag("--cpus", cpus))
-}
-
-impl Cli {
-    /// Sets `--data-dir` to `variable`, the value of `TRAINER_DATA_DIR`, for a command that has the flag but was not given it. An empty
-    /// variable counts as unset.
-    pub fn with_data_dir(mut self, variable: Option<OsString>) -> Self {
-        let flag = match &mut self.command {
-            // A run or a sweep that continues has the folder that it began with.
-            None => Some(&mut self.train.data_dir).filter(|_| self.train.resume.is_none()),
-            Some(Command::Train(arguments)) => Some(&mut arguments.data_dir).filter(|_| arguments.resume.is_none()),
-            Some(Command::Eval(arguments)) => Some(&mut arguments.data_dir),
-            Some(Command::Compare(arguments)) => Some(&mut arguments.runs.data_dir),
-            Some(Command::Bench(BenchCommand::Scaling(arguments))) => Some(&mut arguments.runs.data_dir),
-            Some(Command::Sweep(arguments)) => Some(&mut arguments.data_dir).filter(|_| arguments.resume.is_none()),
-            Some(Command::Data(DataCommand::Fetch { data_dir, .. } | DataCommand::Verify { data_dir, .. })) => {
-                Some(data_dir)
-            }
-            _ => None,
-        };
-        if let (Some(flag @ None), Some(dir)) = (flag, variable.filter(|dir| !dir.is_empty())) {
-            *flag = Some(dir.into());
-        }
-        self
-    }
 }
 
 /// The subcommands.
@@ -127,7 +105,7 @@ pub struct TrainArgs {
     pub run_dir: PathBuf,
     /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
     #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
+    pub data_dir: Option<DataDir>,
     /// Override train.epochs
     #[arg(long, value_name = "N")]
     pub epochs: Option<usize>,
@@ -222,7 +200,7 @@ pub struct EvalArgs {
     pub data: Option<String>,
     /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
     #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
+    pub data_dir: Option<DataDir>,
     /// Side of the images in pixels, as data.image_size (default: that of the run, or of the data set)
     #[arg(long, value_name = "PIXELS")]
     pub image_size: Option<usize>,
@@ -327,7 +305,7 @@ pub struct ExportArgs {
 /// Flags of `trainer table`.
 #[derive(Debug, Args)]
 pub struct TableArgs {
-    /// Run folders, or folders that contain run folders (default: results)
+    /// Run folders, folders that contain run folders, or folders of sweeps (default: results)
     #[arg(value_name = "RUN")]
     pub runs: Vec<PathBuf>,
     /// Print JSON
@@ -352,7 +330,7 @@ pub enum DataCommand {
         name: String,
         /// The folder to unpack it in (default: the variable TRAINER_DATA_DIR)
         #[arg(long, value_name = "DIR")]
-        data_dir: Option<PathBuf>,
+        data_dir: Option<DataDir>,
         /// Another server that has the same files
         #[arg(long, value_name = "URL")]
         mirror: Option<String>,
@@ -363,7 +341,7 @@ pub enum DataCommand {
         name: String,
         /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
         #[arg(long, value_name = "DIR")]
-        data_dir: Option<PathBuf>,
+        data_dir: Option<DataDir>,
         /// The character between the classes of an image in a manifest, as data.label_delim
         #[arg(long, value_name = "CHARACTER")]
         label_delim: Option<char>,

@@ -1,5 +1,7 @@
 //! The whole program: parses the command line, runs the command and returns the exit code.
 
+mod arguments;
+
 use std::{
     ffi::OsString,
     panic::{self, AssertUnwindSafe},
@@ -7,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    cli::{self, Cli},
+    cli::{self, Cli, DATA_DIR},
     commands, console, device, diagnostics,
     failure::Failure,
     signals,
@@ -33,14 +35,16 @@ pub fn main() -> ExitCode {
         console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
-        let arguments =
-            cli::with_usual_spelling(std::env::args_os()).map_err(|flag| Failure::usage(flag.message, flag.hint))?;
-        let cli = match Cli::try_parse_from(&arguments) {
-            Ok(cli) => cli.with_data_dir(std::env::var_os("TRAINER_DATA_DIR")),
+        let words = arguments::rewritten(std::env::args_os())?;
+        let cli = match Cli::try_parse_from(&words) {
+            Ok(cli) => cli.with_data_dir(std::env::var_os(DATA_DIR)),
             // `console` escapes control characters: the arguments may have file names.
             Err(mistake) if mistake.use_stderr() => {
+                if let Some(failure) = arguments::explain(&mistake, &words) {
+                    return Err(failure);
+                }
                 console::eprint(mistake.render());
-                if let Some(hint) = cli::hint_of(&mistake, &arguments) {
+                if let Some(hint) = cli::hint_of(&mistake, &words) {
                     console::eprint(format_args!("  hint: {hint}"));
                 }
                 return Ok(mistake.exit_code() as u8);

@@ -109,7 +109,7 @@ fn ten_crops_need_files_of_larger_images() {
     pictures::save_grey_png(bench.path("a.png"), 28, 28, &[7; 28 * 28]);
     let said = bench.run(&["predict", "--run", run, "a.png", "--tta", "ten-crop"]).expect(2).stderr;
     assert!(said.contains("--tta ten-crop: the run's images are not cut out of larger ones"), "{said}");
-    let said = bench.run(&["predict", "--run", run, "--tta", "a.png"]).expect(2).stderr;
+    let said = bench.run(&["predict", "--run", run, "--tta", "tencrop", "a.png"]).expect(2).stderr;
     assert!(said.contains("flip, ten-crop"), "{said}");
 }
 

@@ -32,6 +32,21 @@ fn trained(config: &str) -> (Bench, String) {
     (bench, run.display().to_string())
 }
 
+#[test]
+fn an_empty_list_is_a_mistake() {
+    let (bench, run) = trained(CONFIG);
+    std::fs::write(bench.path("empty.txt"), "\n").unwrap();
+    let said = bench.run(&["predict", "--run", &run, "--list", "empty.txt"]).expect(2).stderr;
+    assert!(
+        said.contains("empty.txt: the list is empty\n  hint: --list names a file with one path per line"),
+        "{said}"
+    );
+    // The value of --tta may be left out before a path.
+    photos(&bench, &images(2));
+    let ended = bench.run(&["predict", "--run", &run, "--tta", "photos"]).expect(0).stdout;
+    assert!(ended.starts_with("path,class,probability,tta_class"), "{ended}");
+}
+
 fn lines(text: &str) -> Vec<serde_json::Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }

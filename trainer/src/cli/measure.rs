@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::DataDir;
+
 /// Flags of the commands that train a few steps several times.
 #[derive(Debug, Args)]
 pub struct ShortRunArgs {
@@ -18,7 +20,7 @@ pub struct ShortRunArgs {
     pub set: Vec<String>,
     /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
     #[arg(long, value_name = "DIR")]
-    pub data_dir: Option<PathBuf>,
+    pub data_dir: Option<DataDir>,
     /// The folder for the results as JSON and SVG, and for the runs (default: a new folder in runs/)
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -71,7 +73,7 @@ pub struct SweepArgs {
     pub workers_per_run: Option<usize>,
     /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
-    pub data_dir: Option<PathBuf>,
+    pub data_dir: Option<DataDir>,
     /// The folder for the table and the runs (default: a new folder in runs/)
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     pub out: Option<PathBuf>,

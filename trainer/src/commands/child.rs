@@ -227,7 +227,7 @@ impl ShortRun<'_> {
             command.arg("--set").arg(setting);
         }
         if let Some(dir) = &self.arguments.data_dir {
-            command.arg("--data-dir").arg(dir);
+            command.arg("--data-dir").arg(&dir.path);
         }
         command.args(&self.flags);
         Ok(command)

@@ -1,13 +1,11 @@
 //! `trainer data list | fetch | verify`.
 
-use std::path::PathBuf;
-
 use data::{
     fetch::{self, FetchOptions, FetchProgress},
     formats,
 };
 
-use crate::cli::DataCommand;
+use crate::cli::{DataCommand, DataDir};
 use crate::console;
 use crate::failure::{FAILED, Failure};
 use crate::report::download::DownloadBar;
@@ -22,7 +20,7 @@ pub(super) fn run(command: DataCommand) -> Result<u8, Failure> {
     match command {
         DataCommand::List => list(),
         DataCommand::Fetch { name, data_dir, mirror } => {
-            let folder = data_dir.unwrap_or_else(run_data::cache_folder);
+            let folder = data_dir.map_or_else(run_data::cache_folder, |dir| dir.path);
             let options = FetchOptions { mirror, ..FetchOptions::default() };
             let fetched = fetch::fetch(&name, &folder, &options, &Bar(DownloadBar::new(&name)))?;
             console::print(&fetched);
@@ -54,14 +52,16 @@ fn list() -> Result<u8, Failure> {
         ));
     }
     console::print(format_args!(
-        "\nlooked for in --data-dir, TRAINER_DATA_DIR, data.dir of the TOML, {}",
+        "\nfiles are looked for in the first of these that is set: --data-dir, the variable TRAINER_DATA_DIR, data.dir of the TOML; or else in {}",
         run_data::cache_folder().display()
     ));
     Ok(0)
 }
 
-fn verify(name: &str, data_dir: Option<PathBuf>, label_delim: Option<char>) -> Result<u8, Failure> {
-    let report = fetch::verify(name, &data_dir.unwrap_or_else(run_data::cache_folder), label_delim)?;
+fn verify(name: &str, data_dir: Option<DataDir>, label_delim: Option<char>) -> Result<u8, Failure> {
+    let folder = data_dir.as_ref().map_or_else(run_data::cache_folder, |dir| dir.path.clone());
+    let report =
+        fetch::verify(name, &folder, label_delim).map_err(|error| run_data::name_variable(error, &data_dir))?;
     for file in &report.files {
         console::print(format_args!("{}: {}", file.path.display(), file.status));
     }
@@ -71,11 +71,14 @@ fn verify(name: &str, data_dir: Option<PathBuf>, label_delim: Option<char>) -> R
             Ok(0)
         }
         false => {
-            let hint = match fetch::can_be_fetched(name) {
-                true => format!("`trainer data fetch {name}` fetches them again"),
-                false => "replace them, convert them to PNG or JPEG, or remove them".to_owned(),
+            let (cause, hint) = match fetch::can_be_fetched(name) {
+                true => ("files are missing or altered", format!("`trainer data fetch {name}` fetches them again")),
+                false => {
+                    let hint = "replace the files that are named above, convert them to PNG or JPEG, or remove them";
+                    ("files cannot be used", hint.to_owned())
+                }
             };
-            console::eprint(format_args!("error: {name}: files are missing or altered\n  hint: {hint}"));
+            console::eprint(format_args!("error: {name}: {cause}\n  hint: {hint}"));
             Ok(FAILED)
         }
     }

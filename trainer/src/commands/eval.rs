@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::saved_network;
 use super::views::{Views, ten_crop_failure};
 use crate::cli::EvalArgs;
-use crate::config::Overrides;
+use crate::config::{self, Overrides};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
 use crate::engine::{ReplacedImages, eval_record};
@@ -83,6 +83,10 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     if arguments.batch_size == 0 {
         return Err(Failure::usage("--batch-size 0", "use at least 1"));
     }
+    if let Some(name) = arguments.data.as_deref().filter(|name| formats::metadata(name).is_none()) {
+        let names: Vec<_> = formats::dataset_names().collect();
+        return Err(Failure::usage(format!("--data {name}: no such data set"), config::data_set_hint(name, &names)));
+    }
     let subject = match (&arguments.run, &arguments.model, &arguments.weights) {
         (Some(run), ..) => of_run(run, arguments)?,
         (None, Some(model), Some(weights)) => of_file(model, weights, arguments)?,
@@ -94,6 +98,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     }
     let (test, loader) = test_images(&subject, arguments)?;
     subject.check_trained(&test)?;
+    subject.check_image_size(&test)?;
     if let Some(limit) = subject.limit.filter(|limit| *limit < test.len()) {
         let (limit, all) = (thousands(limit as u64), thousands(test.len() as u64));
         console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
@@ -164,6 +169,41 @@ impl Subject {
     }
 }
 
+impl Subject {
+    /// Checks that the run's network has the same weights for images of `--image-size`: those of some networks depend on the size.
+    fn check_image_size(&self, test: &Dataset) -> Result<(), Failure> {
+        let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
+        let [channels, height, width] = trained.shape;
+        let (num_classes, own) = (trained.classes.len(), [height, width]);
+        let lengths = |image_size: [usize; 2]| {
+            let spec = Spec { num_classes, in_channels: channels, image_size };
+            let network = models::skip_init(&self.model, &spec).ok()?;
+            Some(models::state_dict(&network).iter().map(|tensor| tensor.values.len()).collect::<Vec<_>>())
+        };
+        let given = [test.shape.height, test.shape.width];
+        if given == own {
+            return Ok(());
+        }
+        // Other mistakes are explained when the network is built.
+        let (Some(given_lengths), Some(own_lengths)) = (lengths(given), lengths(own)) else { return Ok(()) };
+        if given_lengths == own_lengths {
+            return Ok(());
+        }
+        let cause = format!(
+            "{}: {} for images of {}x{} pixels has other weights than for the run's {height}x{width}",
+            checkpoint.display(),
+            self.model,
+            given[0],
+            given[1]
+        );
+        let hint = match self.data.image_size {
+            Some(side) if height == width => format!("use --image-size {height} instead of {side}, or leave it out"),
+            _ => format!("evaluate the run on images of {height}x{width} pixels"),
+        };
+        Err(Failure::usage(cause, hint))
+    }
+}
+
 fn views(arguments: &EvalArgs) -> Views {
     Views::of(arguments.tta.as_deref())
 }
@@ -176,7 +216,7 @@ fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>,
                 format!("{}: no test images, and the run's data.validation: {}", subject.data.name, error.cause);
             Failure::usage(cause, "give the data set test images")
         }
-        _ => error.into(),
+        _ => run_data::name_variable(error, &arguments.data_dir).into(),
     })?;
     if let (Some(run), Some(record)) = (&subject.run, &splits.record) {
         split_file::check_validation(run, record)?;
@@ -276,12 +316,17 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             image_size: arguments.image_size.or(plan.data.image_size),
             resize: arguments.resize.or(resize),
             // If the manifest has no test images, evaluate on the images that the run did not train on.
+            defer_missing: on_error == OnError::Replace,
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { run_data::validation_options(&plan) } else { SplitOptions::default() },
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(
                 arguments.data.as_ref().unwrap_or(&plan.data.name),
-                arguments.data_dir.as_deref().or(plan.data.dir.as_deref().filter(|_| own_data)),
+                arguments.data_dir.as_ref().map(|dir| dir.path.as_path()).or(plan
+                    .data
+                    .dir
+                    .as_deref()
+                    .filter(|_| own_data)),
             )
         },
         // Images of other sets too: the network was trained with these.
@@ -308,7 +353,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
             image_size: arguments.image_size,
             resize: arguments.resize,
             label_delim: arguments.label_delim,
-            ..request(data, arguments.data_dir.as_deref())
+            ..request(data, arguments.data_dir.as_ref().map(|dir| dir.path.as_path()))
         },
         mean: arguments.mean.clone(),
         std: arguments.std.clone(),

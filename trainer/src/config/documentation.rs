@@ -4,12 +4,37 @@ use std::fmt::Write;
 
 use super::key::{Key, KeyValue, KeyVisitor, Range, plain};
 use super::plan::RunPlan;
+use super::suggest;
 
 /// Returns every key with its default, its values and its meaning: a Markdown table per section.
 pub fn key_tables() -> String {
     let mut documenter = Documenter { section: "", text: String::new() };
     RunPlan::default().visit(&mut documenter);
     documenter.text
+}
+
+/// Returns the key, `section.key`, of a name that another trainer has for it: `optimizer.lr` for `learning-rate`. `None` if there is no
+/// such key.
+pub fn key_called(word: &str) -> Option<String> {
+    let mut search = Search { word, found: None };
+    RunPlan::default().visit(&mut search);
+    search.found
+}
+
+/// Searches the first key that has a name.
+struct Search<'a> {
+    word: &'a str,
+    found: Option<String>,
+}
+
+impl KeyVisitor for Search<'_> {
+    fn key<T: KeyValue>(&mut self, key: &Key<T>, _: &mut T) {
+        // Several sections have a key of this name.
+        let is_ambiguous = ["name", "kind", "every"].contains(&self.word);
+        if self.found.is_none() && !is_ambiguous && suggest::is_called(self.word, (key.name, key.aliases)) {
+            self.found = Some(format!("{}.{}", key.section, key.name));
+        }
+    }
 }
 
 /// Writes a table per section, a row per key.

@@ -36,7 +36,7 @@ mod value;
 
 pub use class_weights::ClassWeights;
 pub use devices::Devices;
-pub use documentation::key_tables;
+pub use documentation::{key_called, key_tables};
 pub use error::{ConfigError, ConfigErrors, Location, SourceLine};
 pub use image_sizes::small_image_epoch;
 pub use keyword::{
@@ -50,7 +50,7 @@ pub use sections::{
     CheckpointConfig, DataConfig, LogConfig, ModelConfig, OptimizerConfig, ParallelConfig, ScheduleConfig, TrainConfig,
 };
 pub use source::ConfigSource;
-pub use suggest::layer_hint;
+pub use suggest::{data_set_hint, layer_hint};
 
 use plan::Provenance;
 use reader::Reader;

@@ -1,7 +1,6 @@
 //! Settings from the command line: `--set section.key=value`, and flags for single keys, such as `--epochs`.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
 
 use toml::Spanned;
 use toml::de::DeValue;
@@ -11,6 +10,7 @@ use super::error::{ConfigError, Location};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::syntax;
+use crate::cli::DataDir;
 
 /// Values from the command line that override the configuration file. A later value overrides an earlier one: the file, `set` in
 /// its order, the other flags.
@@ -22,8 +22,8 @@ pub struct Overrides {
     pub epochs: Option<usize>,
     /// `--seed`
     pub seed: Option<u64>,
-    /// `--data-dir` (or `TRAINER_DATA_DIR`)
-    pub data_dir: Option<PathBuf>,
+    /// `--data-dir`, or the variable `TRAINER_DATA_DIR`.
+    pub data_dir: Option<DataDir>,
     /// `--mode`. [`super::resolve`] checks the word.
     pub mode: Option<String>,
     /// `--backend`. [`super::resolve`] checks the word.
@@ -68,15 +68,18 @@ impl Overrides {
         add("seed", "train.seed", self.seed.map(|seed| seed.to_string()), false);
         add("mode", "parallel.mode", self.mode.clone(), true);
         add("backend", "parallel.backend", self.backend.clone(), true);
-        let dir = self.data_dir.as_ref().map(|dir| match dir.to_str() {
-            Some(text) => Ok(text.to_owned()),
-            None => Err(ConfigError {
-                cause: "the data folder's name is not UTF-8 text".into(),
-                location: Location::Flag(format!("--data-dir {}", dir.display())),
-                hint: "rename the folder, or reach it through a link with a plain name".into(),
-            }),
-        });
-        add("data-dir", "data.dir", dir.transpose()?, true);
+        if let Some(dir) = &self.data_dir {
+            let shown = dir.to_string();
+            let Some(text) = dir.path.to_str() else {
+                return Err(ConfigError {
+                    cause: "the data folder's name is not UTF-8 text".into(),
+                    location: Location::Flag(shown),
+                    hint: "rename the folder, or reach it through a link with a plain name".into(),
+                });
+            };
+            let (value, path) = (text.to_owned(), Some("data.dir".to_owned()));
+            flags.push(Flag { shown, path, value, word: true, keeps: false });
+        }
         if let Some(devices) = self.devices {
             let (value, path) = (devices.to_string(), Some("parallel.devices".to_owned()));
             flags.push(Flag { shown: format!("--{}", value.replace(':', " ")), path, value, word: true, keeps: false });

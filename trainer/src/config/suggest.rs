@@ -27,6 +27,11 @@ fn distance(written: &str, (name, aliases): Name) -> Option<usize> {
     (part || edits <= (short.len().div_ceil(3))).then_some(edits)
 }
 
+/// Returns whether a word is the name or one of its aliases, in another spelling.
+pub(super) fn is_called(written: &str, name: Name) -> bool {
+    distance(written, name) == Some(0)
+}
+
 /// Returns the name that was most probably meant.
 pub(super) fn nearest<'a>(written: &str, names: &[Name<'a>]) -> Option<&'a str> {
     let candidates = names.iter().filter_map(|name| Some((distance(written, *name)?, name.0)));
@@ -44,6 +49,11 @@ pub(super) fn hint(title: &str, written: &str, names: &[Name]) -> String {
     let list: Vec<&str> = near.into_iter().chain(rest).collect();
     let start = near.map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
     format!("{start}{title}: {}", list.join(", "))
+}
+
+/// Returns the hint for a data set that does not exist.
+pub fn data_set_hint(written: &str, names: &[&str]) -> String {
+    hint("data sets", written, &plain(names))
 }
 
 /// Returns names without aliases.

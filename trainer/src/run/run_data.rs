@@ -1,6 +1,9 @@
 //! The data set of a run and its loaders, from the plan.
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use comm::Communicator;
 use data::{
@@ -11,6 +14,7 @@ use data::{
 };
 
 use super::{class_weights, shared_images};
+use crate::cli::{DataDir, NamedBy};
 use crate::config::{DatasetFacts, Decode, OnError, RunPlan, TrainConfig, small_image_epoch};
 use crate::failure::Failure;
 use crate::strategy::Strategy;
@@ -51,6 +55,7 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
         split: SplitOptions { fraction: plan.data.fraction, ..validation_options(plan) },
         label_delim: plan.data.label_delim,
         share: comm.is_some() || matches!(pixels, PixelAccess::None),
+        defer_missing: plan.data.on_error == Some(OnError::Skip),
         evaluates: false,
     })
     .map_err(|error| blame_key(plan, error))?;
@@ -98,14 +103,44 @@ pub(crate) fn validation_options(plan: &RunPlan) -> SplitOptions {
     SplitOptions { validation: plan.data.validation, fraction: None, seed: plan.train.seed }
 }
 
-/// Adds the location in the plan to an error of the data set or of its loader whose `place` is a key of the plan.
+/// Adds the location in the plan to an error of the data set or of its loader whose `place` is a key of the plan, or whose file is the
+/// data folder.
 pub(super) fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
     let key = match error.place.as_str() {
         key @ ("validation" | "fraction" | "limit_train") => format!("data.{key}"),
         key @ ("image_sizes" | "mixup" | "cutmix" | "class_weights") => format!("train.{key}"),
-        _ => return error.into(),
+        _ => return blame_folder(plan, error),
     };
     plan.mistake(&[&key], format!("`{key}`: {}", error.cause), error.hint).into()
+}
+
+/// Adds to an error about the data folder, or about a missing file in it, who named the folder.
+fn blame_folder(plan: &RunPlan, mut error: DataError) -> Failure {
+    match &plan.data.dir {
+        Some(dir) if !error.is_transient && error.place.is_empty() && is_of_folder(&error, dir) => {
+            plan.mistake(&["data.dir"], error.to_string(), error.hint).into()
+        }
+        None if error.file == cache_folder() => {
+            error.hint += "; this is the default folder, since nothing names one";
+            error.into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// Adds to an error about the data folder that the variable `TRAINER_DATA_DIR` named it, for commands without a plan.
+pub(crate) fn name_variable(mut error: DataError, dir: &Option<DataDir>) -> DataError {
+    if let Some(dir @ DataDir { path, by: NamedBy::Variable }) = dir
+        && is_of_folder(&error, path)
+    {
+        error.hint += &format!("; the variable {dir} names this folder");
+    }
+    error
+}
+
+/// Returns whether an error is about the data folder, or about a missing file in it.
+fn is_of_folder(error: &DataError, dir: &Path) -> bool {
+    error.file == dir || (error.file.starts_with(dir) && !error.file.exists())
 }
 
 /// Converts a number of images to a limit; 0 means no limit.

@@ -38,6 +38,8 @@ use crate::weights::{self, WeightFile, WeightTarget};
 /// Maximum size of the list of paths in bytes.
 const LARGEST_LIST: u64 = 1 << 30;
 
+const LIST_HINT: &str = "--list names a file with one path per line, in UTF-8";
+
 /// The most probable classes of one image.
 #[derive(Debug, Serialize)]
 struct Prediction<'a> {
@@ -86,6 +88,9 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
     }
     let paths = [arguments.paths.clone(), listed(arguments.list.as_deref())?].concat();
+    if let (Some(list), []) = (&arguments.list, paths.as_slice()) {
+        return Err(FileError::input(list, "the list is empty", LIST_HINT).into());
+    }
     let (paths, errors) = image_files::list(&paths);
     let mut left_out = 0;
     let mut leave_out = |error: DataError| -> Result<(), Failure> {
@@ -128,7 +133,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
 /// Reads the paths of a list, one per line; empty lines are skipped.
 fn listed(list: Option<&Path>) -> Result<Vec<PathBuf>, Failure> {
     let Some(list) = list else { return Ok(Vec::new()) };
-    let bad = |cause: String| FileError::input(list, cause, "write one path per line, in UTF-8");
+    let bad = |cause: String| FileError::input(list, cause, LIST_HINT);
     let bytes = read_regular(list, LARGEST_LIST).map_err(|error| bad(error.to_string()))?;
     // Windows programs begin a file with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);

@@ -101,7 +101,7 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
         ));
     }
     let source = ConfigSource::read(config).map_err(crate::config::ConfigErrors::from)?;
-    let data_dir = arguments.data_dir.as_ref().map(|dir| dir.to_string_lossy().into_owned());
+    let data_dir = arguments.data_dir.as_ref().map(|dir| dir.path.to_string_lossy().into_owned());
     let run = |(index, values)| SweepRun {
         number: index + 1,
         values,
