@@ -132,7 +132,7 @@ fn mistakes_end_with_2_before_anything_starts() {
         (&["--cpus", "18446744073709551615", "--set", "train.seed=0,1"], "from 1 to 1024"),
         (&["--gpus", "64", "--set", "train.seed=0,1"], "--gpus"),
         (&["--cpus", "2", "--workers-per-run", "2", "--set", "train.batch_size=16,1"], "a batch of 1 cannot be shared"),
-        (&["--cpus", "2", "--set", "parallel.mode=\"single\",\"ddp\""], "ddp needs several processes"),
+        (&["--cpus", "2", "--set", "parallel.mode=\"single\",\"dpp\""], "did you mean `dp`?"),
     ];
     for (arguments, named) in cases {
         let ended = bench.run(&[&["sweep", "--config", "config.toml"], arguments].concat()).expect(2);

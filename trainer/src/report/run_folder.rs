@@ -78,7 +78,7 @@ impl RunFolder {
         for name in ["checkpoints", "logs"] {
             let path = self.path.join(name);
             if path.is_symlink() {
-                return Err(FileError::new(
+                return Err(FileError::input(
                     path,
                     "is a symbolic link, and a run writes in its own folder only",
                     "move the folder back; to have a run on another disk, use --run-dir or a link to the whole run folder",
@@ -173,7 +173,7 @@ impl RunFolder {
             }
         }
         Err(refused.unwrap_or_else(|| {
-            FileError::new(
+            FileError::input(
                 root,
                 "holds no run folder",
                 "name the run to resume (--resume RUN), or the folder that holds the runs (--run-dir DIR)",
@@ -248,14 +248,16 @@ impl RunFolder {
 }
 
 /// Returns whether a folder is that of `trainer sweep`, which has a configuration too.
-fn is_sweep(folder: &Path) -> bool {
+pub fn is_sweep(folder: &Path) -> bool {
     folder.join("sweep.json").is_file()
 }
 
 /// Returns the run folders below `root`, oldest first.
 fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(root).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => FileError::new(root, "no such folder", "name the folder of the runs with --run-dir DIR"),
+        ErrorKind::NotFound => {
+            FileError::input(root, "no such folder", "name the folder of the runs with --run-dir DIR")
+        }
         _ => FileError::io(root, "read the folder", &error),
     })?;
     let mut runs = Vec::new();

@@ -78,7 +78,7 @@ impl RunLock {
     /// The folder cannot be written, or `run.lock` is a link.
     pub fn take(run: &Path, job: Option<&str>) -> Result<TryLock, FileError> {
         let path = run.join(FILE_NAME);
-        let failed = |error: io::Error| FileError::io(&path, "write", &error);
+        let failed = |error: io::Error| not_writable(&path, &error);
         let mut file = Folder::open(run).and_then(|folder| folder.read_write(FILE_NAME)).map_err(failed)?;
         let until = Instant::now() + PATIENCE;
         loop {
@@ -126,6 +126,19 @@ impl RunLock {
     }
 }
 
+/// Returns the error for a lock file that cannot be written. The folder exists, so it is one to continue: another `--run-dir` is no help.
+fn not_writable(path: &Path, error: &io::Error) -> FileError {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => FileError::new(
+            path,
+            format!("cannot write: {error}"),
+            "a run continues in its own folder: make the folder writable for this user, or copy it to a place that is, and \
+             resume the copy (--resume COPY)",
+        ),
+        _ => FileError::io(path, "write", error),
+    }
+}
+
 fn read(file: &mut File) -> Option<LockOwner> {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).ok()?;
@@ -146,4 +159,21 @@ pub fn refusal(run: &Path, holder: Option<&LockOwner>) -> FileError {
         ),
     };
     FileError::input(run, cause, hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::FAILED;
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_to_be_copied() {
+        for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
+            let error = not_writable(Path::new("runs/old/run.lock"), &kind.into());
+            assert_eq!(error.code, FAILED);
+            assert!(error.hint.contains("--resume COPY") && !error.hint.contains("--run-dir"), "{}", error.hint);
+        }
+        let full = not_writable(Path::new("runs/old/run.lock"), &io::ErrorKind::StorageFull.into());
+        assert!(full.hint.starts_with("free some space"), "{}", full.hint);
+    }
 }

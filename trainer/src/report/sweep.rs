@@ -170,7 +170,7 @@ impl Sweep {
         let mut rows = vec![head];
         for run in self.ranked() {
             let mut row = vec![format!("{:03}", run.number)];
-            row.extend(run.values.iter().cloned());
+            row.extend(run.values.iter().map(|value| unquoted(value)));
             row.push(shown(run.best));
             row.push(run.best_epoch.map_or_else(|| "–".to_owned(), |epoch| epoch.to_string()));
             row.push(shown(run.last));
@@ -188,7 +188,7 @@ impl Sweep {
         page
     }
 
-    /// Formats the runs as CSV with a header, in the order of the table. Values are as TOML.
+    /// Formats the runs as CSV with a header, in the order of the table. Strings are without quotes, other values are as TOML.
     ///
     /// # Errors
     /// A row cannot be encoded. Writes to memory do not fail.
@@ -210,9 +210,18 @@ impl Sweep {
                 run.folder.clone().unwrap_or_default(),
             ];
             let number = [run.number.to_string()];
-            writer.write_record(number.iter().chain(&run.values).chain(&results))?;
+            let values: Vec<String> = run.values.iter().map(|value| unquoted(value)).collect();
+            writer.write_record(number.iter().chain(&values).chain(&results))?;
         }
         writer.into_inner().map_err(|error| csv::Error::from(error.into_error()))
+    }
+}
+
+/// Returns a string's text without TOML's quotes, and any other value as it is.
+fn unquoted(value: &str) -> String {
+    match toml::de::DeValue::parse(value).map(toml::Spanned::into_inner) {
+        Ok(toml::de::DeValue::String(text)) => text.into_owned(),
+        _ => value.to_owned(),
     }
 }
 
@@ -282,6 +291,10 @@ mod tests {
         let lines: Vec<_> = csv.lines().collect();
         assert_eq!(lines.len(), 5);
         assert_eq!(lines[1], r#"3,0.1,"[""crop"", ""flip""]",done,81.5,2,81,,61,0,runs/003/x"#);
+        let mut words = sweep();
+        words.runs[0].values[0] = "\"sgd\"".to_owned();
+        assert!(String::from_utf8(words.csv().unwrap()).unwrap().contains("\n1,sgd,\"[\"\"crop"));
+        assert!(words.page().contains("001           sgd  [\"crop\", \"flip\"]"), "{}", words.page());
         let json = serde_json::to_string(&sweep()).unwrap();
         assert!(json.contains(r#""state":"done""#), "{json}");
         assert_eq!(serde_json::from_str::<Sweep>(&json).unwrap(), sweep());

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::files::FileError;
 use crate::report::RunFolder;
+use crate::report::run_folder::is_sweep;
 use crate::report::summary_csv::read_summary;
 
 /// The values of a run that the table uses.
@@ -65,7 +66,7 @@ pub struct Found {
     pub unfinished: Vec<PathBuf>,
 }
 
-/// Reads each path: a run folder, or a folder of run folders (`runs`, `results`). A run found twice, as run folder and as
+/// Reads each path: a run folder, a folder of run folders (`runs`, `results`), or the folder of a sweep. A run found twice, as run folder and as
 /// committed summary, counts once. Two runs of the same name count twice.
 ///
 /// # Errors
@@ -116,15 +117,24 @@ fn name_of(path: &Path) -> String {
     real.file_name().unwrap_or(real.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Returns the folders below `path` that have a `config.toml`, sorted by name.
+/// Returns the folders below `path` that have a `config.toml`, sorted by name. Of a sweep, these are the folders below those of its runs.
 fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
+    let folders = match is_sweep(path) {
+        true => entries(&path.join("runs"))?.iter().map(|run| entries(run)).collect::<Result<Vec<_>, _>>()?.concat(),
+        false => entries(path)?,
+    };
+    Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
+}
+
+/// Returns what is in a folder, sorted by name. A path that is not a folder has nothing in it.
+fn entries(path: &Path) -> Result<Vec<PathBuf>, FileError> {
     if !path.is_dir() {
         return Ok(Vec::new());
     }
     let entries = fs::read_dir(path).map_err(|error| FileError::io(path, "read the folder", &error))?;
-    let mut folders: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    folders.sort();
-    Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
+    let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
 }
 
 /// The fields of `summary.json` that the table needs.

@@ -80,6 +80,19 @@ fn runs_stand_beside_what_is_published() {
     assert_eq!((&none["model"], &none["top1"], &none["runs"]), (&"vgg16".into(), &serde_json::Value::Null, &0.into()));
 }
 
+/// The run folders of a sweep are in one folder per run.
+#[test]
+fn a_sweep_has_the_runs_of_its_folder() {
+    let root = tempfile::tempdir().unwrap();
+    run(&root.path().join("runs/001"), "1-lenet", "lenet", "seed = 0", Some(74.5));
+    run(&root.path().join("runs/002"), "2-lenet", "lenet", "seed = 1", Some(75.5));
+    fs::write(root.path().join("sweep.json"), "{}").unwrap();
+    fs::write(root.path().join("config.toml"), "").unwrap();
+    let names: Vec<String> =
+        read_runs(&[root.path().to_owned()]).unwrap().runs.into_iter().map(|run| run.name).collect();
+    assert_eq!(names, ["1-lenet", "2-lenet"]);
+}
+
 #[test]
 fn a_part_of_the_data_is_no_row_of_the_published_table() {
     let root = tempfile::tempdir().unwrap();
