@@ -9,13 +9,18 @@ use std::{
     sync::{LazyLock, OnceLock},
 };
 
+use indicatif::{ProgressBar, WeakProgressBar};
 use launch::console::printable;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::files::FileError;
 
 /// The first error of [`print`].
 static LOST: OnceLock<String> = OnceLock::new();
+
+/// The bar of [`set_bar`].
+static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// Whether stdout is a terminal. A terminal that has closed is none to the kernel.
 static TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
@@ -37,6 +42,20 @@ pub fn print(text: impl Display) {
 /// Writes text to stderr, and a newline if the text does not end in one. A closed stderr cannot be reported anywhere.
 pub fn eprint(text: impl Display) {
     let _ = io::stderr().write_all(printable(&whole_lines(text)).as_bytes());
+}
+
+/// Sets the progress bar that [`eprint_above_bar`] hides while it writes, until the last clone of the bar is dropped.
+pub fn set_bar(bar: &ProgressBar) {
+    *BAR.lock() = Some(bar.downgrade());
+}
+
+/// Writes text to stderr, as [`eprint`] does, above the progress bar. For threads that do not own the bar.
+pub fn eprint_above_bar(text: impl Display) {
+    let bar = BAR.lock().as_ref().and_then(WeakProgressBar::upgrade);
+    match bar {
+        Some(bar) => bar.suspend(|| eprint(text)),
+        None => eprint(text),
+    }
 }
 
 /// Checks that all text of [`print()`] was written.

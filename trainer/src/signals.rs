@@ -2,16 +2,19 @@
 //! once (`launch::signals` has the rules). A file-size limit is an error of the write, not a signal that kills.
 
 use std::{
-    io,
+    io::{self, Read},
+    os::unix::net::UnixStream,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread::{self, JoinHandle},
 };
 
 use launch::signals;
-use signal_hook::{consts::SIGXFSZ, flag};
+use signal_hook::{consts::SIGXFSZ, flag, low_level::pipe};
 
+use crate::console;
 use crate::failure::Failure;
 
 /// The reason why a run ends before its last step.
@@ -113,6 +116,33 @@ impl Stop {
         Ok(stop)
     }
 
+    /// Starts a thread that says at once that the run stops, since a step or a batch may take minutes. The value waits for the thread:
+    /// its text comes before that of the run's end.
+    ///
+    /// # Errors
+    /// When the kernel refuses a handler or a thread.
+    pub fn announce(&self) -> Result<Announcement, Failure> {
+        self.start_announcer().map(Announcement).map_err(refused)
+    }
+
+    fn start_announcer(&self) -> io::Result<JoinHandle<()>> {
+        let (mut read, write) = UnixStream::pair()?;
+        let ignored = signals::ignored();
+        for signal in signals::STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
+            // Handlers run in the order of their registration, so the number is set before the thread wakes up.
+            pipe::register(signal, write.try_clone()?)?;
+        }
+        let stop = self.clone();
+        thread::Builder::new().name("signals".into()).spawn(move || {
+            if let (Ok(()), Some(signal)) = (read.read_exact(&mut [0]), stop.signal()) {
+                console::eprint_above_bar(format_args!(
+                    "{}: training saves a checkpoint and stops, after the next step at the latest; once more ends it at once",
+                    signals::name(signal)
+                ));
+            }
+        })
+    }
+
     /// Returns the signal that requested a stop, if any.
     pub fn signal(&self) -> Option<i32> {
         match self.signal.load(Ordering::Relaxed) {
@@ -124,6 +154,17 @@ impl Stop {
     /// Requests a stop, as `signal` does.
     pub fn request(&self, signal: i32) {
         self.signal.store(signal as usize, Ordering::Relaxed);
+    }
+}
+
+/// The thread of [`Stop::announce`].
+pub struct Announcement(JoinHandle<()>);
+
+impl Announcement {
+    /// Waits until the text is written. Call this only after a signal.
+    pub fn wait(self) {
+        // A thread that has panicked has printed that.
+        let _ = self.0.join();
     }
 }
 

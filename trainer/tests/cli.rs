@@ -154,9 +154,23 @@ fn the_variable_names_the_data_folder() {
     run("", &["--config", "config.toml", "--dry-run"]).expect(0);
     let cifar = ["--config", "config.toml", "--set", "data.name=cifar10", "--set", "data.augment=[]"];
     let missing = run("from-variable", &cifar).expect(2).stderr;
-    assert!(missing.contains("from-variable"), "{missing}");
+    assert!(
+        missing.contains("from-variable: there is no such folder\n  --> TRAINER_DATA_DIR=from-variable"),
+        "{missing}"
+    );
     let flag = run("from-variable", &[&cifar[..], &["--data-dir", "from-flag"]].concat()).expect(2).stderr;
-    assert!(flag.contains("from-flag") && !flag.contains("from-variable"), "{flag}");
+    assert!(flag.contains("--> --data-dir from-flag") && !flag.contains("from-variable"), "{flag}");
+    // The command line takes precedence over the variable, and the variable over the file.
+    let set = run("from-variable", &[&cifar[..], &["--set", "data.dir=from-set"]].concat()).expect(2).stderr;
+    assert!(set.contains("--> --set data.dir=from-set") && !set.contains("from-variable"), "{set}");
+    let text = "[model]\nname = \"lenet\"\n[data]\nname = \"cifar10\"\ndir = \"from-file\"\n";
+    fs::write(bench.path("file.toml"), text).unwrap();
+    let file = run("", &["--config", "file.toml"]).expect(2).stderr;
+    assert!(file.contains("--> file.toml:5:7") && file.contains("from-file: there is no such folder"), "{file}");
+    let over = run("from-variable", &["--config", "file.toml"]).expect(2).stderr;
+    assert!(over.contains("TRAINER_DATA_DIR=from-variable") && !over.contains("from-file"), "{over}");
+    let verify = run("from-variable", &["data", "verify", "cifar10"]).expect(2).stderr;
+    assert!(verify.contains("the variable TRAINER_DATA_DIR=from-variable names this folder"), "{verify}");
     // A sweep that continues takes no folder.
     let resumed = run("from-variable", &["sweep", "--resume", "nowhere"]).expect(2).stderr;
     assert!(resumed.contains("nowhere") && resumed.contains("hint:"), "{resumed}");
@@ -172,6 +186,40 @@ fn eval_of_other_data_does_not_search_the_folder_of_the_run() {
     assert!(!missing.contains("data-of-the-run"), "{missing}");
     let resize = bench.run(&[&eval[..], &["--resize", "20"]].concat()).expect(2).stderr;
     assert!(resize.contains("--resize 20: it is for images in files"), "{resize}");
+}
+
+/// LeNet's first linear layer depends on the size of the images.
+#[test]
+fn an_evaluation_at_another_size_is_refused_where_weights_depend_on_it() {
+    let bench = Bench::new(CONFIG);
+    let run = bench.train("runs", &["--epochs", "1"]);
+    let eval =
+        |flags: &[&str]| bench.run(&[&["eval", "--run", run.to_str().unwrap()], flags].concat()).expect(2).stderr;
+    let larger = eval(&["--image-size", "32"]);
+    assert!(larger.contains("lenet for images of 32x32 pixels has other weights than for the run's 28x28"), "{larger}");
+    assert!(larger.contains("hint: use --image-size 28 instead of 32, or leave it out"), "{larger}");
+    let misspelt = eval(&["--data", "fashion_mini"]);
+    assert!(misspelt.contains("--data fashion_mini: no such data set"), "{misspelt}");
+    assert!(misspelt.contains("did you mean `fashion-mini`?"), "{misspelt}");
+}
+
+/// Keys that only several processes use are no mistake, but they change nothing.
+#[test]
+fn one_process_says_which_keys_it_does_not_use() {
+    let bench = Bench::new(CONFIG);
+    let run = |flags: &[&str]| bench.run(&[&["--config", "config.toml", "--epochs", "1"], flags].concat()).expect(0);
+    let keys = ["--set", "parallel.bucket_mb=3", "--set", "parallel.threads=1"];
+    let said = run(&keys).stderr;
+    let note = "note: `parallel.bucket_mb`, `parallel.threads`: no effect in mode single, which is one process; RAYON_NUM_THREADS=N";
+    assert!(said.contains(note), "{said}");
+    let batch_norm = ["--mode", "dp", "--cpus", "2", "--set", "parallel.batch_norm=sync"];
+    assert!(!run(&batch_norm).stderr.contains("no effect"));
+    let job = run(&[&["--cpus", "2"], &keys[..]].concat());
+    assert!(!job.stderr.contains("no effect"), "{}", job.stderr);
+    assert!(job.stdout.contains("CPU, burn-flex, 1 thread, "), "{}", job.stdout);
+    // The run folder has all keys.
+    let resumed = bench.run(&["--resume", "--epochs", "1"]).expect(0).stderr;
+    assert!(!resumed.contains("no effect"), "{resumed}");
 }
 
 #[test]

@@ -29,6 +29,37 @@ fn the_losses_do_not_depend_on_the_number_of_processes() {
     }
 }
 
+/// A job of one process, as `torchrun --nproc-per-node 1` starts it: alone, with restarts, and resumed.
+#[test]
+fn a_job_may_have_one_process() {
+    let bench = Bench::new(CONFIG);
+    let limit = ["--set", "train.max_steps=20"];
+    let one = loss_values(&train(&bench, "one", "1", &limit));
+    let run = train(&bench, "job", "1", &["--mode", "ddp", "--max-restarts", "1", "--set", "train.max_steps=10"]);
+    assert!(run.to_str().unwrap().ends_with("-ddpx1"), "{}", run.display());
+    bench.run(&["--resume", run.to_str().unwrap(), limit[0], limit[1]]).expect(0);
+    common::assert_same_curve("a job of one process", &one, &loss_values(&run), 1e-4);
+    let unknown = bench.run(&["--config", "config.toml", "--mode", "ddp"]).expect(2).stderr;
+    assert!(unknown.contains("ddp needs to know its processes") && unknown.contains("--cpus N"), "{unknown}");
+}
+
+/// `-q` leaves out how another launcher has started the rank.
+#[test]
+fn a_quiet_rank_of_another_launcher_prints_nothing() {
+    let bench = Bench::new(CONFIG);
+    let run = |flags: &[&str]| -> common::Ended {
+        let mut command = bench.command();
+        command.envs([("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")]);
+        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &free_port().to_string())]);
+        command.args(["--config", "config.toml", "--set", "train.max_steps=2"]).args(flags);
+        let ended: common::Ended = command.output().unwrap().into();
+        ended.expect(0)
+    };
+    assert!(run(&[]).stderr.contains("rank 0"));
+    let quiet = run(&["-q"]);
+    assert_eq!((quiet.stdout.as_str(), quiet.stderr.as_str()), ("", ""));
+}
+
 /// A network with batch norm after each of its eight convolutions, on images of its size. The learning rate is small, because
 /// a rounding difference flips a ReLU somewhere in nearly every step. With larger steps that difference grows tenfold per step,
 /// also between different numbers of threads of one process. The tests of the layer check the gradients of the whole batch.

@@ -273,7 +273,8 @@ fn what_cannot_be_is_refused_with_a_hint() {
       hint: use larger images, such as data.image_size = 64, another batch_size, or drop_last = true
     "#);
     insta::assert_snapshot!(refused(&Bench::new(RESNET), &["--set", "model.weights=none.pth"]), @r#"
-    error: none.pth: No such file or directory (os error 2)
+    error: `model.weights`: none.pth: No such file or directory (os error 2)
+      --> --set model.weights=none.pth
       hint: name a PyTorch state dict (.pth, .pt), a safetensors file, or a checkpoint's folder
     "#);
 }
@@ -286,6 +287,6 @@ fn a_job_ends_with_the_message_about_its_weights() {
     fs::copy(resnet, bench.path("lenet.pth")).unwrap();
     let job = ["--cpus", "2", "--set", "model.name=resnet18", "--set", "model.weights=lenet.pth"];
     let said = bench.run(&[&["--config", "config.toml"], &job[..]].concat()).expect(2).stderr;
-    assert!(said.starts_with("error: lenet.pth: the weights are not this network's"), "{said}");
+    assert!(said.starts_with("error: `model.weights`: lenet.pth: the weights are not this network's"), "{said}");
     assert!(said.contains("hint: they are weights of lenet: set `model.name = \"lenet\"`"), "{said}");
 }

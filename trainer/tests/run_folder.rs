@@ -20,6 +20,24 @@ fn resume(bench: &Bench, run: &Path, extra: &[&str]) -> Ended {
     bench.run(&[&["--resume", run.to_str().unwrap()], extra].concat())
 }
 
+/// A complete run has nothing left to train, which its screen does not show otherwise.
+#[test]
+fn a_complete_run_says_so_when_it_is_resumed() {
+    let bench = Bench::new(CONFIG);
+    let said = |limit: &[&str], root: &str| {
+        let run = bench.train(root, limit);
+        bench.run(&["--resume", run.to_str().unwrap()]).expect(0).stderr
+    };
+    let epochs = said(&["--epochs", "1"], "epochs");
+    let note = "note: the run is complete after 33 steps: it is only evaluated again; --epochs N with a larger N trains it further";
+    assert!(epochs.contains(note), "{epochs}");
+    let steps = said(&["--set", "train.max_steps=2"], "steps");
+    assert!(steps.contains("after 2 steps") && steps.contains("--set train.max_steps=N"), "{steps}");
+    let run = bench.only_run("epochs");
+    let longer = bench.run(&["--resume", run.to_str().unwrap(), "--epochs", "2"]).expect(0).stderr;
+    assert!(!longer.contains("complete"), "{longer}");
+}
+
 #[test]
 fn files_are_never_written_through_links() {
     let bench = Bench::new(CONFIG);

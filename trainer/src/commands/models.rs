@@ -53,17 +53,19 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
         return super::print_json(&rows);
     }
     console::print(format_args!(
-        "{:<24} {:<13} {:>11} {:>13} {:>12}  published CIFAR-10 top-1",
-        "name", "family", "parameters", "multiply-adds", "step memory"
+        "{:<24} {:<13} {:<9} {:>11} {:>13} {:>12}  published CIFAR-10 top-1",
+        "name", "family", "images", "parameters", "multiply-adds", "step memory"
     ));
     for row in rows {
         let published = row.published_top1.map_or("-".into(), |top1| format!("{top1:.2} %"));
+        let image = row.image.map(|side| side.to_string()).join("x");
         let memory = format!("{:.0} MB", row.step_bytes as f64 / 1e6);
         console::print(format_args!(
-            "{:<24} {:<13} {:>11} {:>13} {memory:>12}  {published}",
-            row.name, row.family, row.params, row.macs
+            "{:<24} {:<13} {:<9} {:>11} {:>13} {memory:>12}  {published}",
+            row.name, row.family, image, row.params, row.macs
         ));
     }
+    console::print("images: those that the network is made for; the numbers are for them, and other sizes work too");
     console::print(format_args!(
         "step memory: estimate for batch {BATCH} in f32 with SGD and momentum (docs/training.md says what is in it)"
     ));

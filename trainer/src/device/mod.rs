@@ -117,11 +117,16 @@ pub fn cpu_kernels() -> &'static str {
     CpuIsa::selected().map_or("unknown", CpuIsa::description)
 }
 
+/// Describes the CPU as the device of a process that computes with this number of threads.
+pub fn describe_cpu(threads: usize) -> String {
+    format!("CPU, burn-flex, {}, {}", text::counted(threads as u64, "thread"), cpu_kernels())
+}
+
 /// Returns the CPU as a device of burn-flex.
 pub fn cpu() -> SelectedDevice {
     configure();
     let threads = rayon::current_num_threads();
-    let description = format!("CPU, burn-flex, {threads} threads, {}", cpu_kernels());
+    let description = describe_cpu(threads);
     SelectedDevice {
         #[cfg(feature = "cuda")]
         kernels: None,

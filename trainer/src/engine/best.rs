@@ -1,9 +1,11 @@
 //! The best evaluation of a run, by `checkpoint.best`, and early stopping.
 
 use super::{Engine, Files, eval_record};
+use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::{EvalRecord, Evaluated};
 use crate::strategy::EvalCounts;
+use crate::text::counted;
 
 impl Engine<'_> {
     /// Notes an evaluation as the last one of the run, and returns whether it is the best one.
@@ -44,6 +46,22 @@ impl Engine<'_> {
         let last = self.progress.last?.epoch;
         let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
         self.best_epoch_out_of_patience(last).filter(|_| at_its_end).map(|best| [last, best])
+    }
+
+    /// Says that a resumed run has nothing left to train, and what continues it.
+    pub(super) fn note_complete_run(&self, early_stop: Option<[usize; 2]>) {
+        if self.files.is_none() {
+            return;
+        }
+        let done = counted(self.progress.step, "step");
+        let more = match early_stop {
+            Some(_) => "train.patience has ended it; --set train.patience=0",
+            None if self.plan.train.max_steps > 0 => "--set train.max_steps=N with a larger N",
+            None => "--epochs N with a larger N",
+        };
+        console::eprint(format_args!(
+            "note: the run is complete after {done}: it is only evaluated again; {more} trains it further"
+        ));
     }
 
     /// Returns the best epoch if it is at least `train.patience` epochs before `epoch`.

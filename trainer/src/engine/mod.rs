@@ -228,11 +228,16 @@ impl<'a> Engine<'a> {
         let early_stop = self.had_stopped_early().filter(|_| !finished);
         if finished || early_stop.is_some() {
             // The run was resumed from its last checkpoint. Only the result must be reported.
+            self.note_complete_run(early_stop);
             return Ok(match (self.evaluate()?, early_stop) {
                 (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
                 (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::StoppedEarly { counts, epoch, best },
                 (Evaluation::Stopped(signal), _) => RunOutcome::Interrupted { signal, step: self.progress.step },
             });
+        }
+        if self.progress.step >= self.lengths.last_step {
+            // `train.max_steps` has ended the run inside an epoch.
+            self.note_complete_run(None);
         }
         let limit = self.plan.train.max_time_s;
         if limit > 0 && self.progress.elapsed_s >= limit as f64 {

@@ -101,9 +101,12 @@ impl Progress {
                 .expect("the template is a constant and valid")
                 .progress_chars("━╸─")
         };
+        let length = Some(options.steps_per_epoch as u64);
+        let bar = screen.bar.map(|target| ProgressBar::with_draw_target(length, target));
+        bar.iter().for_each(console::set_bar);
         Self {
             options,
-            bar: screen.bar.map(|target| ProgressBar::with_draw_target(Some(options.steps_per_epoch as u64), target)),
+            bar,
             lines: screen.lines,
             step_lines: screen.step_lines,
             // Two lines: all of the text fits 80 columns, and most of it fits 60.
@@ -148,7 +151,7 @@ loss {loss}  {accuracy} {top1}  lr {lr}  {speed} images/s"
             self.spoken = true;
             let (number, step) = (of(record.epoch, epochs), of(done, steps_per_epoch));
             self.say(&format!(
-                "epoch {number}  step {step}  loss {loss}  {accuracy} {top1}  lr {lr}  {speed} images/s  left {left}, run {left_in_run}"
+                "epoch {number}  step {step}  loss {loss}  {accuracy} {top1}  lr {lr}  {speed} images/s  left: epoch {left}, run {left_in_run}"
             ))?;
         }
         Ok(())
@@ -312,12 +315,12 @@ mod tests {
         progress.epoch(&epoch(3, Some(43.21))).unwrap();
         progress.epoch(&epoch(4, Some(43.21))).unwrap();
         insta::assert_snapshot!(output.text(), @r"
-            epoch  1/12  step 1/4  loss 2.0000  top-1  0.00%  lr 0.1  3,456 images/s  left 1m00s, run 15m40s
-            epoch  1/12  step 2/4  loss 1.9375  top-1  5.00%  lr 0.05  3,456 images/s  left 40s, run 15m20s
-            epoch  1/12  step 4/4  loss 1.8125  top-1 15.00%  lr 0.025  3,456 images/s  left 0.0s, run 14m40s
+            epoch  1/12  step 1/4  loss 2.0000  top-1  0.00%  lr 0.1  3,456 images/s  left: epoch 1m00s, run 15m40s
+            epoch  1/12  step 2/4  loss 1.9375  top-1  5.00%  lr 0.05  3,456 images/s  left: epoch 40s, run 15m20s
+            epoch  1/12  step 4/4  loss 1.8125  top-1 15.00%  lr 0.025  3,456 images/s  left: epoch 0.0s, run 14m40s
             epoch  1/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1  9.80%  3,456 images/s  1m35s  best
-            epoch  2/12  step 2/4  loss 1.4375  top-1 45.00%  lr 0.0167  3,456 images/s  left 40s, run 16m45s
-            epoch  2/12  step 4/4  loss 1.3125  top-1 55.00%  lr 0.0125  3,456 images/s  left 0.0s, run 16m05s
+            epoch  2/12  step 2/4  loss 1.4375  top-1 45.00%  lr 0.0167  3,456 images/s  left: epoch 40s, run 16m45s
+            epoch  2/12  step 4/4  loss 1.3125  top-1 55.00%  lr 0.0125  3,456 images/s  left: epoch 0.0s, run 16m05s
             epoch  2/12  train loss 1.8125  top-1 15.00%  3,456 images/s  1m35s
             epoch  3/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 43.21%  3,456 images/s  1m35s  best
             epoch  4/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 43.21%  3,456 images/s  1m35s
@@ -331,7 +334,7 @@ mod tests {
         progress.epoch(&EpochRecord { train_loss: f64::NAN, ..epoch(2, Some(49.0)) }).unwrap();
         progress.epoch(&epoch(3, Some(51.0))).unwrap();
         insta::assert_snapshot!(output.text(), @r"
-            epoch  2/12  step 3/4  loss NaN  top-1 60.00%  lr 0.0143  – images/s  left 20s, run 13m40s
+            epoch  2/12  step 3/4  loss NaN  top-1 60.00%  lr 0.0143  – images/s  left: epoch 20s, run 13m40s
             epoch  2/12  train loss NaN  top-1 15.00%  eval loss 1.5000  top-1 49.00%  3,456 images/s  1m35s
             epoch  3/12  train loss 1.8125  top-1 15.00%  eval loss 1.5000  top-1 51.00%  3,456 images/s  1m35s  best
             ");

@@ -8,6 +8,7 @@ use super::setup::network_spec;
 use crate::config::{self, RunPlan, SetBy};
 use crate::engine::checkpoint;
 use crate::failure::Failure;
+use crate::files::FileError;
 use crate::report::RunFolder;
 use crate::strategy::dp::scatter::chunks;
 use crate::text::thousands;
@@ -110,7 +111,11 @@ pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Fail
 pub(super) fn load_weights(network: Network, plan: &RunPlan, spec: Spec) -> Result<(Network, Rows), Failure> {
     let Some(path) = &plan.model.weights else { return Ok((network, Rows::new())) };
     let target = WeightTarget { model: &plan.model.name, spec, data: &plan.data.name, purpose: Purpose::Training };
-    let LoadedWeights { network, origin, new_head } = weights::load(network, &target, &WeightFile::open(path)?)?;
+    let blame = |error: FileError| -> Failure {
+        plan.mistake(&["model.weights"], format!("`model.weights`: {error}"), error.hint).into()
+    };
+    let file = WeightFile::open(path).map_err(blame)?;
+    let LoadedWeights { network, origin, new_head } = weights::load(network, &target, &file).map_err(blame)?;
     let mut rows = vec![("weights", origin)];
     if let Some(head) = new_head {
         let [file, own] = [head.file_classes, spec.num_classes].map(|classes| thousands(classes as u64));

@@ -27,7 +27,7 @@ use self::resume_command::resume_command;
 pub(crate) use self::resume_command::shell_command;
 use data::Splits;
 
-use self::plan::{Access, PlanSource, PlannedRun, print_notes};
+use self::plan::{Access, PlanSource, PlannedRun, note_unused_parallel_keys, print_notes};
 use self::run_data::{PixelAccess, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
@@ -93,6 +93,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let several_workers = workers > 1 || nodes > 1 || node.is_some() || has_launcher;
     let PlannedRun { mut plan, resumed } = source.read(several_workers)?;
     print_notes(&plan);
+    note_unused_parallel_keys(&plan);
     let local_rank =
         LocalRank { local_world_size: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let selected = devices.select(&local_rank)?;
@@ -222,9 +223,10 @@ pub(crate) fn check_plan(
 fn uses_ddp(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
-        Mode::Ddp if !several => mistake(
-            "ddp needs several processes",
-            "say how many: --cpus N or --gpus N; or train in one process with --mode single",
+        // A job of one process is possible, as with torchrun, where a flag or the file asks for one.
+        Mode::Ddp if !several && plan.parallel.devices.is_none() => mistake(
+            "ddp needs to know its processes",
+            "say how many: --cpus N or --gpus N; or train without other processes: --mode single",
         ),
         Mode::Single if several => {
             mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")

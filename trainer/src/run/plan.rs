@@ -11,7 +11,7 @@ use crate::cli::TrainArgs;
 use crate::config::{self, Backend, ConfigError, ConfigSource, Devices, Mode, Overrides, Registry, RunPlan, SetBy};
 use crate::console;
 use crate::failure::Failure;
-use crate::files::FileError;
+use crate::files::{FileError, USAGE};
 use crate::report::{RunFolder, Section};
 use crate::strategy::StepSettings;
 
@@ -48,13 +48,15 @@ impl Access<'_> {
             Self::Write(job) => folder.lock(job),
             Self::Check(job) => folder.check_free(job),
         };
+        // A folder that is no run folder is wrong input. A run folder that cannot be written has its own exit code.
+        let open = |path| RunFolder::open(path).map_err(|error| FileError { code: USAGE, ..error });
         match (self, named) {
-            (Self::Given(path), _) => RunFolder::open(path),
+            (Self::Given(path), _) => open(path),
             // Do not check the lock here: node 0 of this job may be taking it just now. The check follows when all nodes have
             // joined.
-            (Self::Check(Some(_)), Some(path)) => RunFolder::open(path),
+            (Self::Check(Some(_)), Some(path)) => open(path),
             (_, Some(path)) => {
-                let mut folder = RunFolder::open(path)?;
+                let mut folder = open(path)?;
                 claim(&mut folder).map(|()| folder)
             }
             // A node other than node 0 may have its own folder only.
@@ -88,8 +90,7 @@ impl<'a> PlanSource<'a> {
             };
             return Ok(Self { arguments, text: ConfigSource::read(&path), resumed: None });
         };
-        let opened = access.open(run.as_deref(), &arguments.run_dir);
-        let folder = opened.map_err(|error| Failure::usage(&error, &error.hint))?;
+        let folder = access.open(run.as_deref(), &arguments.run_dir)?;
         Ok(Self { arguments, text: ConfigSource::read(&folder.config()), resumed: Some(folder) })
     }
 
@@ -219,6 +220,37 @@ pub(crate) fn print_notes(plan: &RunPlan) {
     for note in plan.notes() {
         console::eprint(format_args!("note: {note}"));
     }
+}
+
+/// Prints a note about the keys of `[parallel]` that change nothing in a run of one process. Only the processes of mode `ddp` exchange
+/// gradients.
+pub(super) fn note_unused_parallel_keys(plan: &RunPlan) {
+    let keys = unused_parallel_keys(plan);
+    if let Some((last, others)) = keys.split_last() {
+        let list = others.iter().map(|key| format!("`parallel.{key}`, ")).collect::<String>();
+        let mode = plan.parallel.mode;
+        let threads =
+            if keys.contains(&"threads") { "; RAYON_NUM_THREADS=N sets the threads of a process" } else { "" };
+        console::eprint(format_args!(
+            "note: {list}`parallel.{last}`: no effect in mode {mode}, which is one process{threads}"
+        ));
+    }
+}
+
+/// Returns the keys of `[parallel]` that are set to another value than their default and that a run of one process does not use.
+fn unused_parallel_keys(plan: &RunPlan) -> Vec<&'static str> {
+    let used: &[&str] = match plan.parallel.mode {
+        Mode::Ddp => return Vec::new(),
+        Mode::Single => &["mode", "devices", "autotune"],
+        Mode::Dp => &["mode", "devices", "autotune", "batch_norm"],
+    };
+    // The config.toml of a run has all keys.
+    let defaults = RunPlan::default().settings();
+    let settings = plan.settings().into_iter().filter(|one| one.section == "parallel" && !used.contains(&one.key));
+    let is_default = |key: &str, value: &toml::Value| {
+        defaults.iter().any(|other| other.section == "parallel" && other.key == key && other.value == *value)
+    };
+    settings.filter(|one| !is_default(one.key, &one.value)).map(|one| one.key).collect()
 }
 
 /// Does the work of [`load`] without printing notes.

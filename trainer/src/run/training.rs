@@ -17,6 +17,7 @@ use super::{class_weights, split_file};
 use crate::cli::TrainArgs;
 use crate::config::{Devices, Mode, OnError, RunPlan};
 use crate::console;
+use crate::device;
 use crate::diagnostics;
 use crate::engine::checkpoint::CheckpointFolder;
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
@@ -110,7 +111,10 @@ impl Training<'_> {
                 _ => 0,
             });
         }
-        let device = format!("{}, {} x{}", selected.description, plan.parallel.mode, strategy.devices());
+        // With `parallel.threads` a worker computes with a thread pool of its own.
+        let own_threads = plan.parallel.threads.filter(|_| self.rank.is_some() && selected.gpu.is_none());
+        let described = own_threads.map_or_else(|| selected.description.clone(), device::describe_cpu);
+        let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.devices());
         let description = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
         self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
     }
@@ -177,8 +181,13 @@ impl Training<'_> {
         let lengths = Lengths::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
+        // A launcher answers signals itself.
+        let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
         let RunEnd { outcome, test, test_counts, progress, replaced } = engine.with_timeline(timeline).run()?;
+        if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &outcome) {
+            announcement.wait();
+        }
         let stats = gather_rank_stats(strategy, timeline, replaced)?;
         if timeline.is_on() {
             let left_out = timeline::write(&folder.timeline(), &stats.timelines)?;

@@ -50,7 +50,9 @@ impl WorkerRun<'_> {
         let &Self { worker, folder, .. } = self;
         if folder.is_none() {
             if worker.rank == 0 {
-                console::eprint(self.role);
+                if !self.arguments.quiet {
+                    console::eprint(self.role);
+                }
                 note_missing_gpu(self.devices);
             }
             diagnostics::write_to_stderr();

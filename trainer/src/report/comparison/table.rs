@@ -59,6 +59,7 @@ impl Comparison {
                 "loss after {} steps; the largest relative difference of a step's loss to that of single\n",
                 done().map(|(_, figures)| figures.steps).max().unwrap_or(0)
             );
+            page += "imbalance: the largest memory of a device over the mean of all; of a process, if each device has its own\n";
             if done().any(|(_, figures)| !figures.device_bytes.is_empty()) {
                 page +=
                     "devices: the memory that each GPU has reserved; in dp on the CPU, the tensors of each device\n";
@@ -97,12 +98,12 @@ fn milliseconds(value: f64) -> String {
     }
 }
 
-/// Formats a byte count in powers of ten: `0`, `368 KB`, `89.5 MB`, `1.24 GB`.
+/// Formats a byte count in powers of ten: `0`, `368 kB`, `89.5 MB`, `1.24 GB`.
 pub(super) fn bytes(count: u64) -> String {
     match count as f64 {
         0.0 => "0".into(),
         b if b < 1e3 => format!("{count} B"),
-        b if b < 1e6 => format!("{:.0} KB", b / 1e3),
+        b if b < 1e6 => format!("{:.0} kB", b / 1e3),
         b if b < 1e8 => format!("{:.1} MB", b / 1e6),
         b if b < 1e9 => format!("{:.0} MB", b / 1e6),
         b => format!("{:.2} GB", b / 1e9),

@@ -97,6 +97,7 @@ fn the_page() {
     single                              700 MB       1.00             0  1.1000           0
     dp      900 MB (devices 96.0 MB + 90.0 MB)       1.03       89.4 MB  1.1000      3.0e-6
     loss after 10 steps; the largest relative difference of a step's loss to that of single
+    imbalance: the largest memory of a device over the mean of all; of a process, if each device has its own
     devices: the memory that each GPU has reserved; in dp on the CPU, the tensors of each device
 
     ddp failed:
