@@ -217,8 +217,9 @@ fn one_process_says_which_keys_it_does_not_use() {
     let job = run(&[&["--cpus", "2"], &keys[..]].concat());
     assert!(!job.stderr.contains("no effect"), "{}", job.stderr);
     assert!(job.stdout.contains("CPU, burn-flex, 1 thread, "), "{}", job.stdout);
-    // The run folder has all keys.
-    let resumed = bench.run(&["--resume", "--epochs", "1"]).expect(0).stderr;
+    // The run folder has all keys, with their defaults.
+    let plain = bench.train("plain", &["--epochs", "1"]);
+    let resumed = bench.run(&["--resume", plain.to_str().unwrap()]).expect(0).stderr;
     assert!(!resumed.contains("no effect"), "{resumed}");
 }
 
