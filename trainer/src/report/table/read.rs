@@ -66,8 +66,8 @@ pub struct Found {
     pub unfinished: Vec<PathBuf>,
 }
 
-/// Reads each path: a run folder, a folder of run folders (`runs`, `results`), or the folder of a sweep. A run found twice, as run folder and as
-/// committed summary, counts once. Two runs of the same name count twice.
+/// Reads each path: a run folder, a folder of run folders (`runs`, `results`), or the folder of a sweep. A run found twice, as run
+/// folder and as committed summary, counts once. Two runs of the same name count twice.
 ///
 /// # Errors
 /// When a path is neither a run folder nor a folder of run folders, or a file is damaged. The error names the path.
@@ -117,7 +117,8 @@ fn name_of(path: &Path) -> String {
     real.file_name().unwrap_or(real.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Returns the folders below `path` that have a `config.toml`, sorted by name. Of a sweep, these are the folders below those of its runs.
+/// Returns the folders below `path` that have a `config.toml`, sorted by name. Of a sweep, these are the folders below those of its
+/// runs.
 fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     let folders = match is_sweep(path) {
         true => entries(&path.join("runs"))?.iter().map(|run| entries(run)).collect::<Result<Vec<_>, _>>()?.concat(),
