@@ -3,6 +3,7 @@
 mod best;
 pub mod checkpoint;
 mod epoch;
+mod evaluation;
 mod lengths;
 mod replaced;
 mod time_limit;
@@ -12,6 +13,7 @@ use std::time::Instant;
 
 use data::loader::Loader;
 
+pub use self::evaluation::eval_record;
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
 use self::{checkpoint::CheckpointFolder, epoch::EpochEnd};
@@ -22,8 +24,8 @@ use crate::failure::Failure;
 use crate::optim::{Schedule, lr_scale_factor};
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, StopReason};
-use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress};
-use crate::strategy::{EvalCounts, Evaluation, Scores, Strategy, diverged, percent};
+use crate::snapshot::{Evaluated, PartialEpoch, RunProgress};
+use crate::strategy::{EvalCounts, Evaluation, Strategy, diverged, percent};
 use crate::timeline::Timeline;
 
 /// How a run ended.
@@ -207,21 +209,6 @@ impl<'a> Engine<'a> {
         Ok(RunEnd { outcome, test, test_counts, progress: self.progress, replaced: self.replaced.count() })
     }
 
-    /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
-    fn load_final_weights(&mut self) -> Result<usize, Failure> {
-        let best = match &self.files {
-            Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
-            _ => None,
-        };
-        // Only rank 0 reads checkpoints, so the other ranks must learn from rank 0 whether there is a best checkpoint.
-        let found = self.strategy.all_gather(&[u8::from(best.is_some())])?;
-        if found[0] == [1] {
-            let saved = self.strategy.load_checkpoint(best)?;
-            return Ok(saved.last.map_or(saved.epoch, |last| last.epoch));
-        }
-        Ok(self.progress.last.map_or(self.progress.epoch, |last| last.epoch))
-    }
-
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
         let ended = self.progress.step >= self.lengths.last_step && self.progress.batch == 0;
         let finished = self.progress.epoch > self.lengths.epochs || ended;
@@ -285,44 +272,11 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Evaluates after training steps. If that fails, saves a checkpoint first: the steps are not lost, and a resumed run evaluates again.
-    fn evaluate_or_save(&mut self) -> Result<Evaluation, Failure> {
-        let evaluated = self.evaluate();
-        if evaluated.as_ref().is_err_and(|failure| !failure.is_permanent) {
-            self.save_or_warn();
-        }
-        evaluated
-    }
-
     /// Saves a checkpoint because of another failure, which is the one to report.
     fn save_or_warn(&mut self) {
         if let Err(failure) = self.save(&format!("step-{}", self.progress.step), false) {
             console::eprint(format_args!("warning: no checkpoint was saved: {failure}"));
         }
-    }
-
-    /// Evaluates all images of [`Loaders::eval`].
-    fn evaluate(&mut self) -> Result<Evaluation, Failure> {
-        let _reports = self.report_kernel_compiles(WorkKind::Evaluation);
-        let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
-        if let Some(reporter) = &mut reporter {
-            reporter.evaluating(self.loaders.eval.batches_per_epoch());
-        }
-        let replaced = &mut self.replaced;
-        let mut batches = self.loaders.eval.epoch(self.progress.epoch, 0).inspect(|batch| {
-            replaced.add(batch);
-            if let Some(reporter) = &mut reporter {
-                reporter.evaluated();
-            }
-        });
-        let evaluation = self.strategy.evaluate(&mut batches, &self.stop)?;
-        if let Evaluation::Done(counts) = &evaluation
-            && !counts.loss().is_finite()
-        {
-            let epoch = self.progress.epoch;
-            return Err(diverged(format!("epoch {epoch}: the loss of the evaluation is {}", counts.loss())));
-        }
-        Ok(evaluation)
     }
 
     /// Reports the epoch, advances the progress to the next epoch, and saves a checkpoint if one is due.
@@ -395,20 +349,5 @@ impl<'a> Engine<'a> {
     /// Returns the learning rate of a step.
     fn lr(&self, step: u64) -> f64 {
         self.schedule.lr(step) * self.lr_scale_factor
-    }
-}
-
-/// Converts counts to the record that is reported.
-pub fn eval_record(counts: &EvalCounts) -> EvalRecord {
-    let multi_label = counts.scores.is_some();
-    EvalRecord {
-        loss: counts.loss(),
-        top1: counts.top1_percent(),
-        top5: if multi_label { f64::NAN } else { counts.top5_percent() },
-        correct: counts.top1,
-        total: counts.samples,
-        balanced_accuracy: (!multi_label).then(|| counts.balanced_percent()),
-        tta_top1: counts.tta_top1_percent(),
-        mean_average_precision: counts.scores.as_ref().map(Scores::mean_percent),
     }
 }

@@ -21,7 +21,7 @@ pub struct Pace {
     /// Seconds of the steps in the current epoch.
     in_epoch: f64,
     /// Mean seconds of an epoch outside its steps: evaluation.
-    beyond: f64,
+    outside_steps: f64,
     epochs_seen: u64,
 }
 
@@ -29,7 +29,16 @@ impl Pace {
     /// Creates the estimate for a run of `epochs` epochs. `pixel_shares`: pixels of an image in each of the first epochs, as parts of
     /// those of a whole image; later images are whole.
     pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
-        Self { epochs, steps_per_epoch, pixel_shares, step: 0.0, steps: 0, in_epoch: 0.0, beyond: 0.0, epochs_seen: 0 }
+        Self {
+            epochs,
+            steps_per_epoch,
+            pixel_shares,
+            step: 0.0,
+            steps: 0,
+            in_epoch: 0.0,
+            outside_steps: 0.0,
+            epochs_seen: 0,
+        }
     }
 
     /// Returns the pixels of an image in `epoch` (from 1), as a part of those of a whole image.
@@ -55,11 +64,11 @@ impl Pace {
 
     /// Counts a finished epoch.
     pub fn epoch(&mut self, record: &EpochRecord) {
-        let beyond = (record.seconds - self.in_epoch).max(0.0);
+        let outside_steps = (record.seconds - self.in_epoch).max(0.0);
         self.in_epoch = 0.0;
-        if beyond.is_finite() {
+        if outside_steps.is_finite() {
             self.epochs_seen += 1;
-            self.beyond += (beyond - self.beyond) / self.epochs_seen as f64;
+            self.outside_steps += (outside_steps - self.outside_steps) / self.epochs_seen as f64;
         }
     }
 
@@ -74,7 +83,7 @@ impl Pace {
         let later = self.epochs.saturating_sub(epoch) as f64;
         let saved: f64 = self.pixel_shares.iter().skip(epoch).map(|share| 1.0 - share).sum();
         let steps = self.step * self.steps_per_epoch as f64 * (later - saved);
-        self.left_in_epoch(epoch, done).map(|now| now + self.beyond + steps + later * self.beyond)
+        self.left_in_epoch(epoch, done).map(|now| now + self.outside_steps + steps + later * self.outside_steps)
     }
 }
 
