@@ -122,6 +122,11 @@ fn a_damaged_image_in_an_evaluation_leaves_a_checkpoint() {
         assert!(ended.stderr.contains("05.png"), "{}", ended.stderr);
         let run = bench.only_run("runs");
         assert_eq!(checkpoints(&run), ["last", "step-4"], "{flags:?}");
+        // No rank has ended before the others knew about the image.
+        for report in ["rank-0", "rank-1"].map(|rank| run.join("logs").join(rank).join("error.json")) {
+            let text = fs::read_to_string(report).unwrap_or_default();
+            assert!(flags.is_empty() || text.contains("05.png"), "{text}");
+        }
         fs::write(&damaged, intact).unwrap();
         bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);
         assert_eq!(summary(&run)["steps"], 8, "no step is repeated");

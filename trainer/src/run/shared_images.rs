@@ -7,9 +7,7 @@ use comm::Communicator;
 use data::{Dataset, SharedPixels, Splits};
 
 use crate::failure::Failure;
-
-/// Separates cause and hint of a failure in the text that is sent to the other ranks.
-const SEPARATOR: char = '\0';
+use crate::strategy::ddp;
 
 /// Decodes the images of all splits whose images are decoded once. All ranks call this function with the same splits.
 ///
@@ -27,13 +25,7 @@ fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure>
     };
     let mut memory = comm.host_memory(split.decoded_bytes() as usize)?;
     let decoded = encoded.decode_bytes(memory.part().start, memory.part_mut()).map_err(Failure::from);
-    let text = decoded.err().map_or_else(String::new, |Failure { message, hint, .. }| {
-        format!("{message}{SEPARATOR}{}", hint.unwrap_or_default())
-    });
-    if let Some((_, text)) = comm.first_failure(&text)? {
-        let (message, hint) = text.split_once(SEPARATOR).unwrap_or((&text, ""));
-        return Err(Failure::usage(message, hint));
-    }
+    ddp::succeed_together(decoded, comm)?;
     split.share(SharedPixels::new(memory.freeze()?));
     Ok(())
 }

@@ -59,7 +59,7 @@ use data::loader::Batch;
 use models::{Network, state};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-pub use self::verify::same_job;
+pub use self::verify::{same_job, succeed_together};
 use self::{
     autotune::{Autotuner, Next},
     reducer::{DeviceReduction, Reducer, ReducerOptions},
@@ -373,7 +373,10 @@ impl Strategy for Ddp {
         }
         // Ranks may have different running statistics. Evaluate rank 0's network on all ranks.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
-        let counts = learner.replica.evaluate(&network, batches, stop)?;
+        let counts = learner.replica.evaluate(&network, batches, stop).map_err(Failure::from);
+        // A rank that cannot read an image waits for the others. The launcher ends the job a few seconds after the first rank has
+        // ended, and rank 0 could still be evaluating then: no checkpoint would be saved.
+        let counts = verify::succeed_together(counts, comm)?;
         self.reduce_counts(counts, stop)
     }
 

@@ -46,6 +46,23 @@ fn ranks<R: Send + 'static>(world_size: usize, body: impl Fn(Communicator) -> R 
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
 }
 
+#[test]
+fn a_failure_of_one_rank_is_the_failure_of_all() {
+    let ended = ranks(3, |comm| {
+        let all_well = verify::succeed_together(Ok(comm.rank()), &comm).unwrap();
+        assert_eq!(all_well, comm.rank());
+        let own = match comm.rank() {
+            0 => Ok(()),
+            rank => Err(Failure::usage(format!("image {rank} is damaged"), "replace the image")),
+        };
+        let failure = verify::succeed_together(own, &comm).unwrap_err();
+        // All ranks are still in the job.
+        comm.barrier().unwrap();
+        failure
+    });
+    assert_eq!(ended, vec![Failure::usage("image 1 is damaged", "replace the image"); 3]);
+}
+
 const LENGTHS: [usize; 5] = [3, 700, 1, 64, 50];
 
 fn parameters() -> Vec<ParameterInfo> {
