@@ -3,20 +3,21 @@
 
 use models::Spec;
 
+use super::run_data::prefetched_batches;
 use crate::text::counted;
 
 /// Hint for a refusal.
 pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
 
-/// Smaller images are not checked, since the estimate takes tenths of a second, unless a batch has many of them.
+/// Smaller images are not checked, since the estimate takes tenths of a second, unless a step has many of them.
 const MANY_PIXELS: usize = 128 * 128;
-const MANY_PIXELS_OF_A_BATCH: usize = 2048 * 2048;
+const MANY_PIXELS_OF_A_STEP: usize = 2048 * 2048;
 
 /// The use of the memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MemoryUse {
-    /// Forward and backward of `batch` images.
-    Training { batch: usize, bytes_per_element: usize },
+    /// Forward and backward of `batch` images, for each of the `accumulate` batches of a step.
+    Training { batch: usize, accumulate: usize, bytes_per_element: usize },
     /// Evaluation, one image at a time or more.
     Evaluation,
 }
@@ -26,20 +27,29 @@ pub(crate) enum MemoryUse {
 pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option<String> {
     let [height, width] = spec.image_size;
     let images = match memory_use {
-        MemoryUse::Training { batch, .. } => batch,
+        MemoryUse::Training { batch, accumulate, .. } => batch * accumulate,
         MemoryUse::Evaluation => 1,
     };
-    if height * width < MANY_PIXELS && images * height * width < MANY_PIXELS_OF_A_BATCH {
+    if height * width < MANY_PIXELS && images * height * width < MANY_PIXELS_OF_A_STEP {
         return None;
     }
     let memory = data::total_memory()? as f64;
     let [parameters, activations] = models::estimate_elements(model, spec).ok()?;
     let pixels = (spec.in_channels * height * width) as f64;
     let (needed, what) = match memory_use {
-        // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs.
-        MemoryUse::Training { batch, bytes_per_element } => {
-            let needed = 12.0 * parameters + bytes_per_element as f64 * batch as f64 * (activations + pixels);
-            (needed, format!("a training batch of {}", counted(batch as u64, "image")))
+        // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs. The other batches of the
+        // step and those that the loader prepares have their pixels in f32.
+        MemoryUse::Training { batch, accumulate, bytes_per_element } => {
+            let images = counted(batch as u64, "image");
+            let others = accumulate - 1 + prefetched_batches(accumulate);
+            let needed = 12.0 * parameters
+                + batch as f64
+                    * (bytes_per_element as f64 * (activations + pixels)
+                        + size_of::<f32>() as f64 * others as f64 * pixels);
+            match accumulate {
+                1 => (needed, format!("a training batch of {images}")),
+                _ => (needed, format!("a training step of {accumulate} batches of {images}")),
+            }
         }
         MemoryUse::Evaluation => (4.0 * (parameters + pixels), "an evaluation".to_owned()),
     };
@@ -52,4 +62,25 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
             gib(memory)
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_batches_of_a_step_and_those_of_the_next_one_count() {
+        assert_eq!([1, 4, 9].map(prefetched_batches), [4, 4, 9]);
+        let spec = Spec { num_classes: 10, in_channels: 1, image_size: [128, 128] };
+        let refused =
+            |accumulate| refusal("resnet18", &spec, MemoryUse::Training { batch: 1, accumulate, bytes_per_element: 4 });
+        assert_eq!(refused(1), None);
+        // The pixels of a step take 5/8 of the memory, so those of two steps are too many; then 3/8.
+        let memory = data::total_memory().unwrap() as usize;
+        let accumulate = memory / (128 * 128 * 4);
+        let cause = refused(accumulate * 5 / 8).unwrap();
+        let said = format!("a training step of {} batches of 1 image of 1x128x128 pixels needs", accumulate * 5 / 8);
+        assert!(cause.starts_with(&said), "{cause}");
+        assert_eq!(refused(accumulate * 3 / 8), None);
+    }
 }

@@ -19,8 +19,14 @@ use crate::config::{DatasetFacts, Decode, OnError, RunPlan, TrainConfig, small_i
 use crate::failure::Failure;
 use crate::strategy::Strategy;
 
-/// Number of batches that the loader prepares in advance.
+/// Number of batches that the loader prepares in advance, at least.
 const PREFETCH: usize = 4;
+
+/// Returns the number of batches that the training loader prepares in advance. A step takes `accumulate` batches at once, so as many
+/// are prepared while the step before computes.
+pub(super) fn prefetched_batches(accumulate: usize) -> usize {
+    accumulate.max(PREFETCH)
+}
 
 /// How much of the images a process needs.
 #[derive(Clone, Copy)]
@@ -196,6 +202,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
         mixup: on(train.mixup),
         cutmix: on(train.cutmix),
         small_images: small_images(plan),
+        prefetch: prefetched_batches(train.accumulate),
         ..common_loader_config(plan, strategy, pixels)?
     })
 }

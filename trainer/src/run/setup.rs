@@ -139,7 +139,8 @@ pub(super) fn build_network(
     batch: usize,
 ) -> Result<Network, Failure> {
     let bytes_per_element = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
-    let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Training { batch, bytes_per_element });
+    let accumulate = plan.train.accumulate;
+    let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Training { batch, accumulate, bytes_per_element });
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
         return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
     }
