@@ -60,9 +60,23 @@ impl<'a> FromIterator<&'a [u16]> for LabelSets {
     }
 }
 
+/// Returns the first of `classes` classes that no image of `labels` has.
+pub(crate) fn first_missing_class<'a>(classes: usize, labels: impl IntoIterator<Item = &'a u16>) -> Option<usize> {
+    let mut found = vec![false; classes];
+    labels.into_iter().for_each(|&class| found[usize::from(class)] = true);
+    found.iter().position(|found| !found)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_class_without_images_is_missing() {
+        assert_eq!(first_missing_class(4, &[2, 0, 2]), Some(1));
+        assert_eq!(first_missing_class(3, &[2, 0, 1]), None);
+        assert_eq!(first_missing_class(0, &[]), None);
+    }
 
     #[test]
     fn images_have_their_own_classes() {

@@ -4,6 +4,7 @@
 //! world size. The augmentation of a sample depends on (seed, epoch, sample id) alone.
 
 pub mod augment;
+mod bilinear;
 mod crops;
 pub mod dataset;
 mod decode;

@@ -9,6 +9,7 @@
 //! The images of a multi-label data set are not stratified: they count as one class here. A choice that leaves a class without
 //! training images is an error.
 
+use crate::label_sets::first_missing_class;
 use crate::memory::available_memory;
 use crate::sampler::{SamplerError, permutation};
 use crate::{DataError, Dataset, Splits};
@@ -117,11 +118,8 @@ fn strata(train: &Dataset) -> Vec<usize> {
 
 /// Checks that every class of a multi-label data set has an image among those to train on.
 fn check_classes_left(option: &str, train: &Dataset, training: &[u32]) -> Result<(), DataError> {
-    let mut left = vec![false; train.classes.len()];
-    if let Some(sets) = &train.label_sets {
-        training.iter().flat_map(|&id| sets.of(id as usize)).for_each(|&class| left[usize::from(class)] = true);
-    }
-    let Some(class) = left.iter().position(|left| !left) else { return Ok(()) };
+    let sets = train.label_sets.iter().flat_map(|sets| training.iter().flat_map(|&id| sets.of(id as usize)));
+    let Some(class) = first_missing_class(train.classes.len(), sets) else { return Ok(()) };
     let count = train.class_sizes()[class];
     let cause = format!("none of the {} is left to train on", images_of(train, class, count));
     Err(error(option, cause, "take another part or another seed, or name the split of each image in the manifest"))

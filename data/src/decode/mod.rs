@@ -39,11 +39,11 @@ pub(crate) struct RgbImage {
 
 /// A compressed image whose header is read.
 pub(crate) struct Decoder<'a> {
-    format: Format<Cursor<&'a [u8]>>,
+    format: ImageDecoder<Cursor<&'a [u8]>>,
     size: (usize, usize),
 }
 
-enum Format<R: BufRead + Seek> {
+enum ImageDecoder<R: BufRead + Seek> {
     Png(Box<png::Reader<R>>),
     Jpeg(Box<zune_jpeg::JpegDecoder<R>>),
 }
@@ -72,8 +72,8 @@ impl<'a> Decoder<'a> {
     pub(crate) fn decode(self) -> Result<RgbImage, String> {
         let (height, width) = self.size;
         let pixels = match self.format {
-            Format::Png(reader) => decode_png(*reader)?,
-            Format::Jpeg(mut decoder) => jpeg::decode(&mut decoder, height * width)?,
+            ImageDecoder::Png(reader) => decode_png(*reader)?,
+            ImageDecoder::Jpeg(mut decoder) => jpeg::decode(&mut decoder, height * width)?,
         };
         match pixels.len() == height * width * 3 {
             true => Ok(RgbImage { height, width, pixels }),
@@ -92,7 +92,7 @@ pub(crate) fn read_size(source: impl BufRead + Seek) -> Result<(usize, usize), S
 
 /// Reads an image's header, and returns the decoder and height and width. The first bytes determine the format, because names
 /// are often wrong. `is_complete`: a JPEG has its end marker.
-fn open<R: BufRead + Seek>(mut source: R, is_complete: bool) -> Result<(Format<R>, (usize, usize)), String> {
+fn open<R: BufRead + Seek>(mut source: R, is_complete: bool) -> Result<(ImageDecoder<R>, (usize, usize)), String> {
     let mut start = Vec::with_capacity(PNG_SIGNATURE.len());
     source.by_ref().take(PNG_SIGNATURE.len() as u64).read_to_end(&mut start).map_err(text)?;
     source.seek(SeekFrom::Start(0)).map_err(text)?;
@@ -104,10 +104,10 @@ fn open<R: BufRead + Seek>(mut source: R, is_complete: bool) -> Result<(Format<R
         decoder.set_transformations(Transformations::EXPAND);
         let (width, height) = decoder.read_header_info().map_err(text)?.size();
         let size = checked_size(height as usize, width as usize)?;
-        Ok((Format::Png(Box::new(decoder.read_info().map_err(text)?)), size))
+        Ok((ImageDecoder::Png(Box::new(decoder.read_info().map_err(text)?)), size))
     } else if start.starts_with(&JPEG_SIGNATURE) {
         let (decoder, (height, width)) = jpeg::open(source, is_complete)?;
-        Ok((Format::Jpeg(Box::new(decoder)), checked_size(height, width)?))
+        Ok((ImageDecoder::Jpeg(Box::new(decoder)), checked_size(height, width)?))
     } else {
         Err("neither a PNG nor a JPEG begins like this".into())
     }

@@ -3,6 +3,7 @@
 //! version 13, PIL resamples columns before rows where the height shrinks most. There, results differ by at most one level.
 
 use super::RgbImage;
+use crate::bilinear::{Weights, weights};
 
 /// A rectangle of pixels: rows from `top` on, columns from `left` on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,29 +39,9 @@ impl Target {
 /// Fractional bits of a fixed-point weight. Of the 32 bits, 8 are for the pixel and 2 for the sum's sign and overflow.
 const PRECISION: u32 = 32 - 8 - 2;
 
-/// The source pixels of one pixel of the result, and their weights.
-struct Weights {
-    first: usize,
-    weights: Vec<i32>,
-}
-
-/// Returns the weights of the pixels `part` of `target` pixels, from `source` pixels (PIL: `precompute_coeffs`).
-fn weights(source: usize, target: usize, part: std::ops::Range<usize>) -> Vec<Weights> {
-    let scale = source as f64 / target as f64;
-    // The triangle has a half width of one source pixel, or of one target pixel if that is larger.
-    let support = scale.max(1.0);
-    part.map(|at| {
-        let centre = (at as f64 + 0.5) * scale;
-        // Truncation, as of a C cast; negative numbers become 0.
-        let first = (centre - support + 0.5) as usize;
-        let end = ((centre + support + 0.5) as usize).min(source);
-        let triangle = |x: usize| (1.0 - ((x as f64 - centre + 0.5) * (1.0 / support)).abs()).max(0.0);
-        let weights: Vec<f64> = (first..end).map(triangle).collect();
-        let sum: f64 = weights.iter().sum();
-        let fixed = |weight: &f64| (0.5 + weight / sum * f64::from(1 << PRECISION)) as i32;
-        Weights { first, weights: weights.iter().map(fixed).collect() }
-    })
-    .collect()
+/// Rounds a weight to fixed point.
+fn fixed(weight: f64) -> i32 {
+    (0.5 + weight * f64::from(1 << PRECISION)) as i32
 }
 
 /// Rounds a sum of weighted pixels.
@@ -84,9 +65,9 @@ pub(crate) fn resample(image: &RgbImage, source: Region, target: Target, out: &m
     assert_eq!(out.len(), 3 * plane, "output of another shape");
     let row_len = 3 * part.width;
     let vertical = (source.height != target.height)
-        .then(|| weights(source.height, target.height, part.top..part.top + part.height));
-    let horizontal =
-        (source.width != target.width).then(|| weights(source.width, target.width, part.left..part.left + part.width));
+        .then(|| weights(source.height, target.height, part.top..part.top + part.height, fixed));
+    let horizontal = (source.width != target.width)
+        .then(|| weights(source.width, target.width, part.left..part.left + part.width, fixed));
     // Only the rows that the result needs.
     let rows = match vertical.as_deref() {
         Some([first, .., last]) => first.first..last.first + last.weights.len(),
@@ -125,7 +106,7 @@ pub(crate) fn resample(image: &RgbImage, source: Region, target: Target, out: &m
 }
 
 /// Resamples one row of RGB pixels.
-fn narrow_row(pixels: &[u8], weights: &[Weights], out: &mut [u8]) {
+fn narrow_row(pixels: &[u8], weights: &[Weights<i32>], out: &mut [u8]) {
     for (Weights { first, weights }, out) in weights.iter().zip(out.chunks_exact_mut(3)) {
         let mut sums = [HALF; 3];
         for (&weight, pixel) in weights.iter().zip(pixels[3 * first..].chunks_exact(3)) {

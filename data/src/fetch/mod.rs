@@ -16,7 +16,7 @@ pub use sources::can_be_fetched;
 pub use verify::{Check, FileReport, FileStatus, VerifyReport, verify};
 
 use crate::DataError;
-use crate::formats::{Format, info, locate};
+use crate::formats::{DatasetFormat, info, locate};
 use download::Transfer;
 use sources::{DatasetSource, Download, source};
 
@@ -98,15 +98,15 @@ pub fn fetch(
     match source(name) {
         Some(source) => fetch_source(source, dest, options, progress),
         None => Ok(Fetched::Nothing(match info(name)?.format {
-            Format::BuiltIn | Format::Custom(_) => {
+            DatasetFormat::BuiltIn | DatasetFormat::Custom(_) => {
                 format!("`{name}` is part of the program: there is nothing to fetch")
             }
-            Format::Manifest => {
+            DatasetFormat::Manifest => {
                 format!(
                     "`{name}` reads your own images, there is nothing to fetch: list them in a CSV file (docs/data.md)"
                 )
             }
-            Format::Webdataset => format!(
+            DatasetFormat::Webdataset => format!(
                 "`{name}` reads your own images, there is nothing to fetch: put archives train-*.tar and test-*.tar into \
                  DIR and name DIR with `dir` in [data] or --data-dir"
             ),

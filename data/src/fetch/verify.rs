@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::sources::{Contents, DatasetSource, KnownFile, source};
 use crate::formats::{
-    DecodeTime, Format, LoadRequest, archives, decompressed, find_idx, info, locate, read, read_names,
+    DatasetFormat, DecodeTime, LoadRequest, archives, decompressed, find_idx, info, locate, read, read_names,
 };
 use crate::{DataError, EncodedImages};
 
@@ -174,7 +174,7 @@ fn damaged(error: DataError) -> FileReport {
 /// Checks a data set without official checksums by reading and decoding all of it. All damaged images are in the report.
 fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result<VerifyReport, DataError> {
     let info = info(name)?;
-    let built_in = matches!(info.format, Format::BuiltIn | Format::Custom(_));
+    let built_in = matches!(info.format, DatasetFormat::BuiltIn | DatasetFormat::Custom(_));
     let request = LoadRequest {
         name: name.to_owned(),
         dir: Some(dir.to_owned()),
@@ -189,9 +189,9 @@ fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result
     let ok = |path: PathBuf| FileReport { path, status: FileStatus::Ok(Check::Structure) };
     let (dir, parts): (_, Vec<PathBuf>) = if built_in {
         (PathBuf::from("built in"), ["train", "test"].map(PathBuf::from).into())
-    } else if info.format == Format::Manifest {
+    } else if info.format == DatasetFormat::Manifest {
         (dir.to_owned(), vec![dir.to_owned()])
-    } else if info.format == Format::Webdataset {
+    } else if info.format == DatasetFormat::Webdataset {
         (dir.to_owned(), archives(dir)?.concat())
     } else {
         let splits = ["train", "val", "valid", "validation", "test"].map(|split| dir.join(split));

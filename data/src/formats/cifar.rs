@@ -115,7 +115,7 @@ pub(crate) fn read_names(path: &Path, expected: usize, name: &str) -> Result<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::{Format, metadata};
+    use crate::formats::{DatasetFormat, metadata};
 
     /// Makes a record with the given label bytes and pixels that count up from `index`.
     fn record(index: u8, labels: &[u8]) -> Vec<u8> {
@@ -124,7 +124,7 @@ mod tests {
 
     fn read(name: &str, bytes: &[u8], records: usize, count: usize) -> Result<Dataset, DataError> {
         let info = metadata(name).unwrap();
-        let Format::Cifar(layout) = info.format else { unreachable!() };
+        let DatasetFormat::Cifar(layout) = info.format else { unreachable!() };
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("x.bin");
         std::fs::write(&file, bytes).unwrap();

@@ -5,7 +5,7 @@ use std::path::Path;
 use parking_lot::RwLock;
 
 use super::padding::{ImagePadding, keep};
-use super::registry::{DATASETS, DatasetInfo, Format};
+use super::registry::{DATASETS, DatasetFormat, DatasetInfo};
 use super::{LoadRequest, dataset};
 use crate::{DataError, Dataset, ImageShape, Splits};
 
@@ -88,7 +88,7 @@ pub fn register(custom: CustomDataset) {
         test_len: None,
         needs_dir: false,
         folders: &[],
-        format: Format::Custom(Reader(read)),
+        format: DatasetFormat::Custom(Reader(read)),
     };
     let mut registered = REGISTERED.write();
     let mut taken = DATASETS.iter().chain(registered.iter().copied());

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use super::padding::{ImagePadding, check_side, keep};
 use super::{DatasetInfo, DecodeTime, LoadRequest, dataset};
 use crate::encoded::{ImageFile, Resize};
+use crate::label_sets::first_missing_class;
 use crate::{DataError, Dataset, EncodedImages, ImageShape, LabelSets, Splits};
 
 /// An encoded image and its class.
@@ -100,10 +101,8 @@ pub(super) fn load_splits(
 
 /// Checks that a limit leaves every class of a multi-label data set a training image. The readers check it without a limit.
 fn check_classes_left(train: &[Sample], classes: &[String]) -> Result<(), DataError> {
-    let mut left = vec![false; classes.len()];
     let sets = train.iter().filter_map(|sample| sample.label_set.as_deref());
-    sets.flatten().for_each(|&class| left[usize::from(class)] = true);
-    let Some(class) = left.iter().position(|left| !left) else { return Ok(()) };
+    let Some(class) = first_missing_class(classes.len(), sets.flatten()) else { return Ok(()) };
     let cause = format!("the first {} training images have none of the class `{}`", train.len(), classes[class]);
     Err(DataError::new("", cause, "use a larger limit, or data.fraction, which chooses images at random")
         .at("limit_train"))

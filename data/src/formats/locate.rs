@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{DatasetInfo, Format, idx};
+use super::{DatasetFormat, DatasetInfo, idx};
 use crate::DataError;
 
 /// Finds the folder of the data set's files: `dir` or one of the usual folders below it.
@@ -29,25 +29,29 @@ pub(crate) fn locate(info: &DatasetInfo, dir: &Path) -> Result<PathBuf, DataErro
 /// Returns how many of the data set's files are in `place`, and how many files the data set has.
 fn count(info: &DatasetInfo, place: &Path) -> (usize, usize) {
     match info.format {
-        Format::Cifar(layout) => {
+        DatasetFormat::Cifar(layout) => {
             let files = || layout.train.iter().chain([&layout.test]);
             (files().filter(|file| place.join(file).is_file()).count(), files().count())
         }
-        Format::Idx => (idx::STEMS.iter().filter(|stem| idx::find(place, stem).is_some()).count(), idx::STEMS.len()),
-        Format::ImageFolder | Format::Manifest | Format::Webdataset | Format::BuiltIn | Format::Custom(_) => {
-            (usize::from(place.is_dir()), 1)
+        DatasetFormat::Idx => {
+            (idx::STEMS.iter().filter(|stem| idx::find(place, stem).is_some()).count(), idx::STEMS.len())
         }
+        DatasetFormat::ImageFolder
+        | DatasetFormat::Manifest
+        | DatasetFormat::Webdataset
+        | DatasetFormat::BuiltIn
+        | DatasetFormat::Custom(_) => (usize::from(place.is_dir()), 1),
     }
 }
 
 fn not_found(info: &DatasetInfo, dir: &Path, places: &[PathBuf]) -> DataError {
     let files = match info.format {
-        Format::Cifar(layout) => [layout.train, &[layout.test]].concat().join(", "),
+        DatasetFormat::Cifar(layout) => [layout.train, &[layout.test]].concat().join(", "),
         _ => format!("{}; .gz or not", idx::STEMS.map(idx::file_name).join(", ")),
     };
     let looked = places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
     let mut hint = format!("`trainer data fetch {}` downloads them; --data-dir names another folder", info.name);
-    if let Format::Cifar(layout) = info.format {
+    if let DatasetFormat::Cifar(layout) = info.format {
         let [archive, pickles] = layout.lookalikes;
         if dir.join(archive).is_file() {
             hint = format!(

@@ -29,7 +29,7 @@ pub(crate) use cifar::read_names;
 pub(crate) use file::{open, read_error};
 pub(crate) use idx::{decompressed, find as find_idx};
 pub(crate) use locate::locate;
-pub(crate) use registry::Format;
+pub(crate) use registry::DatasetFormat;
 pub(crate) use webdataset::archives;
 
 use crate::memory::total_memory;
@@ -84,9 +84,10 @@ pub enum DecodeTime {
 }
 
 impl DecodeTime {
-    /// Returns the time by memory: in each epoch if the decoded images take more than half of this machine's memory.
+    /// Returns the time by memory: in each epoch if the decoded images take more than half of this machine's memory. Where the system
+    /// does not report its memory, there is no limit.
     pub fn by_memory() -> Self {
-        total_memory().map_or(Self::Memory, |memory| Self::BySize(memory / 2))
+        Self::BySize(total_memory().map_or(u64::MAX, |memory| memory / 2))
     }
 }
 
@@ -110,7 +111,7 @@ pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
 /// Does the work of [`load`] without splitting the training set. `needs_test`: image files without test images are an error.
 pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
     let info = info(&request.name)?;
-    if request.label_delim.is_some() && !matches!(info.format, Format::Manifest) {
+    if request.label_delim.is_some() && !matches!(info.format, DatasetFormat::Manifest) {
         let cause = format!("each image of the data set `{}` has one class", info.name);
         let hint = "only a manifest lists images with several classes: leave label_delim out, or write a manifest";
         return Err(DataError::new("", cause, hint).at("label_delim"));
@@ -120,13 +121,13 @@ pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, Da
         return Err(DataError::new("", cause, "use no letter, digit or quote: ';' reads cat;dog").at("label_delim"));
     }
     match info.format {
-        Format::BuiltIn => fashion_mini::load(info, request),
-        Format::Custom(reader) => custom::load(info, reader, request),
-        Format::Cifar(layout) => cifar::load(info, layout, folder(info, request)?, request),
-        Format::Idx => idx::load(info, folder(info, request)?, request),
-        Format::ImageFolder => image_folder::load(info, folder(info, request)?, request, needs_test),
-        Format::Manifest => manifest::load(info, folder(info, request)?, request, needs_test),
-        Format::Webdataset => webdataset::load(info, folder(info, request)?, request, needs_test),
+        DatasetFormat::BuiltIn => fashion_mini::load(info, request),
+        DatasetFormat::Custom(reader) => custom::load(info, reader, request),
+        DatasetFormat::Cifar(layout) => cifar::load(info, layout, folder(info, request)?, request),
+        DatasetFormat::Idx => idx::load(info, folder(info, request)?, request),
+        DatasetFormat::ImageFolder => image_folder::load(info, folder(info, request)?, request, needs_test),
+        DatasetFormat::Manifest => manifest::load(info, folder(info, request)?, request, needs_test),
+        DatasetFormat::Webdataset => webdataset::load(info, folder(info, request)?, request, needs_test),
     }
 }
 
@@ -142,9 +143,9 @@ pub(crate) fn info(name: &str) -> Result<&'static DatasetInfo, DataError> {
 fn folder<'a>(info: &DatasetInfo, request: &'a LoadRequest) -> Result<&'a Path, DataError> {
     request.dir.as_deref().ok_or_else(|| {
         let hint = match info.format {
-            Format::ImageFolder => "name the folder that holds train/ and test/ with `dir` in [data] or --data-dir".to_owned(),
-            Format::Manifest => manifest::NAME_IT.to_owned(),
-            Format::Webdataset => webdataset::LAYOUT.to_owned(),
+            DatasetFormat::ImageFolder => "name the folder that holds train/ and test/ with `dir` in [data] or --data-dir".to_owned(),
+            DatasetFormat::Manifest => manifest::NAME_IT.to_owned(),
+            DatasetFormat::Webdataset => webdataset::LAYOUT.to_owned(),
             _ => format!(
                 "`trainer data fetch {}` downloads the files; if you have them, name their folder with `dir` in [data] or --data-dir",
                 info.name

@@ -4,7 +4,7 @@ use super::custom::{self, Reader};
 
 /// The layout of a data set's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum DatasetFormat {
     /// Records of label bytes and 3 planes of 32x32 pixels.
     Cifar(&'static CifarLayout),
     /// Four IDX files, as for MNIST.
@@ -74,7 +74,7 @@ pub struct DatasetInfo {
     /// Folders below the data folder that may contain the files, best first.
     pub(crate) folders: &'static [&'static str],
     /// Layout of the files.
-    pub(crate) format: Format,
+    pub(crate) format: DatasetFormat,
 }
 
 /// The facts about the user's own images that do not depend on the layout of the files.
@@ -95,7 +95,7 @@ const OWN_IMAGES: DatasetInfo = DatasetInfo {
     test_len: None,
     needs_dir: true,
     folders: &[],
-    format: Format::ImageFolder,
+    format: DatasetFormat::ImageFolder,
 };
 
 const DIGITS: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"];
@@ -161,7 +161,7 @@ pub(super) static DATASETS: [DatasetInfo; 8] = [
         test_len: Some(10_000),
         needs_dir: true,
         folders: &["cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin"],
-        format: Format::Cifar(&CIFAR10),
+        format: DatasetFormat::Cifar(&CIFAR10),
     },
     DatasetInfo {
         name: "cifar100",
@@ -179,7 +179,7 @@ pub(super) static DATASETS: [DatasetInfo; 8] = [
         test_len: Some(10_000),
         needs_dir: true,
         folders: &["cifar-100-binary", "cifar100", "cifar100/cifar-100-binary"],
-        format: Format::Cifar(&CIFAR100),
+        format: DatasetFormat::Cifar(&CIFAR100),
     },
     DatasetInfo {
         name: "mnist",
@@ -197,7 +197,7 @@ pub(super) static DATASETS: [DatasetInfo; 8] = [
         test_len: Some(10_000),
         needs_dir: true,
         folders: &["mnist", "MNIST/raw", "mnist/raw", "MNIST"],
-        format: Format::Idx,
+        format: DatasetFormat::Idx,
     },
     DatasetInfo {
         name: "fashion-mnist",
@@ -215,24 +215,24 @@ pub(super) static DATASETS: [DatasetInfo; 8] = [
         test_len: Some(10_000),
         needs_dir: true,
         folders: &["fashion-mnist", "FashionMNIST/raw", "fashion-mnist/raw", "FashionMNIST"],
-        format: Format::Idx,
+        format: DatasetFormat::Idx,
     },
     DatasetInfo {
         name: "image-folder",
         description: "your own images: DIR/train/CLASS/*.png|jpg, and DIR/test (or val, or both)/CLASS/*.png|jpg",
-        format: Format::ImageFolder,
+        format: DatasetFormat::ImageFolder,
         ..OWN_IMAGES
     },
     DatasetInfo {
         name: "manifest",
         description: "your own images, listed in a CSV file: path,label[,split]",
-        format: Format::Manifest,
+        format: DatasetFormat::Manifest,
         ..OWN_IMAGES
     },
     DatasetInfo {
         name: "webdataset",
         description: "your own images in archives: DIR/train-*.tar and DIR/test-*.tar (or val-*.tar, or both) of NAME.jpg and NAME.cls",
-        format: Format::Webdataset,
+        format: DatasetFormat::Webdataset,
         ..OWN_IMAGES
     },
     DatasetInfo {
@@ -251,7 +251,7 @@ pub(super) static DATASETS: [DatasetInfo; 8] = [
         test_len: Some(1_000),
         needs_dir: false,
         folders: &[],
-        format: Format::BuiltIn,
+        format: DatasetFormat::BuiltIn,
     },
 ];
 
@@ -280,7 +280,7 @@ mod tests {
             names.sort_unstable();
             names.dedup();
             assert_eq!(names.len(), info.class_names.len(), "{}: a class twice", info.name);
-            if let Format::Cifar(layout) = info.format {
+            if let DatasetFormat::Cifar(layout) = info.format {
                 assert_eq!(Some(layout.train.len() * layout.train_records), info.train_len);
                 assert_eq!(Some(layout.test_records), info.test_len);
                 assert_eq!(layout.label_bytes.last().map(|&n| usize::from(n)), info.classes);

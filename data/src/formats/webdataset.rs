@@ -19,6 +19,7 @@ use super::image_folder::{NOT_READ, READ};
 use super::images::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
+use crate::label_sets::first_missing_class;
 use crate::{DataError, Splits};
 
 /// Hint: the files that the folder must contain.
@@ -105,9 +106,7 @@ fn index(archives: &[PathBuf]) -> Result<Vec<Sample>, DataError> {
 /// Returns the names of the classes, which are numbers.
 fn classes(dir: &Path, splits: [&Vec<Sample>; 3]) -> Result<Vec<String>, DataError> {
     let most = splits.iter().flat_map(|split| split.iter()).map(|sample| sample.label).max().unwrap_or(0);
-    let mut trained = vec![false; usize::from(most) + 1];
-    splits[0].iter().for_each(|sample| trained[usize::from(sample.label)] = true);
-    match trained.iter().position(|trained| !trained) {
+    match first_missing_class(usize::from(most) + 1, splits[0].iter().map(|sample| &sample.label)) {
         None => Ok((0..=most).map(|class| class.to_string()).collect()),
         Some(class) => {
             let cause = format!("the class {class} has no training image, and labels go up to {most}");

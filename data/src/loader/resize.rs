@@ -4,6 +4,7 @@
 use rayon::prelude::*;
 
 use crate::ImageShape;
+use crate::bilinear::{Weights, weights};
 
 /// The size of the first epochs' images (progressive resizing).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,32 +24,10 @@ impl SmallImages {
     }
 }
 
-/// The source pixels of one pixel of the result, along one axis, and their weights.
-struct Weights {
-    first: usize,
-    weights: Vec<f32>,
-}
-
-/// Returns the weights of `target` pixels along an axis with `source` pixels. The triangle has a half width of `source / target`
-/// source pixels.
-fn weights(source: usize, target: usize) -> Vec<Weights> {
-    let scale = source as f64 / target as f64;
-    let of = |at: usize| {
-        let centre = (at as f64 + 0.5) * scale;
-        // Truncation; negative numbers become 0.
-        let first = (centre - scale + 0.5) as usize;
-        let end = ((centre + scale + 0.5) as usize).min(source);
-        let triangle = |x: usize| (1.0 - ((x as f64 - centre + 0.5) / scale).abs()).max(0.0);
-        let weights: Vec<f64> = (first..end).map(triangle).collect();
-        let sum: f64 = weights.iter().sum();
-        Weights { first, weights: weights.iter().map(|weight| (weight / sum) as f32).collect() }
-    };
-    (0..target).map(of).collect()
-}
-
 /// Resizes images of `from`, `[N, C, H, W]`, to `to`.
 pub(super) fn resize(images: &[f32], from: ImageShape, to: ImageShape) -> Vec<f32> {
-    let (columns, rows) = (weights(from.width, to.width), weights(from.height, to.height));
+    let of_axis = |from, to| weights(from, to, 0..to, |weight| weight as f32);
+    let (columns, rows) = (of_axis(from.width, to.width), of_axis(from.height, to.height));
     let mut resized = vec![0.0; images.len() / from.len() * to.len()];
     let planes = images.par_chunks(from.height * from.width);
     let targets = resized.par_chunks_mut(to.height * to.width);

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::{HEADER, Row, Split};
+use crate::label_sets::first_missing_class;
 use crate::{DataError, LabelSets};
 
 /// Classes that a label can number.
@@ -131,11 +132,9 @@ fn sets(
 
 /// Checks that every class has a training image.
 fn check_trained(file: &Path, rows: &[Row], sets: &LabelSets, classes: &[String]) -> Result<(), DataError> {
-    let mut trained = vec![false; classes.len()];
     let parts = || rows.iter().zip(sets.iter());
     let of_training = parts().filter(|(row, _)| row.part == Split::Train).flat_map(|(_, set)| set);
-    of_training.for_each(|&class| trained[usize::from(class)] = true);
-    let Some(class) = trained.iter().position(|trained| !trained) else { return Ok(()) };
+    let Some(class) = first_missing_class(classes.len(), of_training) else { return Ok(()) };
     let cause = format!("the class `{}` has no training image", classes[class]);
     match parts().find(|(_, set)| set.iter().any(|&other| usize::from(other) == class)) {
         Some((row, _)) => at(file, row, cause, "give the class images of the split train, or remove its lines"),
