@@ -147,7 +147,7 @@ fn a_batch_a_worker_with_a_linear_learning_rate() {
 }
 
 /// Starts `--config config.toml` as two ranks, as a launcher like torchrun does, the second with `extra`.
-fn two_ranks_of_a_foreign_launcher(bench: &Bench, extra: &[&str]) -> [common::Ended; 2] {
+pub fn two_ranks_of_a_foreign_launcher(bench: &Bench, extra: &[&str]) -> [common::Ended; 2] {
     let port = free_port().to_string();
     let start = |rank: &str, extra: &[&str]| {
         let mut command = bench.command();

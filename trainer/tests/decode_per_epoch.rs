@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{self, Bench, ENDLESS, assert_equal_runs, losses, pictures};
+use crate::ddp::two_ranks_of_a_foreign_launcher;
 use serde_json::Value;
 
 const CONFIG: &str = r#"
@@ -144,6 +145,21 @@ fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
             assert!(ended.stderr.contains("hint: the image is damaged"), "{}", ended.stderr);
         }
         fs::write(bench.path(damaged), bytes).unwrap();
+    }
+}
+
+/// Ranks that decode at other times make other calls, so they compare their settings before.
+#[test]
+fn ranks_that_decode_at_other_times_are_told() {
+    let bench = Bench::new(&CONFIG.replace("random-resized-crop:0.25", "crop"));
+    write_pictures(&bench);
+    for (set, said) in [
+        ("data.decode=epoch", "rank 0 has data.decode = \"memory\" where rank 1 has data.decode = \"epoch\""),
+        ("data.limit_train=6", "rank 0 has data.limit_train = 0 where rank 1 has data.limit_train = 6"),
+    ] {
+        let ended = two_ranks_of_a_foreign_launcher(&bench, &["--set", set]);
+        let all = ended.map(|rank| rank.stderr).join("\n");
+        assert!(all.contains(said), "{set}: {all}");
     }
 }
 

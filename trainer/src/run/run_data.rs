@@ -9,15 +9,15 @@ use comm::Communicator;
 use data::{
     DataError, ImageShape, SplitOptions, Splits,
     augment::Augment,
-    formats::{self, DecodeTime, LoadRequest},
+    formats::{self, LoadRequest},
     loader::{self, LoaderConfig, SmallImages},
 };
 
-use super::{class_weights, shared_images};
+use super::{class_weights, decode_time, shared_images};
 use crate::cli::{DataDir, NamedBy};
 use crate::config::{DatasetFacts, Decode, OnError, RunPlan, TrainConfig, small_image_epoch};
 use crate::failure::Failure;
-use crate::strategy::Strategy;
+use crate::strategy::{Strategy, ddp};
 
 /// Number of batches that the loader prepares in advance, at least.
 const PREFETCH: usize = 4;
@@ -45,10 +45,13 @@ pub(super) enum PixelAccess<'a> {
 /// A file is missing or damaged, or the plan does not fit the images.
 pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<Splits, Failure> {
     let start = Instant::now();
-    let decode = decode_time(plan);
     let comm = match pixels {
         PixelAccess::Shared(comm) if comm.world_size() > 1 => Some(comm),
         _ => None,
+    };
+    let decode = match comm {
+        Some(comm) => decode_time::agreed(plan, comm)?,
+        None => decode_time::of_this_machine(plan),
     };
     let mut splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
@@ -65,9 +68,6 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
         evaluates: false,
     })
     .map_err(|error| blame_key(plan, error))?;
-    if let Some(comm) = comm {
-        shared_images::decode(&mut splits, comm)?;
-    }
     if known_facts(&plan.data.name).is_none() {
         // Record the setting in the plan: all ranks compare it, and a resumed run keeps it.
         let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoded_once());
@@ -79,21 +79,19 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
     class_weights::of_loss(plan, &splits.train)?;
     class_weights::of_positives(plan, &splits.train)?;
     class_weights::of_sampler(plan, &splits.train)?;
+    if let Some(comm) = comm {
+        // Ranks with other images would make other calls while they decode, and report only that.
+        ddp::same_job(&data_facts(plan, &splits), comm)?;
+        shared_images::decode(&mut splits, comm)?;
+    }
     Ok(splits)
 }
 
-/// Decides when the images are decoded: once into memory, or in every epoch.
-fn decode_time(plan: &RunPlan) -> DecodeTime {
-    let data = &plan.data;
-    let crops = data.augment.iter().any(|step| matches!(step, Augment::RandomResizedCrop { .. }));
-    match data.decode {
-        Some(Decode::Memory) => DecodeTime::Memory,
-        Some(Decode::Epoch) => DecodeTime::Epoch,
-        // These settings need the files in every epoch.
-        None if crops || data.on_error == Some(OnError::Skip) => DecodeTime::Epoch,
-        // The size decides. The processes of a machine share the images, so their number does not matter.
-        None => DecodeTime::by_memory(),
-    }
+/// Returns the facts that decide how the ranks decode images: the settings of `[data]` and the sizes of the splits.
+fn data_facts(plan: &RunPlan, splits: &Splits) -> Vec<String> {
+    let settings = plan.settings().into_iter().filter(|setting| setting.section == "data" && setting.key != "dir");
+    let sizes = splits.iter().map(|(name, set)| format!("{name} set = {} images {}", set.len(), set.shape));
+    settings.map(|setting| setting.to_string()).chain(sizes).collect()
 }
 
 /// Returns the loader's handling of damaged images.
