@@ -129,7 +129,7 @@ pub(crate) fn direct_data_grad<E: Operand>(
     dy: &[E],
     dx: &mut [E],
 ) {
-    let classes = classes(shape);
+    let classes = stride_classes(shape);
     if classes.iter().any(|class| class.taps.is_empty()) {
         dx.fill(E::zeroed());
     }
@@ -189,8 +189,10 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
 }
 
 /// Input pixels whose coordinates are equal modulo the stride.
-struct Class {
+struct StrideClass {
+    /// The first of these pixels, `[row, column]`.
     first: [usize; 2],
+    /// Number of these pixels on each axis.
     grid: [usize; 2],
     /// Offset of each tap to its output pixel.
     taps: Vec<[isize; 2]>,
@@ -198,7 +200,7 @@ struct Class {
     starts: Vec<usize>,
 }
 
-fn classes(shape: &ConvShape) -> Vec<Class> {
+fn stride_classes(shape: &ConvShape) -> Vec<StrideClass> {
     let mut classes = Vec::new();
     for ry in 0..shape.stride[0].min(shape.input[0]) {
         for rx in 0..shape.stride[1].min(shape.input[1]) {
@@ -215,7 +217,7 @@ fn classes(shape: &ConvShape) -> Vec<Class> {
             }
             found.sort_unstable();
             let (taps, starts) = found.into_iter().unzip();
-            classes.push(Class { first, grid, taps, starts });
+            classes.push(StrideClass { first, grid, taps, starts });
         }
     }
     classes

@@ -12,9 +12,9 @@ pub(crate) fn round(x: &[f32]) -> Buffer<bf16> {
     elementwise(x.len(), VECTOR, |range, y| round_piece(&x[range], y))
 }
 
-/// Widens to f32, which is exact.
-pub(crate) fn widen(x: &[bf16]) -> Buffer {
-    elementwise(x.len(), VECTOR, |range, y| widen_piece(&x[range], y))
+/// Converts all elements to f32, which is exact.
+pub(crate) fn widen_all<E: WidenTo<f32> + Sync>(x: &[E]) -> Buffer {
+    elementwise(x.len(), VECTOR, |range, y| E::widen(&x[range], y))
 }
 
 /// An element type that converts to `T` without rounding.

@@ -223,7 +223,7 @@ impl Kernels for Flex {
         let input = Dense::natural(input);
         match (input.dtype(), dtype) {
             (DType::F32, DType::BF16) => input.like(convert::round(input.values())),
-            (DType::BF16, DType::F32) => input.like(convert::widen(input.values())),
+            (DType::BF16, DType::F32) => input.like(convert::widen_all::<half::bf16>(input.values())),
             (from, to) => panic!("no kernel casts {from:?} to {to:?}"),
         }
     }

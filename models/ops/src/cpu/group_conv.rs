@@ -45,8 +45,8 @@ pub(super) fn kernels<E>(
     }
 }
 
-/// Source planes of an [`Igemm`].
-struct Planes {
+/// Layout of the planes that hold the source pixels of a band of an [`Igemm`]'s image: `[row][phase][column][lanes]`.
+struct PlaneLayout {
     /// The smallest offset of a tap. A plane's first pixel is at this offset.
     least: [isize; 2],
     /// Number of phases: a plane's row is ordered by the pixels' column modulo the step. So adjacent results read adjacent
@@ -64,7 +64,7 @@ struct Planes {
     offsets: Vec<usize>,
 }
 
-impl Planes {
+impl PlaneLayout {
     fn new(
         taps: &[[isize; 2]],
         step: [usize; 2],
@@ -101,13 +101,13 @@ impl<E: Operand> Igemm<'_, E> {
         // Vectors whose channels share a cache line.
         let together = if depth == isa.cols { (64 / (kernels.lanes * size_of::<E>())).max(1) } else { 1 };
         let limit = kernels.groups * PLANE / size_of::<E>();
-        let planes = Planes::new(self.taps, self.source_step, self.grid, tile.size, kernels.lanes, limit);
+        let planes = PlaneLayout::new(self.taps, self.source_step, self.grid, tile.size, kernels.lanes, limit);
         let Packed { mut values, width } = self.weights.pack(isa, 1);
         if kernels.groups > 1 {
             values = alternate_groups(&values, isa.cols * width);
         }
         let vectors = groups.div_ceil(kernels.groups);
-        let groups = Groups { conv: self, kernels, tile, packed: &values, width, planes };
+        let groups = GroupedConv { conv: self, kernels, tile, packed: &values, width, planes };
         let bands = self.grid[0].div_ceil(groups.planes.band);
         let target = SharedSlice::new(target);
         let results = self.batch * self.grid[0] * self.grid[1] * self.weights.groups * columns;
@@ -133,18 +133,18 @@ impl<E: Operand> Igemm<'_, E> {
     }
 }
 
-/// A convolution whose weights are packed.
-struct Groups<'a, E: 'static> {
+/// A grouped convolution with packed weights.
+struct GroupedConv<'a, E: 'static> {
     conv: &'a Igemm<'a, E>,
     kernels: &'static GroupKernels<E>,
     tile: &'a TileOf<E>,
     packed: &'a [E],
     /// Packed elements per column.
     width: usize,
-    planes: Planes,
+    planes: PlaneLayout,
 }
 
-impl<E: Operand> Groups<'_, E> {
+impl<E: Operand> GroupedConv<'_, E> {
     /// Copies the pixels that the band from grid row `first` reads, for the groups from `vector` on: one vector's groups per plane.
     /// Padding is not written, so it stays zero.
     fn copy(&self, n: usize, first: usize, vector: usize, to: &mut [E]) {
@@ -170,7 +170,7 @@ impl<E: Operand> Groups<'_, E> {
                 if from < end {
                     let at = ((from * planes.phases) as isize + left) as usize * channels + vector * depth;
                     let to = &mut to[row * planes.row + (phase * planes.columns + from) * lanes..];
-                    let copy = Copy { step: planes.phases * channels, depth, count: end - from, lanes, plane };
+                    let copy = PixelCopy { step: planes.phases * channels, depth, count: end - from, lanes, plane };
                     match groups {
                         1 => copy.pixels(&line[at..], to),
                         _ => copy.alternating(self.kernels, &line[at..], to),
@@ -206,7 +206,7 @@ impl<E: Operand> Groups<'_, E> {
                     bias: conv.bias.map_or(std::ptr::null(), |bias| bias[group * lanes..][..lanes].as_ptr()),
                     relu: conv.relu,
                 };
-                // SAFETY: `Planes::new` made room for whole tiles and all taps. The weights have as many panels of `lanes`
+                // SAFETY: `PlaneLayout::new` made room for whole tiles and all taps. The weights have as many panels of `lanes`
                 // columns as vectors. The pixels to store are those of the grid, and only this task writes this image's
                 // band.
                 unsafe { self.tile.run(&call) };
@@ -215,8 +215,8 @@ impl<E: Operand> Groups<'_, E> {
     }
 }
 
-/// Pixels to copy.
-struct Copy {
+/// A copy of adjacent pixels from a row of a channels-last image to planes.
+struct PixelCopy {
     /// Elements between adjacent source pixels.
     step: usize,
     /// Elements per pixel and plane.
@@ -229,7 +229,7 @@ struct Copy {
     plane: usize,
 }
 
-impl Copy {
+impl PixelCopy {
     /// Copies pixels to planes of one group each.
     fn pixels<E: Pod>(&self, from: &[E], to: &mut [E]) {
         let Self { step, depth, count, lanes, plane } = *self;

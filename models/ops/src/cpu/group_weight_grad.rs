@@ -30,7 +30,7 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
         // SAFETY: each task has its own sums.
         let sums = unsafe { shared.slice(index * len..(index + 1) * len) };
         sums.fill(0.0);
-        let mut part = Part::new(kernels, shape, x, dy, &zeros);
+        let mut part = PlanesOfPart::new(kernels, shape, x, dy, &zeros);
         for n in chunk(shape.batch, 1, parts, index) {
             part.add_image(n, sums);
         }
@@ -38,8 +38,8 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     Some(add_parts(kernels, shape, &sums, parts))
 }
 
-/// Inputs and copies of a part of the batch.
-struct Part<'a, E: 'static> {
+/// The inputs of a part of the batch, and planes with copies of one band of an image at a time: `[row / STEP][column][lanes][STEP]`.
+struct PlanesOfPart<'a, E: 'static> {
     kernels: &'static GroupKernels<E>,
     shape: &'a ConvShape,
     x: &'a [E],
@@ -56,7 +56,7 @@ struct Part<'a, E: 'static> {
     dy_plane: Buffer<E>,
 }
 
-impl<'a, E: Operand> Part<'a, E> {
+impl<'a, E: Operand> PlanesOfPart<'a, E> {
     fn new(kernels: &'static GroupKernels<E>, shape: &'a ConvShape, x: &'a [E], dy: &'a [E], zeros: &'a [E]) -> Self {
         let GroupKernels { lanes, groups, .. } = *kernels;
         let columns = (shape.output[1] - 1) * shape.stride[1] + shape.kernel[1];

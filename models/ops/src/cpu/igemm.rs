@@ -1,4 +1,4 @@
-//! Convolution as one matrix product without im2col: an indirect GEMM, as in XNNPACK.
+//! Convolution as one matrix product without im2col: an implicit GEMM with an indirection buffer, as in XNNPACK ("indirect GEMM").
 //!
 //! Rows are pixels of the result, columns are its channels, and the summed index is (tap, source channel). Pixels are
 //! stored channels-last, so the part of a row that belongs to one tap is contiguous in the source. The micro-kernel
@@ -10,12 +10,14 @@
 //! alternate within a block, so its pixels are read once for all groups. With few source channels, the micro-kernel
 //! would change taps after a few products. Neighbouring taps are then folded into one ([`mod@super::fold_taps`]), or
 //! the rows of a block are gathered (im2col of a few hundred rows, in L1) and multiplied as one tap. Rows of bf16 whose
-//! products are computed in f32 are converted once per block instead of in every register tile.
+//! products are computed in f32 are converted once per block instead of in every register tile. A source of few channels is
+//! converted as a whole: its pixels are in the windows of many results.
 
 use std::ops::Range;
 
 use super::allocator::Buffer;
-use super::convert::{WideRows, WidenTo};
+use super::convert::{WideRows, WidenTo, widen_all};
+use super::element::Element;
 use super::fold_taps::fold_taps;
 use super::group_conv;
 use super::kernel::{Isa, Operand, Tile, prefetch};
@@ -39,7 +41,7 @@ pub(crate) struct Image {
     pub(crate) channels: usize,
 }
 
-/// A convolution as an indirect GEMM.
+/// A convolution as an implicit GEMM: M is the pixel of the result's grid, N its channel, and K (tap, source channel).
 pub(crate) struct Igemm<'a, E: 'static> {
     pub(crate) isa: &'static Isa<E>,
     pub(crate) batch: usize,
@@ -62,15 +64,15 @@ pub(crate) struct Igemm<'a, E: 'static> {
     pub(crate) relu: bool,
 }
 
-/// Pointers of a block.
-struct Indirection<E> {
+/// Indirection buffer of a block: pointers to the pixels that its register tiles read and write.
+struct Indirection<S, E> {
     /// `[tile][tap][row]`, each to the first channel of a source pixel.
-    a: Vec<*const E>,
+    a: Vec<*const S>,
     /// `[row]`, each to the first channel of a target pixel.
     out: Vec<*mut E>,
 }
 
-/// Source pixels of a tap.
+/// The source pixels that one tap reads, as seen from the grid.
 struct TapRange {
     /// Offset in elements from the source pixel at `g · step` to the tap's pixel.
     distance: isize,
@@ -101,32 +103,44 @@ impl<E: Operand> Igemm<'_, E> {
         {
             return self.run_by_matrix(kernels, target);
         }
-        let (image, step) = (self.source_image, self.source_step);
-        let folded = fold_taps(self.source, self.batch, image, self.taps, depth, self.grid, step);
-        let (source, image, taps, depth) = match &folded {
-            Some(folded) => {
-                (folded.padded.as_deref().unwrap_or(self.source), folded.image, &*folded.taps, folded.depth)
-            }
-            None => (self.source, image, self.taps, depth),
-        };
-        let folded = Folded { source, image, taps, depth };
-        match self.isa.widened_for(depth) {
-            Some(isa) => self.run_blocks::<f32>(isa, folded, target),
-            None => self.run_blocks::<E>(self.isa, folded, target),
+        if let Some(isa) = self.isa.widened_source(self.source_image.channels, self.taps.len()) {
+            let source = widen_all(self.source);
+            return self.fold(&source, |folded| self.run_blocks::<f32, f32>(isa, folded, target));
         }
+        self.fold(self.source, |folded| match self.isa.widened_for(folded.depth) {
+            Some(isa) => self.run_blocks::<E, f32>(isa, folded, target),
+            None => self.run_blocks::<E, E>(self.isa, folded, target),
+        });
     }
 
-    fn run_blocks<T: Operand>(&self, isa: &'static Isa<T>, folded: Folded<E>, target: &mut [E])
-    where
-        E: WidenTo<T>,
-    {
-        let Folded { image, taps, depth, .. } = folded;
+    /// Folds the taps where possible, and calls `run` with the result.
+    fn fold<S: Element>(&self, source: &[S], run: impl FnOnce(FoldedSource<S>)) {
+        let (image, depth) = (self.source_image, self.weights.depth);
+        let folded = fold_taps(source, self.batch, image, self.taps, depth, self.grid, self.source_step);
+        run(match &folded {
+            Some(folded) => FoldedSource {
+                source: folded.padded.as_deref().unwrap_or(source),
+                image: folded.image,
+                taps: &folded.taps,
+                depth: folded.depth,
+            },
+            None => FoldedSource { source, image, taps: self.taps, depth },
+        });
+    }
+
+    fn run_blocks<S: Element + WidenTo<T>, T: Operand>(
+        &self,
+        isa: &'static Isa<T>,
+        folded: FoldedSource<S>,
+        target: &mut [E],
+    ) {
+        let FoldedSource { image, taps, depth, .. } = folded;
         let gather = depth < GATHER_BELOW && taps.len() > 1;
         let merged = if gather { self.taps.len() } else { self.taps.len() / taps.len().max(1) };
         let packed = self.weights.pack(isa, merged.max(1));
         let zeros = Buffer::zeroed(image.channels.max(depth).max(1));
         let panels = panels(isa, self.weights.columns);
-        Blocks { conv: self, isa, folded, gather, packed, panels: &panels, zeros: &zeros }.run(target);
+        PackedConv { conv: self, isa, folded, gather, packed, panels: &panels, zeros: &zeros }.run(target);
     }
 }
 
@@ -141,31 +155,31 @@ impl<E: Operand> Igemm<'_, E> {
     }
 }
 
-/// The source and the taps of a convolution, which may be folded.
+/// The source and the taps of a convolution, after [`fold_taps`] or as they were.
 #[derive(Clone, Copy)]
-struct Folded<'a, E> {
-    source: &'a [E],
+struct FoldedSource<'a, S> {
+    source: &'a [S],
     image: Image,
     taps: &'a [[isize; 2]],
     /// Elements per tap.
     depth: usize,
 }
 
-/// A convolution whose taps are folded and whose weights are packed.
-struct Blocks<'a, E: 'static, T: 'static> {
+/// A convolution with packed weights, ready to be computed in blocks of rows.
+struct PackedConv<'a, S, T: 'static, E: 'static> {
     conv: &'a Igemm<'a, E>,
     /// Multiplies elements of `T`, to which those of the source are converted.
     isa: &'static Isa<T>,
-    folded: Folded<'a, E>,
-    /// Whether the rows of a block are gathered.
+    folded: FoldedSource<'a, S>,
+    /// Whether the rows of a block are gathered (im2col).
     gather: bool,
     packed: Packed<T>,
     panels: &'a [Panel<T>],
     /// Zeros for padding, one per element of a tap.
-    zeros: &'a [E],
+    zeros: &'a [S],
 }
 
-impl<E: Operand + WidenTo<T>, T: Operand> Blocks<'_, E, T> {
+impl<S: Element + WidenTo<T>, T: Operand, E: Operand> PackedConv<'_, S, T, E> {
     fn run(&self, target: &mut [E]) {
         let isa = self.isa;
         let rows = self.conv.batch * self.conv.grid[0] * self.conv.grid[1];
@@ -199,7 +213,7 @@ impl<E: Operand + WidenTo<T>, T: Operand> Blocks<'_, E, T> {
                 (&*gathered_rows, 0)
             } else {
                 // SAFETY: `pointers` made pointers to `depth` elements per group.
-                unsafe { E::rows(&pointers.a, group * depth, depth, &mut converted) }
+                unsafe { S::rows(&pointers.a, group * depth, depth, &mut converted) }
             };
             for panel in self.panels {
                 let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
@@ -230,8 +244,8 @@ impl<E: Operand + WidenTo<T>, T: Operand> Blocks<'_, E, T> {
 
     /// Prefetches the source pixels of the next block's last tap, which no earlier block reads. With steps of one, the
     /// pixels follow this block's pixels; with larger steps, some are missed.
-    fn prefetch_next(&self, pointers: &Indirection<E>, count: usize) {
-        let line = 64 / size_of::<E>();
+    fn prefetch_next(&self, pointers: &Indirection<S, E>, count: usize) {
+        let line = 64 / size_of::<S>();
         let (rows, taps) = (self.isa.rows, self.folded.taps.len());
         let (channels, [sy, sx]) = (self.folded.image.channels, self.conv.source_step);
         for row in 0..count {
@@ -245,7 +259,7 @@ impl<E: Operand + WidenTo<T>, T: Operand> Blocks<'_, E, T> {
 
     /// Returns the pointers of a block to source and target, made for one run of adjacent pixels of a grid row at a time.
     /// Rows after the last repeat the last row.
-    fn pointers(&self, first: usize, count: usize, target: SharedSlice<E>) -> Indirection<E> {
+    fn pointers(&self, first: usize, count: usize, target: SharedSlice<E>) -> Indirection<S, E> {
         let (conv, image, target_image) = (self.conv, &self.folded.image, &self.conv.target_image);
         let (rows, taps) = (self.isa.rows, self.folded.taps.len());
         let tap_ranges: Vec<TapRange> =
@@ -299,13 +313,13 @@ impl<E: Operand + WidenTo<T>, T: Operand> Blocks<'_, E, T> {
     }
 
     /// Gathers the rows of one group of a block, as one tap.
-    fn gather(&self, pointers: &Indirection<E>, gathered: &mut [T], width: usize, offset: usize) {
+    fn gather(&self, pointers: &Indirection<S, E>, gathered: &mut [T], width: usize, offset: usize) {
         let (rows, taps) = (self.isa.rows, self.folded.taps.len());
         for (row, to) in gathered.chunks_exact_mut(width).enumerate() {
             for (tap, to) in to.chunks_exact_mut(self.folded.depth).enumerate() {
                 let from = pointers.a[(row / rows * taps + tap) * rows + row % rows];
                 // SAFETY: each pointer points to `depth` elements per group.
-                E::widen(unsafe { std::slice::from_raw_parts(from.add(offset), self.folded.depth) }, to);
+                S::widen(unsafe { std::slice::from_raw_parts(from.add(offset), self.folded.depth) }, to);
             }
         }
     }

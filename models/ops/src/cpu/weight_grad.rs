@@ -1,21 +1,24 @@
 //! Weight gradient of a convolution: `dw[tap][ci][co] = Σ_pixel x[pixel + tap][ci] · dy[pixel][co]`.
 //!
-//! The output pixels are divided into as many parts as there are threads, and each part into chunks. A chunk of `dy` is
+//! The output pixels are divided into as many parts as there are threads (split-K), and each part into chunks. A chunk of `dy` is
 //! packed into panels once and serves all taps and channels of `x`. f32 values of `x` are read in place through one pointer
 //! per pixel. For bf16, where a step is a pair of pixels, the pixels of each tap are packed too; where products of bf16 are
-//! computed in f32, `x` and `dy` are converted instead. With few channels, taps are folded or gathered first, as in
+//! computed in f32, `x` and `dy` are converted instead, chunk by chunk; `x` of few channels is converted as a whole. With few channels, taps are folded or gathered first, as in
 //! [`super::igemm`]. Every part has its own sums, which are added in the order of the parts. The parts, and therefore the last
 //! bits of the result, depend on the number of threads.
 
+use std::ops::Range;
+
 use super::allocator::Buffer;
-use super::convert::{WideRows, WidenTo};
+use super::convert::{WideRows, WidenTo, widen_all};
+use super::element::Element;
 use super::fold_taps::fold_taps;
 use super::igemm::Image;
-use super::kernel::{Isa, Operand, Outer};
+use super::kernel::{Isa, MatrixKernels, Operand, Outer};
 use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
-use super::weight_grad_matrix::Layout;
+use super::weight_grad_matrix::SumLayout;
 use crate::shape::ConvShape;
 
 /// Pixels per chunk: 32 KiB of a packed panel.
@@ -29,6 +32,27 @@ const GATHER_BELOW: usize = 4;
 
 /// Computes `[out, in / groups, kh, kw]` from channels-last `x` and `dy`.
 pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+    if let Some(wide) = isa.widened_source(shape.channels[0], shape.taps()) {
+        return split_k(isa, shape, &widen_all(x), dy, |gemm, _, sums, range| gemm.add::<f32>(wide, sums, range));
+    }
+    split_k(isa, shape, x, dy, |gemm, matrix, sums, range| match (matrix, isa.widened_for(gemm.depth)) {
+        (Some((kernels, layout)), _) => gemm.add_by_matrix(kernels, layout, sums, range),
+        (None, Some(wide)) => gemm.add::<f32>(wide, sums, range),
+        (None, None) => gemm.add::<E>(isa, sums, range),
+    })
+}
+
+/// The kernels for matrix registers, and the layout of their sums.
+type Matrix<E> = (MatrixKernels<E>, SumLayout);
+
+/// Divides the output pixels into parts, calls `add` for each of them, and adds up the parts' sums.
+fn split_k<S: Element, E: Operand>(
+    isa: &'static Isa<E>,
+    shape: &ConvShape,
+    x: &[S],
+    dy: &[E],
+    add: impl Fn(&WeightGradGemm<S, E>, Option<&Matrix<E>>, &mut [f32], Range<usize>) + Send + Sync,
+) -> Buffer {
     let [depth, columns] = shape.group_channels();
     let padded = padded(&panels(isa, columns));
     let offsets = shape.offsets();
@@ -42,25 +66,22 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     };
     let gathers = depth < GATHER_BELOW && taps.len() > 1;
     let [tap_count, tap_depth] = if gathers { [1, taps.len() * depth] } else { [taps.len(), depth] };
-    let matrix = isa.matrix.map(|kernels| (kernels, Layout::new(isa, shape, tap_count, tap_depth)));
+    let matrix = isa.matrix.map(|kernels| (kernels, SumLayout::new(isa, shape, tap_count, tap_depth)));
     let sums_len = matrix.as_ref().map_or(shape.groups * tap_count * tap_depth * padded, |(_, layout)| layout.len());
     let pixels = shape.batch * shape.output[0] * shape.output[1];
     let parts = threads().min(pixels.div_ceil(UNIT)).min(MAX_SUMS / sums_len).max(1);
 
     let mut sums = Buffer::new(parts * sums_len);
     let shared = SharedSlice::new(&mut sums);
-    let zeros = Buffer::zeroed(readable.max(shape.channels[1]));
+    let (x_zeros, dy_zeros) = (Buffer::zeroed(readable), Buffer::zeroed(shape.channels[1]));
     for_each(parts, |index| {
         // SAFETY: each task has its own part.
         let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
         sums.fill(0.0);
         let range = chunk(pixels, UNIT, parts, index);
-        let part = Part { isa, shape, x, image, taps, depth, readable, dy, zeros: &zeros };
-        match (&matrix, isa.widened_for(depth)) {
-            (Some((kernels, layout)), _) => part.add_by_matrix(kernels, layout, sums, range),
-            (None, Some(wide)) => part.add::<f32>(wide, sums, range),
-            (None, None) => part.add::<E>(isa, sums, range),
-        }
+        let gemm =
+            WeightGradGemm { isa, shape, x, image, taps, depth, readable, dy, x_zeros: &x_zeros, dy_zeros: &dy_zeros };
+        add(&gemm, matrix.as_ref(), sums, range);
     });
     match &matrix {
         Some((_, layout)) => layout.reduce(shape, &sums, parts, tap_depth),
@@ -68,26 +89,31 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     }
 }
 
-/// Inputs of one part's sums.
-pub(super) struct Part<'a, E: 'static> {
+/// The matrix product of a weight gradient, as an implicit GEMM: M is (tap, channel of `x`), N the output channel, and K, the summed
+/// index, the output pixel. Threads take parts of K (split-K).
+pub(super) struct WeightGradGemm<'a, S, E: 'static> {
     pub(super) isa: &'static Isa<E>,
     pub(super) shape: &'a ConvShape,
-    pub(super) x: &'a [E],
+    /// `[batch, height, width, channels]` of `image`.
+    pub(super) x: &'a [S],
     pub(super) image: Image,
     pub(super) taps: &'a [[isize; 2]],
     /// Elements per tap.
     pub(super) depth: usize,
     /// Elements after a pixel's first that can be read.
     pub(super) readable: usize,
+    /// `[batch, height, width, channels]` of the output.
     pub(super) dy: &'a [E],
-    /// Zeros for padding, one per channel of a pixel.
-    pub(super) zeros: &'a [E],
+    /// Zeros in place of a pixel, for padding.
+    pub(super) x_zeros: &'a [S],
+    pub(super) dy_zeros: &'a [E],
 }
 
-impl<E: Operand> Part<'_, E> {
+impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
     /// Adds the products of `pixels` to `sums`. `isa` multiplies elements of `T`, to which those of `x` and `dy` are converted.
-    fn add<T: Operand>(&self, isa: &'static Isa<T>, sums: &mut [f32], pixels: std::ops::Range<usize>)
+    fn add<T: Operand>(&self, isa: &'static Isa<T>, sums: &mut [f32], pixels: Range<usize>)
     where
+        S: WidenTo<T>,
         E: WidenTo<T>,
     {
         let (groups, [_, columns]) = (self.shape.groups, self.shape.group_channels());
@@ -101,7 +127,7 @@ impl<E: Operand> Part<'_, E> {
         let mut gathered = Buffer::new(if gather { CHUNK * width } else { 0 });
         let mut row_panels = RowPanels::new(isa, CHUNK, if joint { groups * depth } else { depth });
         // `[tap][pixel]`, each to a pixel's first channel.
-        let mut pointers: Vec<*const E> = Vec::with_capacity(CHUNK * self.taps.len());
+        let mut pointers: Vec<*const S> = Vec::with_capacity(CHUNK * self.taps.len());
         let mut rows: Vec<*const E> = Vec::with_capacity(CHUNK);
         let mut gathered_rows: Vec<*const T> = Vec::new();
         let (mut wide_x, mut wide_dy) = (WideRows::new(), WideRows::new());
@@ -113,11 +139,11 @@ impl<E: Operand> Part<'_, E> {
             pointers.clear();
             for (tap, offset) in self.taps.iter().enumerate() {
                 self.fill_pointers(&mut pointers, *offset, first, count);
-                pointers.resize((tap + 1) * padded_count, self.zeros.as_ptr());
+                pointers.resize((tap + 1) * padded_count, self.x_zeros.as_ptr());
             }
             rows.clear();
             rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
-            rows.resize(padded_count, self.zeros.as_ptr());
+            rows.resize(padded_count, self.dy_zeros.as_ptr());
             let channels = self.shape.channels[1];
             // SAFETY: each row has the channels of all groups.
             let (dy, first_column) = unsafe { E::rows(&rows, 0, channels, &mut wide_dy) };
@@ -133,7 +159,7 @@ impl<E: Operand> Part<'_, E> {
                 let pixels = &pointers[tap * padded_count..][..padded_count];
                 let len = if gather { 0 } else { groups * depth };
                 // SAFETY: each pointer points to `depth` elements per group.
-                let (pixels, start) = unsafe { E::rows(pixels, 0, len, &mut wide_x) };
+                let (pixels, start) = unsafe { S::rows(pixels, 0, len, &mut wide_x) };
                 if joint && T::STEP > 1 {
                     // SAFETY: as above.
                     unsafe { row_panels.pack(pixels, start, groups * depth) };
@@ -167,22 +193,22 @@ impl<E: Operand> Part<'_, E> {
     }
 
     /// Gathers the taps of each pixel of a chunk.
-    pub(super) fn gather<T>(&self, pointers: &[*const E], count: usize, offset: usize, gathered: &mut [T])
+    pub(super) fn gather<T>(&self, pointers: &[*const S], count: usize, offset: usize, gathered: &mut [T])
     where
-        E: WidenTo<T>,
+        S: WidenTo<T>,
     {
         let width = self.taps.len() * self.depth;
         for (tap, pointers) in pointers.chunks_exact(count).enumerate() {
             for (k, &from) in pointers.iter().enumerate() {
                 let to = &mut gathered[k * width + tap * self.depth..][..self.depth];
                 // SAFETY: each pointer points to `depth` elements per group.
-                E::widen(unsafe { std::slice::from_raw_parts(from.add(offset), self.depth) }, to);
+                S::widen(unsafe { std::slice::from_raw_parts(from.add(offset), self.depth) }, to);
             }
         }
     }
 
     /// Appends the pointers of one tap to `x`, for each pixel of a chunk, one output row at a time.
-    pub(super) fn fill_pointers(&self, to: &mut Vec<*const E>, offset: [isize; 2], first: usize, count: usize) {
+    pub(super) fn fill_pointers(&self, to: &mut Vec<*const S>, offset: [isize; 2], first: usize, count: usize) {
         let image = &self.image;
         let [height, width] = self.shape.output;
         let [step_y, step_x] = self.shape.stride;
@@ -195,7 +221,7 @@ impl<E: Operand> Part<'_, E> {
             let sy = (y * step_y) as isize + offset[0];
             // A negative row wraps around to a large number.
             if sy as usize >= image.size[0] {
-                to.resize(to.len() + run, self.zeros.as_ptr());
+                to.resize(to.len() + run, self.x_zeros.as_ptr());
                 continue;
             }
             // The range of columns `x` whose source column `x · step + offset` is inside the image.
@@ -205,10 +231,10 @@ impl<E: Operand> Part<'_, E> {
             let pixel = (n * image.size[0] + sy as usize) * image.size[1];
             let start = (pixel as isize + offset[1]) * image.channels as isize;
             let step = step_x * image.channels;
-            to.resize(to.len() + left - x, self.zeros.as_ptr());
+            to.resize(to.len() + left - x, self.x_zeros.as_ptr());
             let row = self.x.as_ptr().wrapping_offset(start);
             to.extend((left..right).map(|x| row.wrapping_add(x * step)));
-            to.resize(to.len() + x + run - right.max(left), self.zeros.as_ptr());
+            to.resize(to.len() + x + run - right.max(left), self.x_zeros.as_ptr());
         }
     }
 }

@@ -11,14 +11,14 @@ use super::kernel::{MatrixKernels, Operand, Product};
 use super::packing::RowPanels;
 use super::panels::{padded, panels};
 use super::parallel::{SharedSlice, for_each};
-use super::weight_grad::Part;
+use super::weight_grad::WeightGradGemm;
 use crate::shape::ConvShape;
 
 /// Pixels per chunk. With fewer, reading and writing the sums takes longer than the products.
 const CHUNK: usize = 1024;
 
-/// The order of the sums in memory: `[group][tap][output channel][channel of x]`, rounded up to whole register tiles.
-pub(super) struct Layout {
+/// Layout of the f32 sums of a part: `[group][tap][output channel][channel of x]`, both channels rounded up to whole register tiles.
+pub(super) struct SumLayout {
     /// Output channels of a group, rounded up.
     rows: usize,
     /// Elements of a tap, rounded up.
@@ -27,7 +27,7 @@ pub(super) struct Layout {
     groups: usize,
 }
 
-impl Layout {
+impl SumLayout {
     /// Makes the layout of `taps` taps with `depth` elements per group each.
     pub(super) fn new<E: Operand>(
         isa: &'static super::kernel::Isa<E>,
@@ -78,12 +78,12 @@ impl Layout {
     }
 }
 
-impl<E: Operand> Part<'_, E> {
+impl<E: Operand> WeightGradGemm<'_, E, E> {
     /// Adds the products of `pixels` to `sums`, which have the order of `layout`.
     pub(super) fn add_by_matrix(
         &self,
         kernels: &MatrixKernels<E>,
-        layout: &Layout,
+        layout: &SumLayout,
         sums: &mut [f32],
         pixels: Range<usize>,
     ) {
@@ -105,12 +105,12 @@ impl<E: Operand> Part<'_, E> {
             pointers.clear();
             for (tap, offset) in self.taps.iter().enumerate() {
                 self.fill_pointers(&mut pointers, *offset, first, count);
-                pointers.resize((tap + 1) * padded_count, self.zeros.as_ptr());
+                pointers.resize((tap + 1) * padded_count, self.x_zeros.as_ptr());
             }
             for group in 0..groups {
                 rows.clear();
                 rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
-                rows.resize(padded_count, self.zeros.as_ptr());
+                rows.resize(padded_count, self.dy_zeros.as_ptr());
                 for column in (0..layout.rows).step_by(side) {
                     for (k, rows) in rows.chunks_exact(side).enumerate() {
                         let to = transposed[column * padded_count + k * side * side..].as_mut_ptr();

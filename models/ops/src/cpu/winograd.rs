@@ -92,7 +92,7 @@ impl<E: Operand, T: Operand> Kernels<E, T> {
     fn forward(self, shape: &ConvShape, x: &[E], weight: &[f32], bias: Option<&[f32]>, relu: bool, y: &mut [E]) {
         let weights = self.transform_weights(weight, shape.channels, false);
         let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
-        Pass { kernels: self, grid, channels: shape.channels, source: x, weights: &weights, bias, relu }.run(y);
+        WinogradConv { kernels: self, grid, channels: shape.channels, source: x, weights: &weights, bias, relu }.run(y);
     }
 
     fn data_grad(self, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
@@ -100,8 +100,16 @@ impl<E: Operand, T: Operand> Kernels<E, T> {
         let padding = shape.padding.map(|p| 2 - p);
         let grid = Grid { batch: shape.batch, source: shape.output, target: shape.input, padding };
         let [input, output] = shape.channels;
-        Pass { kernels: self, grid, channels: [output, input], source: dy, weights: &weights, bias: None, relu: false }
-            .run(dx);
+        WinogradConv {
+            kernels: self,
+            grid,
+            channels: [output, input],
+            source: dy,
+            weights: &weights,
+            bias: None,
+            relu: false,
+        }
+        .run(dx);
     }
 
     /// Transforms each filter to `G g Gᵀ`, packed as `[panel][16][depth / STEP][Isa::cols][STEP]`; rotated filters for the
@@ -201,8 +209,8 @@ pub(super) fn block_len<T: Operand>(channels: [usize; 2]) -> usize {
     if channels[0] + channels[1] <= 128 || T::STEP > 1 { 48 } else { 96 }
 }
 
-/// One forward pass or data gradient.
-struct Pass<'a, E: 'static, T: 'static> {
+/// A forward pass, or a data gradient, which is a convolution too.
+struct WinogradConv<'a, E: 'static, T: 'static> {
     kernels: Kernels<E, T>,
     grid: Grid,
     /// Channels of source and target.
@@ -214,7 +222,7 @@ struct Pass<'a, E: 'static, T: 'static> {
     relu: bool,
 }
 
-impl<E: Operand, T: Operand> Pass<'_, E, T> {
+impl<E: Operand, T: Operand> WinogradConv<'_, E, T> {
     fn run(&self, target: &mut [E]) {
         let tiles = self.grid.len();
         // Threads have equal numbers of blocks of nearly equal lengths.

@@ -39,13 +39,13 @@ fn sum<E: Operand, T: Operand>(kernels: Kernels<E, T>, shape: &ConvShape, x: &[E
     let panels = channels.map(|c| c.div_ceil(isa.cols));
     let grid = Grid { batch: shape.batch, source: shape.input, target: shape.output, padding: shape.padding };
     let zeros = Buffer::zeroed(channels[0].max(channels[1]));
-    let pass = Pass { kernels, grid, channels, panels, x, dy, zeros: &zeros };
-    if pass.grid.len() == 0 {
+    let grad = WinogradWeightGrad { kernels, grid, channels, panels, x, dy, zeros: &zeros };
+    if grad.grid.len() == 0 {
         return Buffer::zeroed(shape.weight_len());
     }
     let sums_len = 16 * panels[0] * panels[1] * isa.cols * isa.cols;
     if T::STEP == 1 || sums_len <= PART_SUMS {
-        let tiles = pass.grid.len();
+        let tiles = grad.grid.len();
         let block = block_len::<T>(channels);
         let parts = threads().min(tiles.div_ceil(block)).min(MAX_SUMS / sums_len).max(1);
         let mut sums = Buffer::new(parts * sums_len);
@@ -53,21 +53,21 @@ fn sum<E: Operand, T: Operand>(kernels: Kernels<E, T>, shape: &ConvShape, x: &[E
         for_each(parts, |index| {
             // SAFETY: each task has its own part.
             let sums = unsafe { shared.slice(index * sums_len..(index + 1) * sums_len) };
-            pass.sum_part(chunk(tiles, block, parts, index), block, sums);
+            grad.sum_part(chunk(tiles, block, parts, index), block, sums);
         });
         transform_back(kernels, channels, panels, &sums, parts)
     } else {
         let mut sums = Buffer::new(sums_len);
-        pass.sum_shared(&mut sums);
+        grad.sum_shared(&mut sums);
         transform_back(kernels, channels, panels, &sums, 1)
     }
 }
 
-/// One weight gradient.
-struct Pass<'a, E: 'static, T: 'static> {
+/// A weight gradient: for each of the 16 positions of a transformed tile, a matrix product whose summed index is the tile.
+struct WinogradWeightGrad<'a, E: 'static, T: 'static> {
     kernels: Kernels<E, T>,
     grid: Grid,
-    /// Channels of `x` and `dy`, and the panels of each.
+    /// Channels of `x` and `dy`, and their packing panels of `Isa::cols` channels.
     channels: [usize; 2],
     panels: [usize; 2],
     x: &'a [E],
@@ -75,16 +75,16 @@ struct Pass<'a, E: 'static, T: 'static> {
     zeros: &'a [E],
 }
 
-/// Tiles of a block.
+/// Adjacent Winograd tiles that are transformed and multiplied together.
 #[derive(Clone, Copy)]
-struct Block {
+struct TileBlock {
     first: usize,
     count: usize,
     /// True if nothing was added to the sums yet.
     fresh: bool,
 }
 
-impl<E: Operand, T: Operand> Pass<'_, E, T> {
+impl<E: Operand, T: Operand> WinogradWeightGrad<'_, E, T> {
     /// Returns buffers for the transformed tiles of `x` and `dy`, `[16][panel][step][Isa::cols][STEP]`.
     fn buffers(&self, tiles: usize) -> [Buffer<T>; 2] {
         std::array::from_fn(|i| {
@@ -104,7 +104,7 @@ impl<E: Operand, T: Operand> Pass<'_, E, T> {
         let sums = SharedSlice::new(sums);
         for first in tiles.clone().step_by(block_len) {
             let fresh = first == tiles.start;
-            let block = Block { first, count: block_len.min(tiles.end - first), fresh };
+            let block = TileBlock { first, count: block_len.min(tiles.end - first), fresh };
             self.transform(block, 0..block.count.div_ceil(T::STEP), buffers.each_mut().map(|to| SharedSlice::new(to)));
             for task in 0..16 * self.panels[0] {
                 self.multiply(block, &buffers, task / self.panels[0], task % self.panels[0], sums);
@@ -123,7 +123,7 @@ impl<E: Operand, T: Operand> Pass<'_, E, T> {
         let mut buffers = self.buffers(block_len);
         let sums = SharedSlice::new(sums);
         for first in (0..tiles).step_by(block_len) {
-            let block = Block { first, count: block_len.min(tiles - first), fresh: first == 0 };
+            let block = TileBlock { first, count: block_len.min(tiles - first), fresh: first == 0 };
             let steps = block.count.div_ceil(T::STEP);
             let to = buffers.each_mut().map(|to| SharedSlice::new(to));
             for_each(steps.div_ceil(TASK), |task| {
@@ -136,7 +136,7 @@ impl<E: Operand, T: Operand> Pass<'_, E, T> {
     }
 
     /// Transforms some steps of a block's tiles.
-    fn transform(&self, block: Block, steps: Range<usize>, to: [SharedSlice<T>; 2]) {
+    fn transform(&self, block: TileBlock, steps: Range<usize>, to: [SharedSlice<T>; 2]) {
         let Kernels { isa, transforms } = self.kernels;
         let cols = isa.cols;
         let [input, grads] = self.panels.map(|panels| {
@@ -162,7 +162,14 @@ impl<E: Operand, T: Operand> Pass<'_, E, T> {
 
     /// Adds a block's products of position `xi` and one panel of input channels to
     /// `sums[input panel][output panel][ξ][Isa::cols][Isa::cols]`.
-    fn multiply(&self, block: Block, [input, grads]: &[Buffer<T>; 2], xi: usize, panel: usize, sums: SharedSlice<f32>) {
+    fn multiply(
+        &self,
+        block: TileBlock,
+        [input, grads]: &[Buffer<T>; 2],
+        xi: usize,
+        panel: usize,
+        sums: SharedSlice<f32>,
+    ) {
         let isa = self.kernels.isa;
         let (cols, steps) = (isa.cols, block.count.div_ceil(T::STEP));
         let panel_len = steps * cols * T::STEP;

@@ -12,13 +12,12 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::sync::LazyLock;
 
 use half::bf16;
 
 use super::convert::round;
-use super::kernel::{Isa, MatrixKernels, MatrixTiles, Tile};
+use super::kernel::{Isa, MatrixKernels, Tile};
 use super::kernel_x86::{AVX512_BF16, AVX512_BF16_16};
 use super::vector::{Lanes, Simd};
 use super::vector_x86::Avx512Bf16;
@@ -66,18 +65,7 @@ pub(super) static AMX_BF16: Isa<bf16> = amx!(2, AVX512_BF16, &[&AMX_BF16_16]);
 static AMX_BF16_16: Isa<bf16> = amx!(1, AVX512_BF16_16, &[]);
 
 const MATRIX: MatrixKernels<bf16> =
-    MatrixKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tiles: matrix_tiles_of, product };
-
-#[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-unsafe fn matrix_tiles_of(call: &MatrixTiles<bf16>) {
-    // SAFETY: the features are enabled; the caller guarantees the rest.
-    unsafe {
-        match call.blocks {
-            1 => matrix_tiles::<1>(call),
-            _ => matrix_tiles::<2>(call),
-        }
-    }
-}
+    MatrixKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tiles: matrix_tiles, product };
 
 /// Returns true if the processor has AMX-BF16 and the kernel lets this process use it. Linux reserves the registers' memory per
 /// process on request.
@@ -159,9 +147,11 @@ macro_rules! store {
     };
 }
 
-// After the macros, which it uses.
+// After the macros, which they use.
+mod matrix_tiles;
 mod weight_grad;
 
+use matrix_tiles::matrix_tiles;
 use weight_grad::{product, transpose};
 
 /// A copy of a matrix register's rows.
@@ -240,96 +230,6 @@ unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
         }
     }
     end();
-}
-
-/// Micro-kernel of [`MatrixTiles`].
-///
-/// The rows of a tile are rounded and stored during the products of the next one. The columns do not fit into L1. They are prefetched,
-/// because loads that miss L1 delay the products where two threads share a core: then products and loads overlap little.
-///
-/// # Safety
-///
-/// As documented there, with AMX-BF16 and AVX512-BF16 available and `BLOCKS` as in the call.
-#[inline(always)]
-unsafe fn matrix_tiles<const BLOCKS: usize>(call: &MatrixTiles<bf16>) {
-    let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
-    let row_stride = call.row_len * size_of::<bf16>();
-    let steps = call.taps.len() * call.depth.div_ceil(DEPTH);
-    let mut sums = [const { MaybeUninit::<Sums<BLOCKS>>::uninit() }; 2];
-    let mut last: &[*mut bf16] = &[];
-    // SAFETY: `MatrixTiles` documents every address as valid. The blocks use matrix registers, which nothing else uses. A tile's sums
-    // were stored before its rows.
-    unsafe {
-        let bias = load_bias(call.bias);
-        for (tile, out) in call.out.chunks(2 * ROWS).enumerate() {
-            let two = out.len() > ROWS;
-            let tile_rows = call.rows.add(tile * 2 * ROWS * call.row_len);
-            let [even, odd] = &mut sums;
-            let (sums, last_sums) = if tile % 2 == 0 { (even, odd) } else { (odd, even) };
-            let (mut stored, rows_per_step) = (0, last.len().div_ceil(steps.max(1)));
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                options(nostack, preserves_flags, nomem)
-            );
-            let mut columns = call.columns;
-            for tap in call.taps {
-                let rows = tile_rows.add(*tap);
-                for k in (0..call.depth).step_by(DEPTH) {
-                    let rows = rows.add(k);
-                    let next = columns.add(DEPTH * BLOCKS * COLS);
-                    load!("tmm6", columns, stride);
-                    load!("tmm4", rows, row_stride);
-                    multiply!("tmm0", "tmm4", "tmm6");
-                    prefetch_lines(next);
-                    if BLOCKS == 2 {
-                        load!("tmm7", columns.add(COLS * 2), stride);
-                        multiply!("tmm1", "tmm4", "tmm7");
-                        prefetch_lines(next.wrapping_add(DEPTH * COLS));
-                    }
-                    if two {
-                        load!("tmm5", rows.add(ROWS * call.row_len), row_stride);
-                        multiply!("tmm2", "tmm5", "tmm6");
-                        if BLOCKS == 2 {
-                            multiply!("tmm3", "tmm5", "tmm7");
-                        }
-                    }
-                    columns = next;
-                    let until = last.len().min(stored + rows_per_step);
-                    store_rows(call, &bias, last_sums, last, stored..until);
-                    stored = until;
-                }
-            }
-            store_rows(call, &bias, last_sums, last, stored..last.len());
-            store_sums(sums, two);
-            last = out;
-        }
-        let tiles = call.out.len().div_ceil(2 * ROWS);
-        store_rows(call, &bias, &sums[(tiles + 1) % 2], last, 0..last.len());
-    }
-}
-
-/// Stores the results of some rows of a register tile.
-///
-/// # Safety
-///
-/// As for [`matrix_tiles`]; the sums were stored.
-#[inline(always)]
-unsafe fn store_rows<const BLOCKS: usize>(
-    call: &MatrixTiles<bf16>,
-    bias: &[__m512; BLOCKS],
-    sums: &MaybeUninit<Sums<BLOCKS>>,
-    out: &[*mut bf16],
-    rows: Range<usize>,
-) {
-    for row in rows {
-        if !out[row].is_null() {
-            // SAFETY: guaranteed by the caller.
-            unsafe { finish_row::<bf16, BLOCKS>(sums, row, bias, call.relu, out[row].add(call.column), call.cols) };
-        }
-    }
 }
 
 /// Prefetches the columns of a matrix register to L1. The address may be invalid.
