@@ -175,8 +175,15 @@ pub(crate) struct Buffer<T = f32> {
 }
 
 impl<T: Pod> Buffer<T> {
+    /// Makes a buffer of `len` elements with arbitrary values.
+    ///
+    /// # Panics
+    ///
+    /// If no address space has as many bytes. A product that wraps around would be a block that is too small.
     pub(crate) fn new(len: usize) -> Self {
-        Self { block: Some(acquire(len * size_of::<T>())), len, element: PhantomData }
+        let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| *bytes <= isize::MAX as usize / 2);
+        let bytes = bytes.unwrap_or_else(|| panic!("a tensor of {len} elements exceeds the address space"));
+        Self { block: Some(acquire(bytes)), len, element: PhantomData }
     }
 
     pub(crate) fn zeroed(len: usize) -> Self {
@@ -267,6 +274,12 @@ impl Drop for Pooled {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[should_panic(expected = "exceeds the address space")]
+    fn a_size_that_wraps_around_is_refused() {
+        let _ = Buffer::<f32>::new((1 << 62) + 1);
+    }
 
     /// Acquires and releases blocks in the order of a training step.
     fn step(pool: &mut Pool, sizes: &[usize]) {

@@ -7,7 +7,30 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty, Bytes};
 
 /// External memory of a tensor.
-struct Blob<V>(V);
+struct Blob<V> {
+    values: V,
+    /// Number of floats. The tensor relies on it, and safe code may implement `Deref` in any way.
+    len: usize,
+}
+
+impl<V: DerefMut<Target = [f32]>> Blob<V> {
+    /// Returns the floats.
+    ///
+    /// # Panics
+    ///
+    /// If `values` has another length than before.
+    fn checked(&self) -> &[f32] {
+        let values: &[f32] = &self.values;
+        assert_eq!(values.len(), self.len, "the memory of a tensor has changed its length");
+        values
+    }
+
+    fn checked_mut(&mut self) -> &mut [f32] {
+        let values: &mut [f32] = &mut self.values;
+        assert_eq!(values.len(), self.len, "the memory of a tensor has changed its length");
+        values
+    }
+}
 
 /// Makes a tensor of `values`, `[N]`, on `device`.
 ///
@@ -19,7 +42,7 @@ where
 {
     let len = values.len();
     // SAFETY: `values` are `len` floats, whose bytes are initialised.
-    let bytes = unsafe { Bytes::from_controller(Box::new(Blob(values)), len * size_of::<f32>()) };
+    let bytes = unsafe { Bytes::from_controller(Box::new(Blob { values, len }), len * size_of::<f32>()) };
     Tensor::from_data(TensorData::from_bytes(bytes, [len], DType::F32), device)
 }
 
@@ -33,13 +56,13 @@ impl<V: DerefMut<Target = [f32]>> AllocationController for Blob<V> {
     }
 
     unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        let values: &mut [f32] = &mut self.0;
+        let values = self.checked_mut();
         // SAFETY: the same memory, borrowed exclusively, in bytes; the caller writes only what is initialised.
         Ok(unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) })
     }
 
     fn memory(&self, _: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
-        let values: &[f32] = &self.0;
+        let values = self.checked();
         // SAFETY: the same memory in bytes.
         Ok(unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) })
     }
@@ -72,6 +95,31 @@ mod tests {
         fn drop(&mut self) {
             self.1.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Memory that becomes shorter.
+    struct Shrinking(Vec<f32>, Arc<AtomicBool>);
+
+    impl Deref for Shrinking {
+        type Target = [f32];
+        fn deref(&self) -> &[f32] {
+            if self.1.load(Ordering::Relaxed) { &self.0[..1] } else { &self.0 }
+        }
+    }
+
+    impl DerefMut for Shrinking {
+        fn deref_mut(&mut self) -> &mut [f32] {
+            &mut self.0
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "has changed its length")]
+    fn memory_that_becomes_shorter_is_not_read() {
+        let shrunk = Arc::new(AtomicBool::new(false));
+        let tensor = tensor_from_blob(Shrinking(vec![1.0; 64], shrunk.clone()), &Device::flex());
+        shrunk.store(true, Ordering::Relaxed);
+        let _ = tensor.into_data().try_to_vec::<f32>();
     }
 
     #[test]
