@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::cpu::update as cpu;
+use crate::cpu::{symmetric, update as cpu};
 use crate::dispatch::{has_parameter_kernels, on_gpu};
 use crate::functional::linear;
 use crate::update::square_sum;
@@ -65,15 +65,15 @@ fn iterate(mut wide: Tensor<2>) -> Tensor<2> {
 /// two instead of ten products have the size of `wide`. Small eigenvalues of `G` grow by up to 2·10⁵, and their errors with
 /// them: this needs f32.
 fn factor_of(wide: Tensor<2>, norm: f64) -> Tensor<2> {
-    let mut gram = multiply(&wide, &wide);
+    let mut gram = symmetric_product(&wide, &wide);
     gram = combine([norm.powi(-2), 0.0], gram.clone(), gram);
     let mut step = polynomial(&gram);
     let mut factor = step.clone();
     for _ in 1..ITERATIONS {
         // All these matrices are polynomials of one symmetric matrix. So they are symmetric, and the order of factors is free.
-        gram = multiply(&multiply(&step, &gram), &step);
+        gram = symmetric_product(&symmetric_product(&step, &gram), &step);
         step = polynomial(&gram);
-        factor = multiply(&factor, &step);
+        factor = symmetric_product(&factor, &step);
     }
     combine([norm.recip(), 0.0], factor.clone(), factor)
 }
@@ -81,7 +81,7 @@ fn factor_of(wide: Tensor<2>, norm: f64) -> Tensor<2> {
 /// Returns `a I + b G + c G²` for a symmetric matrix `G` on the CPU.
 fn polynomial(gram: &Tensor<2>) -> Tensor<2> {
     let [a, b, c] = COEFFICIENTS;
-    let sum = combine([c, b], multiply(gram, gram), gram.clone());
+    let sum = combine([c, b], symmetric_product(gram, gram), gram.clone());
     if has_parameter_kernels(&sum) {
         return cpu::add_to_diagonal(sum, a as f32);
     }
@@ -113,6 +113,14 @@ fn without_negligible(matrix: Tensor<2>, norm: f64) -> Tensor<2> {
 /// Returns the transposed matrix.
 fn transpose(matrix: Tensor<2>) -> Tensor<2> {
     if has_parameter_kernels(&matrix) { cpu::transpose(matrix) } else { matrix.transpose() }
+}
+
+/// Returns `left · rightᵀ` where the result is symmetric. On a CPU, only half of it is computed.
+fn symmetric_product(left: &Tensor<2>, right: &Tensor<2>) -> Tensor<2> {
+    if has_parameter_kernels(left) {
+        return symmetric::product(left.clone(), right.clone());
+    }
+    multiply(left, right)
 }
 
 /// Returns `left · rightᵀ`.

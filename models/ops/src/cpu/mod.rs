@@ -37,6 +37,7 @@ mod parallel;
 #[cfg(test)]
 mod reference;
 mod simd;
+pub(super) mod symmetric;
 mod tensor;
 pub(super) mod update;
 mod vector;

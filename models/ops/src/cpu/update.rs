@@ -33,12 +33,12 @@ fn flex(tensor: Tensor<1>) -> FlexTensor {
 }
 
 /// Returns the tensor's storage as one contiguous slice; copies it if necessary.
-fn contiguous(tensor: Tensor<1>) -> FlexTensor {
+pub(super) fn contiguous(tensor: Tensor<1>) -> FlexTensor {
     let tensor = flex(tensor);
     if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() }
 }
 
-fn values(tensor: &FlexTensor) -> &[f32] {
+pub(super) fn values(tensor: &FlexTensor) -> &[f32] {
     tensor.as_slice().expect("contiguous f32")
 }
 
