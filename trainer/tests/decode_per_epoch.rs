@@ -151,7 +151,8 @@ fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
 /// Ranks that decode at other times make other calls, so they compare their settings before.
 #[test]
 fn ranks_that_decode_at_other_times_are_told() {
-    let bench = Bench::new(&CONFIG.replace("random-resized-crop:0.25", "crop"));
+    let config = CONFIG.replace("random-resized-crop:0.25", "crop");
+    let bench = Bench::new(&config.replace("image_size = 28", "image_size = 28\ndecode = \"memory\""));
     write_pictures(&bench);
     for (set, said) in [
         ("data.decode=epoch", "rank 0 has data.decode = \"memory\" where rank 1 has data.decode = \"epoch\""),
@@ -161,6 +162,13 @@ fn ranks_that_decode_at_other_times_are_told() {
         let all = ended.map(|rank| rank.stderr).join("\n");
         assert!(all.contains(said), "{set}: {all}");
     }
+    // A rank without a choice, such as one of a resumed run whose folder another rank has, takes that of the others.
+    let bench = Bench::new(&config);
+    write_pictures(&bench);
+    for ended in two_ranks_of_a_foreign_launcher(&bench, &["--set", "data.decode=epoch"]) {
+        ended.expect(0);
+    }
+    assert!(fs::read_to_string(bench.only_run("runs").join("config.toml")).unwrap().contains("decode = \"epoch\"\n"));
 }
 
 /// The steps of an epoch before an image that cannot be read are not lost.
