@@ -4,7 +4,6 @@ mod data_dir;
 mod launch_args;
 mod measure;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
