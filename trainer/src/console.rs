@@ -49,7 +49,7 @@ pub fn set_bar(bar: &ProgressBar) {
     *BAR.lock() = Some(bar.downgrade());
 }
 
-/// Writes text to stderr, as [`eprint`] does, above the progress bar. For threads that do not own the bar.
+/// Writes text to stderr, as [`eprint()`] does, above the progress bar. For threads that do not own the bar.
 pub fn eprint_above_bar(text: impl Display) {
     let bar = BAR.lock().as_ref().and_then(WeakProgressBar::upgrade);
     match bar {
