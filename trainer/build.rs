@@ -10,7 +10,7 @@ fn main() {
     println!("cargo:rerun-if-changed=build");
     let folder = std::env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
     // Outside a checkout, as in an archive of the sources, the program has no commit.
-    let Some(commit) = commit::of_checkout(Path::new(&folder)) else { return };
+    let Some(commit) = Path::new(&folder).parent().and_then(commit::of_checkout) else { return };
     for path in commit.watched {
         println!("cargo:rerun-if-changed={}", path.display());
     }

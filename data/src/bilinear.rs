@@ -1,5 +1,5 @@
-//! The weights of bilinear resampling with antialiasing. PIL (`precompute_coeffs`) and PyTorch (`interpolate` with `antialias=True`)
-//! compute the same weights and round them differently.
+//! The weights of bilinear resampling with antialiasing. PIL (`precompute_coeffs`) and PyTorch (`interpolate` with
+//! `antialias=True`) compute the same weights and round them differently.
 
 use std::ops::Range;
 

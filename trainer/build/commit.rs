@@ -12,9 +12,10 @@ pub struct Commit {
     pub watched: Vec<PathBuf>,
 }
 
-/// Returns the commit checked out around `folder`. `None` outside a checkout, before the first commit, and for unknown layouts.
+/// Returns the commit of the checkout whose top folder is `folder`. `None` outside a checkout, before the first commit, and for
+/// unknown layouts. Folders above are not searched: an archive of the sources may be unpacked inside another repository.
 pub fn of_checkout(folder: &Path) -> Option<Commit> {
-    let dot_git = folder.ancestors().map(|above| above.join(".git")).find(|git| git.exists())?;
+    let dot_git = folder.join(".git");
     // In a linked work tree or submodule, `.git` is a file with the path of the actual folder.
     let git = match fs::read_to_string(&dot_git) {
         Ok(link) => dot_git.parent()?.join(link.strip_prefix("gitdir:")?.trim()),

@@ -223,8 +223,8 @@ pub struct EvalArgs {
     /// default) or ten-crop (corners and centre of the resized image, and their mirror images)
     #[arg(long, value_name = "VIEWS", num_args = 0..=1, default_missing_value = "flip", value_parser = ["flip", "ten-crop"])]
     pub tta: Option<String>,
-    /// Print JSON: top1, top5 and balanced_accuracy in percent, loss, correct, total, and tta_top1 with --tta; of images with several
-    /// classes mean_average_precision in percent, and that of each class
+    /// Print JSON: top1, top5 and balanced_accuracy in percent, loss, correct, total, and tta_top1 with --tta; of images with
+    /// several classes mean_average_precision in percent, and that of each class
     #[arg(long)]
     pub json: bool,
 }
@@ -257,8 +257,8 @@ pub struct PredictArgs {
     /// Replace the file if it exists
     #[arg(long, requires = "to")]
     pub force: bool,
-    /// Add the prediction of the mean of the logits of several views: flip (the image and its mirror image; the default) or ten-crop
-    /// (corners and centre of the resized image, and their mirror images)
+    /// Add the prediction of the mean of the logits of several views: flip (the image and its mirror image; the default) or
+    /// ten-crop (corners and centre of the resized image, and their mirror images)
     #[arg(long, value_name = "VIEWS", num_args = 0..=1, default_missing_value = "flip", value_parser = ["flip", "ten-crop"])]
     pub tta: Option<String>,
     /// Leave out images that cannot be read, with a warning for each and their number at the end

@@ -2,7 +2,7 @@
 //! once (`launch::signals` has the rules). A file-size limit is an error of the write, not a signal that kills.
 
 use std::{
-    io::{self, Read},
+    io::{self, Read, Write},
     os::unix::net::UnixStream,
     sync::{
         Arc,
@@ -105,8 +105,8 @@ impl Stop {
             if exits_at_once {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop.exits_at_once))?;
             }
-            // A SIGHUP arms nothing: of signals that are sent together the kernel delivers the lowest number first, so a SIGINT that
-            // was sent before a SIGHUP may come after it
+            // A SIGHUP arms nothing: of signals that are sent together the kernel delivers the lowest number first, so a SIGINT
+            // that was sent before a SIGHUP may come after it
             if second_ends && signals::ends_at_once(signal) {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
                 flag::register(signal, Arc::clone(&armed))?;
@@ -116,8 +116,8 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Starts a thread that says at once that the run stops, since a step or a batch may take minutes. The value waits for the thread:
-    /// its text comes before that of the run's end.
+    /// Starts a thread that says at once that the run stops, since a step or a batch may take minutes. The value waits for the
+    /// thread: its text comes before that of the run's end.
     ///
     /// # Errors
     /// When the kernel refuses a handler or a thread.
@@ -133,10 +133,16 @@ impl Stop {
             pipe::register(signal, write.try_clone()?)?;
         }
         let stop = self.clone();
+        if stop.signal().is_some() {
+            // The signal came before these handlers. A second byte in the pipe is harmless.
+            (&write).write_all(&[0])?;
+        }
         thread::Builder::new().name("signals".into()).spawn(move || {
             if let (Ok(()), Some(signal)) = (read.read_exact(&mut [0]), stop.signal()) {
+                // After a SIGHUP, the next signal is the first one that counts.
+                let again = if signals::ends_at_once(signal) { "; once more ends it at once" } else { "" };
                 console::eprint_above_bar(format_args!(
-                    "{}: training saves a checkpoint and stops, after the next step at the latest; once more ends it at once",
+                    "{}: training saves a checkpoint and stops, after the next step at the latest{again}",
                     signals::name(signal)
                 ));
             }
@@ -182,4 +188,17 @@ pub fn install_for_every_command() -> Result<(), Failure> {
 
 fn refused(error: io::Error) -> Failure {
     Failure::run(format!("cannot catch signals: {error}"), "see `ulimit -a`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A signal may come after the handlers of [`Stop::on_signals`] and before those of the thread.
+    #[test]
+    fn a_signal_before_the_thread_is_announced_too() {
+        let stop = Stop::never();
+        stop.request(rustix::process::Signal::TERM.as_raw());
+        stop.announce().unwrap().wait();
+    }
 }

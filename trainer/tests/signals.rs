@@ -65,9 +65,9 @@ fn hangup_and_quit_save_a_checkpoint_in_every_mode() {
             let ended = ended.expect(128 + number);
             assert!(ended.stdout.contains(&format!("{name} after step")), "{root}: {}", ended.stdout);
             // A step may take minutes, so the answer does not wait for its end.
-            let answer = format!(
-                "{name}: training saves a checkpoint and stops, after the next step at the latest; once more ends it at once"
-            );
+            let again = if number == HUP { "\n" } else { "; once more ends it at once\n" };
+            let answer =
+                format!("{name}: training saves a checkpoint and stops, after the next step at the latest{again}");
             assert_eq!(ended.stderr.contains(&answer), mode != "ddp", "{root}: {}", ended.stderr);
             assert_saved(&root, &bench.only_run(&root));
         }

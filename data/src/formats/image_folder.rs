@@ -1,5 +1,6 @@
 //! A folder of images: `DIR/train/CLASS/**/*.png|jpg|jpeg`, and `DIR/val` (or `valid`, `validation`) and `DIR/test` with the same
-//! layout. `val` may be missing. If only `test` is missing, `val` is the test split. Both may be missing where the training set is split.
+//! layout. `val` may be missing. If only `test` is missing, `val` is the test split. Both may be missing where the training set is
+//! split.
 //!
 //! Order and labels are those of torchvision's `ImageFolder`: classes are sorted by name, the files of a class by folder and
 //! then by name. Images become RGB as with PIL's `convert("RGB")`: grey is repeated, transparency is dropped.
@@ -33,15 +34,19 @@ pub(super) fn load(
         [(Split::Train, &train), (Split::Val, &val), (Split::Test, &test)],
         request.split.validation.is_some(),
     )?;
-    check_files([&train, &val, &test], request.defer_missing)?;
+    let is_used = |split: Split| !request.evaluates || test.is_empty() || split == Split::Test;
+    let used = [(Split::Train, &train), (Split::Val, &val), (Split::Test, &test)]
+        .into_iter()
+        .filter(|(split, _)| is_used(*split));
+    check_files(used.flat_map(|(_, images)| images), request.defer_missing)?;
     let [train, val, test] = [train, val, test].map(|images| images.into_iter().map(ClassImage::sample).collect());
     load_splits(info, dir, SplitFiles { train, val, test }, &names, request)
 }
 
-/// Checks that all images are regular files. Images that are decoded in each epoch are opened late, those of the test split after
+/// Checks that images are regular files. Images that are decoded in each epoch are opened late, those of the test split after
 /// training. `defer_missing` as in [`LoadRequest::defer_missing`].
-fn check_files(splits: [&Vec<ClassImage>; 3], defer_missing: bool) -> Result<(), DataError> {
-    let mut problems = splits.into_iter().flatten().filter_map(|image| image.problem.as_deref());
+fn check_files<'a>(images: impl Iterator<Item = &'a ClassImage>, defer_missing: bool) -> Result<(), DataError> {
+    let mut problems = images.filter_map(|image| image.problem.as_deref());
     let first = problems.find(|problem| !(defer_missing && problem.is_bad_image));
     first.map_or(Ok(()), |problem| Err(problem.clone()))
 }

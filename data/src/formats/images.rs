@@ -28,7 +28,8 @@ pub(super) struct SplitFiles {
     pub(super) test: Vec<Sample>,
 }
 
-/// Makes the splits of images in files, thinned to the limits of the request. `source` is the folder or the file that lists the images.
+/// Makes the splits of images in files, thinned to the limits of the request. `source` is the folder or the file that lists the
+/// images.
 pub(super) fn load_splits(
     info: &DatasetInfo,
     source: &Path,

@@ -180,7 +180,8 @@ fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode], splits: bool) -> 
     Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)))
 }
 
-/// Returns the inodes of all images, so that missing files, and pipes in place of files, are reported before the first image is decoded.
+/// Returns the inodes of all images, so that missing files, and pipes in place of files, are reported before the first image is
+/// decoded.
 fn inodes(file: &Path, rows: &[Row]) -> Result<Vec<Inode>, DataError> {
     let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path).ok()).collect();
     let mut missing = rows.iter().zip(&metadata).filter(|(_, found)| found.is_none()).map(|(row, _)| row);

@@ -1,5 +1,5 @@
-//! Resizes the images of a batch to smaller ones: bilinear with antialiasing, as `torch.nn.functional.interpolate(images, size, mode="bilinear",
-//! antialias=True)`.
+//! Resizes the images of a batch to smaller ones: bilinear with antialiasing, as `torch.nn.functional.interpolate(images, size,
+//! mode="bilinear", antialias=True)`.
 
 use rayon::prelude::*;
 

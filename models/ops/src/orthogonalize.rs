@@ -15,8 +15,8 @@ const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 const ITERATIONS: usize = 5;
 /// A smaller norm counts as this one, so that zeros stay zeros.
 const EPSILON: f64 = 1e-7;
-/// Elements of a smaller part of the norm count as zeros on a CPU. The iterations make such a part at most 485 times larger, which is
-/// less than rounding errors.
+/// Elements of a smaller part of the norm count as zeros on a CPU. The iterations make such a part at most 485 times larger, which
+/// is less than rounding errors.
 const NEGLIGIBLE: f64 = 1e-9;
 
 /// Returns approximately the orthogonal matrix that is closest to `matrix`: for the singular value decomposition `U S Vᵀ` the
@@ -101,8 +101,8 @@ fn combine(factors: [f64; 2], left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
     sum.reshape(shape)
 }
 
-/// Replaces elements below [`NEGLIGIBLE`] by zeros. The gradient of a channel that is always 0 after its ReLU is 0, and its momentum
-/// shrinks in each step until the products are denormal numbers, which take a CPU many times longer.
+/// Replaces elements below [`NEGLIGIBLE`] by zeros. The gradient of a channel that is always 0 after its ReLU is 0, and its
+/// momentum shrinks in each step until the products are denormal numbers, which take a CPU many times longer.
 fn without_negligible(matrix: Tensor<2>, norm: f64) -> Tensor<2> {
     let shape = matrix.dims();
     let flat = matrix.reshape([-1]);

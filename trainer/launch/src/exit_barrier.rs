@@ -8,14 +8,15 @@
 //! node 0  waits for       the end of the other nodes' connections: it hosts both stores
 //! ```
 //!
-//! The waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal ends
-//! a wait, and stops the other nodes. Only workers that save a checkpoint are not disturbed by a node that is done.
+//! The waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal
+//! ends a wait, and stops the other nodes. Only workers that save a checkpoint are not disturbed by a node that is done. After a
+//! failure, the other nodes have a limited time to leave.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::announcer::Notices;
-use super::launcher::OnSignal;
+use super::launcher::{OnSignal, Timeouts};
 use super::node_failure::NodeFailure;
 use super::node_rendezvous::{NodeRendezvous, POLL};
 use super::output::Screen;
@@ -37,19 +38,23 @@ pub(super) enum JobEnd {
 pub(super) struct ExitWait<'a> {
     screen: &'a Screen,
     notices: Notices,
+    /// Longest time in which the other nodes leave after a failure.
+    failure_limit: Duration,
     on_signal: OnSignal,
     interrupted: &'a mut dyn FnMut() -> Option<i32>,
 }
 
 impl<'a> ExitWait<'a> {
-    /// Starts a wait that prints a message each `interval`. `interrupted` returns a signal of the user, if one has arrived.
+    /// Starts a wait. `interrupted` returns a signal of the user, if one has arrived.
     pub(super) fn new(
         screen: &'a Screen,
-        interval: Duration,
+        timeouts: &Timeouts,
         on_signal: OnSignal,
         interrupted: &'a mut dyn FnMut() -> Option<i32>,
     ) -> Self {
-        Self { screen, notices: Notices::new(Instant::now(), interval), on_signal, interrupted }
+        let notices = Notices::new(Instant::now(), timeouts.notice);
+        // A node notices a failure by missing heartbeats at the latest, and then ends its workers.
+        Self { screen, notices, failure_limit: timeouts.stall + timeouts.grace, on_signal, interrupted }
     }
 
     fn notify_if_due(&mut self, whom: &str) {
@@ -87,7 +92,9 @@ impl NodeRendezvous {
             return end;
         }
         let _ = self.client.set("exit", b"");
-        match (self.wait_until_all_have_left(wait), &end) {
+        let failed = matches!(end, JobEnd::Failed(_)) || !matches!(outcome, Some(Outcome::Done | Outcome::Stopped(_)));
+        let limit = failed.then_some(wait.failure_limit);
+        match (self.wait_until_all_have_left(wait, limit), &end) {
             (None, _) => end,
             // All nodes are done, so nothing is left for the signal to stop.
             (Some(_), JobEnd::AllEnded) if outcome == Some(Outcome::Done) => end,
@@ -132,12 +139,17 @@ impl NodeRendezvous {
         }
     }
 
-    /// Closes this node's connection, and waits until the other nodes have closed theirs. Otherwise they could not distinguish the end
-    /// of the store from the death of this launcher. Returns the signal that ended the wait.
-    fn wait_until_all_have_left(mut self, wait: &mut ExitWait<'_>) -> Option<i32> {
+    /// Closes this node's connection, and waits until the other nodes have closed theirs. Otherwise they could not distinguish the
+    /// end of the store from the death of this launcher. Returns the signal that ended the wait.
+    fn wait_until_all_have_left(mut self, wait: &mut ExitWait<'_>, limit: Option<Duration>) -> Option<i32> {
         let server = self.server.take()?;
         drop(self);
+        let until = limit.map(|limit| Instant::now() + limit);
         while !server.wait_until_left(POLL) {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                wait.screen.say("warning: a node has not ended after the failure; its processes may still run");
+                break;
+            }
             if let Some(signal) = (wait.interrupted)() {
                 return Some(signal);
             }

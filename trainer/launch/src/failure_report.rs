@@ -67,8 +67,8 @@ impl FailureReport {
         Folder::of_file(path)?.replace(path.file_name().unwrap_or_default(), &serde_json::to_vec_pretty(self)?)
     }
 
-    /// Reads the file at `path`. Returns `None` if there is no file, or if its content is not a failure report. The worker may be any
-    /// program, so the file may be anything.
+    /// Reads the file at `path`. Returns `None` if there is no file, or if its content is not a failure report. The worker may be
+    /// any program, so the file may be anything.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let bytes = folder::read_regular(path, LARGEST_FILE).ok()?;
         serde_json::from_slice(&bytes).ok().or_else(|| {

@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::announcer::Announcer;
 use signal_hook::consts::SIGTSTP;
 
+use super::announcer::Announcer;
 use super::any_program;
 use super::cores::{self, CoreAssignment};
 use super::error::{LaunchError, Result};
@@ -72,7 +72,7 @@ impl LaunchConfig {
         let is_stopping = matches!(outcome, Some(Outcome::Stopped(_)));
         let signals = &mut job.signals;
         let mut interrupted = || stopping(signals).filter(|signal| !is_stopping || ends_at_once(*signal));
-        let mut wait = ExitWait::new(&job.screen, self.timeouts.notice, self.on_signal, &mut interrupted);
+        let mut wait = ExitWait::new(&job.screen, &self.timeouts, self.on_signal, &mut interrupted);
         match (rendezvous.exit_barrier(outcome, &mut wait), outcome) {
             (JobEnd::Interrupted(signal), Some(_)) => Ok(Outcome::Stopped(signal)),
             (JobEnd::Failed(failure), Some(Outcome::Done)) => {

@@ -56,8 +56,8 @@ impl RemoteHost {
         self.status.is_none()
     }
 
-    /// Notices the end of the agent. Returns whether it has ended since the last call. Its last lines may still be on the way to the
-    /// screen ([`drain`]).
+    /// Notices the end of the agent. Returns whether it has ended since the last call. Its last lines may still be on the way to
+    /// the screen ([`drain`]).
     pub(super) fn reap(&mut self) -> bool {
         if self.is_alive()
             && let Ok(Some(status)) = self.child.try_wait()
@@ -78,8 +78,12 @@ impl RemoteHost {
     /// Closes the agent's standard input, which ends the node's launcher. Ends ssh if it has not ended within `limit`.
     pub(super) fn close(&mut self, limit: Duration) {
         self.input = None;
+        if !self.is_alive() {
+            // The caller has waited for its last lines, with one limit for all hosts.
+            return;
+        }
         let until = Instant::now() + limit;
-        while self.is_alive() && !self.reap() {
+        while !self.reap() {
             if Instant::now() >= until {
                 let _ = self.child.kill();
                 self.status = self.child.wait().ok();

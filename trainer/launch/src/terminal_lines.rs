@@ -101,8 +101,8 @@ impl TerminalLines {
             (EscapeState::Begun, _) => self.escape = EscapeState::None,
             (EscapeState::Control, b'0'..=b'9') => self.parameter = byte,
             (EscapeState::Control, b'@'..=b'~') => {
-                // K erases in the line, J in the screen: without a parameter only from the cursor on, which erases nothing at the end
-                // of the line. A moves up to a line that is then drawn again.
+                // K erases in the line, J in the screen: without a parameter only from the cursor on, which erases nothing at the
+                // end of the line. A moves up to a line that is then drawn again.
                 let from_the_start = self.rewind || self.parameter != b'0';
                 if byte == b'A' || (matches!(byte, b'K' | b'J') && from_the_start) {
                     self.clear();

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use super::{BenchCommand, Cli, Command, DataCommand, ShortRunArgs, SweepArgs, TrainArgs};
 
 impl Cli {
-    /// Sets `--data-dir` to `variable`, the value of [`DATA_DIR`], for a command that has the flag but was given neither the flag nor
-    /// `--set data.dir`. An empty variable counts as unset.
+    /// Sets `--data-dir` to `variable`, the value of [`DATA_DIR`], for a command that has the flag but was given neither the flag
+    /// nor `--set data.dir`. An empty variable counts as unset.
     pub fn with_data_dir(mut self, variable: Option<OsString>) -> Self {
         let flag = match &mut self.command {
             // A run or a sweep that continues has the folder that it began with.

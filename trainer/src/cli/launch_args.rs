@@ -106,8 +106,8 @@ const WITHOUT_COUNTERPART: [(&str, &str); 7] = [
 /// counterpart.
 pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, ForeignFlag> {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
-    let own = own_arguments(&arguments);
-    let launches = arguments[..own].iter().any(|argument| argument == "launch");
+    let (own, len) = (own_arguments(&arguments), arguments.len());
+    let launches = launches(&arguments);
     for argument in &mut arguments[..own] {
         match argument.to_str() {
             Some("-np") if launches => *argument = "--np".into(),
@@ -120,7 +120,9 @@ pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>)
             _ => {}
         }
         let flag = argument.to_str().and_then(|text| text.split('=').next()).unwrap_or_default();
-        if let (true, Some((name, hint))) = (launches, WITHOUT_COUNTERPART.iter().find(|(name, _)| *name == flag)) {
+        // Without `--`, the flag may be one of the program.
+        let foreign = WITHOUT_COUNTERPART.iter().find(|(name, _)| *name == flag && launches && own < len);
+        if let Some((name, hint)) = foreign {
             return Err(ForeignFlag {
                 message: format!("{name}: this flag of torchrun has no counterpart here"),
                 hint,
@@ -133,6 +135,16 @@ pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>)
 /// Returns the number of arguments before `--`.
 fn own_arguments(arguments: &[OsString]) -> usize {
     arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len())
+}
+
+/// Returns whether the command is `launch`. Only the flag for the level of the diagnostics may come before a command.
+fn launches(arguments: &[OsString]) -> bool {
+    let command = match arguments.get(1).and_then(|argument| argument.to_str()) {
+        Some("--log-level") => 3,
+        Some(flag) if flag.starts_with("--log-level=") => 2,
+        _ => 1,
+    };
+    arguments.get(command).is_some_and(|command| command == "launch")
 }
 
 /// Replaces the underscores in the name of a flag by hyphens: `--log_dir=a_b` is `--log-dir=a_b`.
@@ -148,9 +160,8 @@ fn with_hyphens(argument: &OsStr) -> OsString {
 /// Returns a hint for a mistake in the flags of `trainer launch` if the program is not separated by `--`, as torchrun allows.
 pub(crate) fn hint_of(mistake: &clap::Error, arguments: &[OsString]) -> Option<&'static str> {
     let own = own_arguments(arguments);
-    let launches = arguments[..own].iter().any(|argument| argument == "launch");
     let kinds = [ErrorKind::UnknownArgument, ErrorKind::MissingRequiredArgument];
-    (launches && own == arguments.len() && kinds.contains(&mistake.kind()))
+    (launches(arguments) && own == arguments.len() && kinds.contains(&mistake.kind()))
         .then_some("the program and its arguments come after `--`: trainer launch --cpus 4 -- python train.py --lr 0.1")
 }
 
@@ -211,6 +222,7 @@ mod tests {
             ("launch --cpus 2 --no_python -- true", "--no-python: this flag", "any program"),
             ("launch --standalone -H a:2 -- true", "cannot be used with", ""),
             ("launch --nproc_per_node 2 train.py --lr 1", "unexpected argument 'train.py'", "come after `--`"),
+            ("launch --nproc_per_node 2 train.py --module x", "unexpected argument 'train.py'", "come after `--`"),
             ("launch --cpus 2", "required arguments", "come after `--`"),
             ("-np 2 --config x", "-np: unknown flag", "--gpus N"),
         ] {

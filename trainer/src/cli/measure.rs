@@ -58,8 +58,8 @@ pub struct SweepArgs {
     /// The TOML file that describes the runs
     #[arg(long, value_name = "FILE", required_unless_present = "resume", conflicts_with = "resume")]
     pub config: Option<PathBuf>,
-    /// A key with the values to train with, such as `--set optimizer.lr=0.05,0.1`; one value is for all runs. Several lists make all
-    /// combinations
+    /// A key with the values to train with, such as `--set optimizer.lr=0.05,0.1`; one value is for all runs. Several lists make
+    /// all combinations
     #[arg(long, value_name = "KEY.PATH=VALUE,…", conflicts_with = "resume")]
     pub set: Vec<String>,
     /// Parts of the CPU that the runs share: as many runs train at a time

@@ -91,8 +91,8 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
     }
 }
 
-/// Creates the folder for the results of `command`, and locks it: the folder `asked`, or a new folder under `runs/`. `result` is the
-/// name of the file with the results.
+/// Creates the folder for the results of `command`, and locks it: the folder `asked`, or a new folder under `runs/`. `result` is
+/// the name of the file with the results.
 ///
 /// # Errors
 /// The folder cannot be created, another program writes to it, or it has results already.

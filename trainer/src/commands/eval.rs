@@ -167,9 +167,7 @@ impl Subject {
         };
         Err(Failure::usage(format!("{}: {cause}", checkpoint.display()), hint))
     }
-}
 
-impl Subject {
     /// Checks that the run's network has the same weights for images of `--image-size`: those of some networks depend on the size.
     fn check_image_size(&self, test: &Dataset) -> Result<(), Failure> {
         let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
@@ -294,8 +292,8 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
     Failure::stopped(signal, message)
 }
 
-/// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if the
-/// checkpoint has them.
+/// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if
+/// the checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
@@ -315,8 +313,8 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         data: LoadRequest {
             image_size: arguments.image_size.or(plan.data.image_size),
             resize: arguments.resize.or(resize),
-            // If the manifest has no test images, evaluate on the images that the run did not train on.
             defer_missing: on_error == OnError::Replace,
+            // If the manifest has no test images, evaluate on the images that the run did not train on.
             limit_train: Some(plan.data.limit_train).filter(|limit| own_data && *limit > 0),
             split: if own_data { run_data::validation_options(&plan) } else { SplitOptions::default() },
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),

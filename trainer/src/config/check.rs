@@ -183,7 +183,8 @@ fn schedule(plan: &RunPlan, reader: &mut Reader) {
     if schedule.kind == ScheduleKind::MultiStep && !reader.is_broken("schedule", "milestones") {
         milestones("schedule.milestones", &schedule.milestones, reader);
     }
-    // A run limited by steps has no length in epochs before the data are read. Trials of a few steps keep the warm-up of their file.
+    // A run limited by steps has no length in epochs before the data are read. Trials of a few steps keep the warm-up of their
+    // file.
     if plan.train.epochs == 0 || plan.train.max_steps > 0 {
         return;
     }

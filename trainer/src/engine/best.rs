@@ -33,15 +33,15 @@ impl Engine<'_> {
         self.progress.best.is_none_or(|best| eval.is_better(&best.eval, self.plan.best_by()))
     }
 
-    /// Returns the best epoch if the run must stop early: this evaluation is not better, and the best one is at least `train.patience`
-    /// epochs old.
+    /// Returns the best epoch if the run must stop early: this evaluation is not better, and the best one is at least
+    /// `train.patience` epochs old.
     pub(super) fn early_stop(&self, counts: &EvalCounts) -> Option<usize> {
         let best = self.best_epoch_out_of_patience(self.progress.epoch)?;
         (!self.is_best(&eval_record(counts))).then_some(best)
     }
 
-    /// Returns the last epoch and the best epoch if the resumed run had already stopped early, by the present `train.patience`, and has
-    /// taken no step since its last evaluation.
+    /// Returns the last epoch and the best epoch if the resumed run had already stopped early, by the present `train.patience`, and
+    /// has taken no step since its last evaluation.
     pub(super) fn had_stopped_early(&self) -> Option<[usize; 2]> {
         let last = self.progress.last?.epoch;
         let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
@@ -56,12 +56,18 @@ impl Engine<'_> {
         let done = counted(self.progress.step, "step");
         let more = match early_stop {
             Some(_) => "train.patience has ended it; --set train.patience=0",
-            None if self.plan.train.max_steps > 0 => "--set train.max_steps=N with a larger N",
+            None if self.ended_by_max_steps() => "--set train.max_steps=N with a larger N",
             None => "--epochs N with a larger N",
         };
         console::eprint(format_args!(
             "note: the run is complete after {done}: it is only evaluated again; {more} trains it further"
         ));
+    }
+
+    /// Returns whether `train.max_steps` has ended the run, not the number of epochs.
+    fn ended_by_max_steps(&self) -> bool {
+        let limit = self.plan.train.max_steps as u64;
+        limit > 0 && self.progress.step >= limit
     }
 
     /// Returns the best epoch if it is at least `train.patience` epochs before `epoch`.

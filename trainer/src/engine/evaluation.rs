@@ -30,8 +30,8 @@ impl Engine<'_> {
         Ok(evaluation)
     }
 
-    /// Evaluates after training steps. If that fails, saves a checkpoint first: the steps are not lost, and a resumed run evaluates again.
-    /// All ranks call this method together.
+    /// Evaluates after training steps. If that fails, saves a checkpoint first: the steps are not lost, and a resumed run evaluates
+    /// again. All ranks call this method together.
     pub(super) fn evaluate_or_save(&mut self) -> Result<Evaluation, Failure> {
         let evaluated = self.evaluate();
         if evaluated.as_ref().is_err_and(|failure| !failure.is_permanent) {

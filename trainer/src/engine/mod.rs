@@ -155,8 +155,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None` if
-    /// it is not the first one, or if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
+    /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None`
+    /// if it is not the first one, or if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
     fn report_kernel_compiles(&mut self, used: WorkKind) -> Option<KernelCompileReporter> {
         let first = self.not_done_yet.contains(&used);
         self.not_done_yet.retain(|other| *other != used);
@@ -303,8 +303,8 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // After train.max_steps or train.max_time_s inside an epoch, the progress stays there, so that a resumed run goes on there. The
-        // checkpoint has the step's name: the epoch's name belongs to its end, and `best` may point to this checkpoint.
+        // After train.max_steps or train.max_time_s inside an epoch, the progress stays there, so that a resumed run goes on there.
+        // The checkpoint has the step's name: the epoch's name belongs to its end, and `best` may point to this checkpoint.
         let complete = self.progress.batch >= self.lengths.batches_per_epoch;
         let name = if complete { format!("epoch-{epoch}") } else { format!("step-{}", self.progress.step) };
         if complete {

@@ -1,4 +1,5 @@
-//! Arguments that users of other programs write: torchrun's and mpirun's spelling, and flags of PyTorch's and timm's training scripts.
+//! Arguments that users of other programs write: torchrun's and mpirun's spelling, and flags of PyTorch's and timm's training
+//! scripts.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -80,6 +81,8 @@ pub(super) fn explain(mistake: &clap::Error, arguments: &[OsString]) -> Option<F
     let value = value_of(flag, arguments);
     let dashes = flag.replace('_', "-");
     let hint = match OTHERS.iter().find(|(other, _)| *other == dashes) {
+        // Most flags that the hints name are those of `train` alone.
+        Some((_, hint)) if !trains(arguments) && !hint.starts_with("write --set") => return None,
         Some((_, hint)) => (*hint).to_owned(),
         None => {
             let key = config::key_called(flag.strip_prefix("--")?)?;
@@ -90,12 +93,20 @@ pub(super) fn explain(mistake: &clap::Error, arguments: &[OsString]) -> Option<F
     Some(Failure::usage(format!("{shown}: unknown flag"), hint))
 }
 
+/// Returns an argument, or an empty text if there are fewer.
+fn word(arguments: &[OsString], at: usize) -> &str {
+    arguments.get(at).and_then(|word| word.to_str()).unwrap_or_default()
+}
+
+/// Returns whether the command is `train`, which is the default.
+fn trains(arguments: &[OsString]) -> bool {
+    word(arguments, 1).starts_with('-') || word(arguments, 1) == "train"
+}
+
 /// Returns whether the command has `--set`.
 fn takes_settings(arguments: &[OsString]) -> bool {
-    let word = |at: usize| arguments.get(at).and_then(|word| word.to_str()).unwrap_or_default();
-    word(1).starts_with('-')
-        || ["train", "compare", "sweep"].contains(&word(1))
-        || [word(1), word(2)] == ["bench", "scaling"]
+    let words = [word(arguments, 1), word(arguments, 2)];
+    trains(arguments) || ["compare", "sweep"].contains(&words[0]) || words == ["bench", "scaling"]
 }
 
 /// Returns the value of a flag: the text after `=`, or the next argument.
@@ -140,7 +151,12 @@ mod tests {
         ];
         insta::assert_snapshot!(lines.map(explained).join("\n"));
         // Other commands have no keys, and a misspelt flag of this program is explained by clap.
-        for line in ["trainer eval --run x --lr 0.1", "trainer --config x.toml --max-restart 1", "trainer --epochs x"] {
+        for line in [
+            "trainer eval --run x --lr 0.1",
+            "trainer --config x.toml --max-restart 1",
+            "trainer --epochs x",
+            "trainer sweep --config x.toml --output-dir y",
+        ] {
             assert_eq!(explained(line), "none", "{line}");
         }
     }

@@ -194,8 +194,8 @@ mod tests {
     fn the_commit_is_that_of_the_build() {
         let commit = Environment::detect("cpu").git_commit;
         assert_eq!(commit.as_deref(), COMMIT);
-        let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().any(|folder| folder.join(".git").exists());
-        assert_eq!(commit.is_some(), checkout);
+        let is_id = |id: &str| [40, 64].contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        assert!(COMMIT.is_none_or(is_id), "{COMMIT:?}");
     }
 
     #[test]

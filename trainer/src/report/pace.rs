@@ -26,8 +26,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares`: pixels of an image in each of the first epochs, as parts of
-    /// those of a whole image; later images are whole.
+    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares`: pixels of an image in each of the first epochs, as parts
+    /// of those of a whole image; later images are whole.
     pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
         Self {
             epochs,

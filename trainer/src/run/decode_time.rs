@@ -41,8 +41,8 @@ fn encode(time: DecodeTime) -> [i64; 2] {
     }
 }
 
-/// Returns the time of a rank whose own is `own`. Plans that set different times are not reconciled here: the ranks compare their plans
-/// later. A plan may have a time that others lack, since a resumed run records its choice; then all ranks use this time.
+/// Returns the time of a rank whose own is `own`. Plans that set different times are not reconciled here: the ranks compare their
+/// plans later. A plan may have a time that others lack, since a resumed run records its choice; then all ranks use this time.
 fn agree(own: DecodeTime, all: &[[i64; 2]]) -> DecodeTime {
     if !matches!(own, DecodeTime::BySize(_)) {
         return own;

@@ -111,8 +111,10 @@ pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Fail
 pub(super) fn load_weights(network: Network, plan: &RunPlan, spec: Spec) -> Result<(Network, Rows), Failure> {
     let Some(path) = &plan.model.weights else { return Ok((network, Rows::new())) };
     let target = WeightTarget { model: &plan.model.name, spec, data: &plan.data.name, purpose: Purpose::Training };
-    let blame = |error: FileError| -> Failure {
-        plan.mistake(&["model.weights"], format!("`model.weights`: {error}"), error.hint).into()
+    let blame = |error: FileError| {
+        let code = error.code;
+        let mistake = plan.mistake(&["model.weights"], format!("`model.weights`: {error}"), error.hint);
+        Failure { code, ..mistake.into() }
     };
     let file = WeightFile::open(path).map_err(blame)?;
     let LoadedWeights { network, origin, new_head } = weights::load(network, &target, &file).map_err(blame)?;
@@ -178,8 +180,9 @@ pub(super) fn check_batches(
     Err(plan.mistake(&[key], cause, hint).into())
 }
 
-/// Returns the smallest number of images in a step that batch norm normalises together: those of a device, or with synchronised batch
-/// norm those of all devices. `None` for several processes with synchronised batch norm, whose steps have an image for each of them.
+/// Returns the smallest number of images in a step that batch norm normalises together: those of a device, or with synchronised
+/// batch norm those of all devices. `None` for several processes with synchronised batch norm, whose steps have an image for each
+/// of them.
 fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usize> {
     let together = plan.parallel.batch_norm == config::BatchNormPolicy::Sync;
     if together && plan.parallel.mode == config::Mode::Ddp {

@@ -37,8 +37,8 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
     let [parameters, activations] = models::estimate_elements(model, spec).ok()?;
     let pixels = (spec.in_channels * height * width) as f64;
     let (needed, what) = match memory_use {
-        // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs. The other batches of the
-        // step and those that the loader prepares have their pixels in f32.
+        // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs. The other batches of
+        // the step and those that the loader prepares have their pixels in f32.
         MemoryUse::Training { batch, accumulate, bytes_per_element } => {
             let images = counted(batch as u64, "image");
             let others = accumulate - 1 + prefetched_batches(accumulate);

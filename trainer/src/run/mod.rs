@@ -3,8 +3,8 @@
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
 //! `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about nodes. `ranks.rs` starts and
 //! joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders. `decode_time.rs` decides when
-//! images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers. `training.rs` trains, and
-//! `finish.rs` reports the result.
+//! images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks
+//! frozen layers. `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
 mod decode_time;
@@ -147,8 +147,8 @@ struct WorkerLaunch<'a> {
 }
 
 impl WorkerLaunch<'_> {
-    /// Starts the workers, waits for them and returns the exit code. The launcher has read the labels to report mistakes in them once,
-    /// and has decoded no image.
+    /// Starts the workers, waits for them and returns the exit code. The launcher has read the labels to report mistakes in them
+    /// once, and has decoded no image.
     fn run(self, splits: Splits, resumed: Option<RunFolder>) -> Result<u8, Failure> {
         let Self { arguments, plan, node, job, variables, workers } = self;
         if plan.parallel.backend == Backend::Mpi {

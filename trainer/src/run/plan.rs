@@ -66,7 +66,8 @@ impl Access<'_> {
     }
 }
 
-/// The text of the plan: the file of `--config`, or the `config.toml` of the run to continue. It is read once, since it may be a pipe.
+/// The text of the plan: the file of `--config`, or the `config.toml` of the run to continue. It is read once, since it may be a
+/// pipe.
 pub(super) struct PlanSource<'a> {
     arguments: &'a TrainArgs,
     text: Result<ConfigSource, ConfigError>,
@@ -81,8 +82,8 @@ impl<'a> PlanSource<'a> {
     pub(super) fn find(arguments: &'a TrainArgs, access: Access<'_>) -> Result<Self, Failure> {
         let Some(run) = &arguments.resume else {
             let path = match access {
-                // The launcher has written the plan there. The user may have changed the file of --config since, and a worker that is
-                // started again must not train something else.
+                // The launcher has written the plan there. The user may have changed the file of --config since, and a worker that
+                // is started again must not train something else.
                 Access::Given(folder) => RunFolder::open(folder)?.config(),
                 _ => arguments.config.clone().ok_or_else(|| {
                     Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
@@ -222,8 +223,8 @@ pub(crate) fn print_notes(plan: &RunPlan) {
     }
 }
 
-/// Prints a note about the keys of `[parallel]` that change nothing in a run of one process. Only the processes of mode `ddp` exchange
-/// gradients.
+/// Prints a note about the keys of `[parallel]` that change nothing in a run of one process. Only the processes of mode `ddp`
+/// exchange gradients.
 pub(super) fn note_unused_parallel_keys(plan: &RunPlan) {
     let keys = unused_parallel_keys(plan);
     if let Some((last, others)) = keys.split_last() {

@@ -22,8 +22,8 @@ use crate::strategy::{Strategy, ddp};
 /// Number of batches that the loader prepares in advance, at least.
 const PREFETCH: usize = 4;
 
-/// Returns the number of batches that the training loader prepares in advance. A step takes `accumulate` batches at once, so as many
-/// are prepared while the step before computes.
+/// Returns the number of batches that the training loader prepares in advance. A step takes `accumulate` batches at once, so as
+/// many are prepared while the step before computes.
 pub(super) fn prefetched_batches(accumulate: usize) -> usize {
     accumulate.max(PREFETCH)
 }
@@ -107,8 +107,8 @@ pub(crate) fn validation_options(plan: &RunPlan) -> SplitOptions {
     SplitOptions { validation: plan.data.validation, fraction: None, seed: plan.train.seed }
 }
 
-/// Adds the location in the plan to an error of the data set or of its loader whose `place` is a key of the plan, or whose file is the
-/// data folder.
+/// Adds the location in the plan to an error of the data set or of its loader whose `place` is a key of the plan, or whose file is
+/// the data folder.
 pub(super) fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
     let key = match error.place.as_str() {
         key @ ("validation" | "fraction" | "limit_train") => format!("data.{key}"),

@@ -1,4 +1,5 @@
-//! Builds the network and the loaders, loads the newest checkpoint, lists the facts that all ranks must share, and runs `--dry-run`.
+//! Builds the network and the loaders, loads the newest checkpoint, lists the facts that all ranks must share, and runs
+//! `--dry-run`.
 
 use std::sync::Arc;
 
@@ -187,8 +188,8 @@ pub(super) fn check_small_images(
     Ok(())
 }
 
-/// Returns the pixels of an image in each of the epochs with small images, as parts of those of a whole image. `epochs`: those of the
-/// run; `shape`: that of a whole image, `[C, H, W]`.
+/// Returns the pixels of an image in each of the epochs with small images, as parts of those of a whole image. `epochs`: those of
+/// the run; `shape`: that of a whole image, `[C, H, W]`.
 pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, width]: [usize; 3]) -> Vec<f64> {
     let whole = ImageShape { channels, height, width };
     let small_images = super::run_data::small_images(plan);

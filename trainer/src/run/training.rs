@@ -1,5 +1,5 @@
-//! Trains as one rank, or as the only process: creates strategy, loaders and engine, and on rank 0 also the run folder and the screen
-//! output.
+//! Trains as one rank, or as the only process: creates strategy, loaders and engine, and on rank 0 also the run folder and the
+//! screen output.
 
 use std::path::Path;
 

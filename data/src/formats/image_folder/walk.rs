@@ -112,7 +112,8 @@ pub(super) fn images(split: &Path, names: &[String]) -> Result<Vec<ClassImage>, 
     Ok(images)
 }
 
-/// Returns all images in a folder and below it, in the order of a class, and the errors of the files and folders that cannot be read.
+/// Returns all images in a folder and below it, in the order of a class, and the errors of the files and folders that cannot be
+/// read.
 pub(in crate::formats) fn images_below(folder: &Path) -> (Vec<PathBuf>, Vec<DataError>) {
     let (mut found, mut errors) = (Vec::new(), Vec::new());
     let read = walk(folder, 0, &mut HashMap::new(), &mut found, &mut |error| {

@@ -265,8 +265,8 @@ impl PixelCopy {
         }
     }
 
-    /// Copies pixels to planes of several groups each, whose elements alternate. If the last pixel ends before the last plane has all
-    /// of its groups, the others get arbitrary values, which no stored result depends on.
+    /// Copies pixels to planes of several groups each, whose elements alternate. If the last pixel ends before the last plane has
+    /// all of its groups, the others get arbitrary values, which no stored result depends on.
     fn alternating<E: Operand>(&self, kernels: &GroupKernels<E>, from: &[E], to: &mut [E]) {
         let Self { step, depth, count, lanes, plane } = *self;
         assert_eq!(lanes, depth);
@@ -286,7 +286,8 @@ impl PixelCopy {
     }
 }
 
-/// Packs the weights of each two groups as those of one. A group has `len` elements: vectors of 8 lanes, each with a step of 32 bits.
+/// Packs the weights of each two groups as those of one. A group has `len` elements: vectors of 8 lanes, each with a step of 32
+/// bits.
 fn alternate_groups<E: Operand>(packed: &[E], len: usize) -> Buffer<E> {
     let mut to = Buffer::zeroed(packed.len().next_multiple_of(2 * len));
     let vector = 8 * E::STEP;

@@ -1,7 +1,7 @@
 //! Weight gradients of groups that are at most a vector wide, from the planes of [`super::group_conv`].
 //!
-//! There is one sum for each of 16 parts of the batch. The sums are added in order, so the gradient does not depend on the number of
-//! threads.
+//! There is one sum for each of 16 parts of the batch. The sums are added in order, so the gradient does not depend on the number
+//! of threads.
 
 use super::allocator::Buffer;
 use super::group_conv::{self, PLANE};
@@ -38,7 +38,8 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x
     Some(add_parts(kernels, shape, &sums, parts))
 }
 
-/// The inputs of a part of the batch, and planes with copies of one band of an image at a time: `[row / STEP][column][lanes][STEP]`.
+/// The inputs of a part of the batch, and planes with copies of one band of an image at a time:
+/// `[row / STEP][column][lanes][STEP]`.
 struct PlanesOfPart<'a, E: 'static> {
     kernels: &'static GroupKernels<E>,
     shape: &'a ConvShape,

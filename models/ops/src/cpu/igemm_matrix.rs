@@ -19,8 +19,8 @@ const BLOCK: usize = 256;
 const MAX_INPUT_TILE: usize = 512 << 10;
 
 /// Layout of a block's input tile: copies of the source pixels that the block reads, padding included, as
-/// `[step row][step column][plane_rows][plane_columns][group][group_len]`. A plane has the pixels whose coordinates are equal modulo
-/// the step.
+/// `[step row][step column][plane_rows][plane_columns][group][group_len]`. A plane has the pixels whose coordinates are equal
+/// modulo the step.
 #[derive(Default)]
 struct InputTile {
     /// The smallest offset of a tap, `[row, column]`. The tile begins there.
@@ -258,8 +258,8 @@ impl<E: Operand> MatrixConv<'_, E> {
                     bias: bias.map_or(std::ptr::null(), <[f32]>::as_ptr),
                     relu: conv.relu,
                 };
-                // SAFETY: the input tile, or the source, has the channels of whole register tiles at every tap. The packed panel has
-                // `depth` elements per tap. Pointers of results point to the group's columns, and only this block writes them.
+                // SAFETY: the input tile, or the source, has the channels of whole register tiles at every tap. The packed panel
+                // has `depth` elements per tap. Pointers of results point to the group's columns, and only this block writes them.
                 unsafe { (self.kernels.tiles)(&call) };
             }
         }

@@ -129,7 +129,8 @@ pub(crate) struct MatrixKernels<E: 'static> {
 /// Elements from which a row of bf16 is converted to f32 once, where products are computed in f32. Shorter rows are converted in
 /// each register tile, which takes less time than the copy.
 const CONVERT_FROM: usize = 16;
-/// Channels of a source below which the whole source is converted to f32 instead: the copy is small, and the windows of a kernel overlap.
+/// Channels of a source below which the whole source is converted to f32 instead: the copy is small, and the windows of a kernel
+/// overlap.
 const WHOLE_SOURCE_BELOW: usize = 16;
 
 /// An element type of matrix products.
@@ -192,8 +193,8 @@ impl<E: Operand> Isa<E> {
         }
     }
 
-    /// Returns [`Self::widened`] if the whole source of a convolution of `taps` taps is converted before the products, since its pixels
-    /// are short and in the windows of many results.
+    /// Returns [`Self::widened`] if the whole source of a convolution of `taps` taps is converted before the products, since its
+    /// pixels are short and in the windows of many results.
     pub(crate) fn widened_source(&self, channels: usize, taps: usize) -> Option<&'static Isa> {
         self.widened().filter(|_| taps > 1 && channels < WHOLE_SOURCE_BELOW)
     }

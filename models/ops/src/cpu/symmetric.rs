@@ -1,6 +1,6 @@
-//! Matrix products `left · rightᵀ` whose result is symmetric, for [`orthogonalize`](crate::orthogonalize()). Only the register tiles
-//! that reach the lower triangle are computed, which is little more than half of them. The upper triangle is a copy of the lower one,
-//! so the result is exactly symmetric.
+//! Matrix products `left · rightᵀ` whose result is symmetric, for [`orthogonalize`](crate::orthogonalize()). Only the register
+//! tiles that reach the lower triangle are computed, which is little more than half of them. The upper triangle is a copy of the
+//! lower one, so the result is exactly symmetric.
 
 use burn::backend::Flex;
 use burn::tensor::Tensor;
@@ -77,8 +77,8 @@ fn lower_product(isa: &'static Isa, left: &[f32], right: &[f32], n: usize) -> Bu
                     bias: std::ptr::null(),
                     relu: false,
                 };
-                // SAFETY: the tables have whole register tiles. Each row of `left` has `depth` elements, each row of the result has `n`,
-                // and only this task writes these rows.
+                // SAFETY: the tables have whole register tiles. Each row of `left` has `depth` elements, each row of the result has
+                // `n`, and only this task writes these rows.
                 unsafe { panel.isa.tile(&call) };
             }
         }
@@ -88,8 +88,8 @@ fn lower_product(isa: &'static Isa, left: &[f32], right: &[f32], n: usize) -> Bu
         for first in (rows.start..n).step_by(SQUARE) {
             for row in rows.clone() {
                 for column in first.max(row + 1)..n.min(first + SQUARE) {
-                    // SAFETY: both are elements of the result. This task alone writes the upper triangle of its rows, and no task writes
-                    // the lower triangle, whose elements were computed above.
+                    // SAFETY: both are elements of the result. This task alone writes the upper triangle of its rows, and no task
+                    // writes the lower triangle, whose elements were computed above.
                     unsafe { *target.ptr().add(row * n + column) = *target.ptr().add(column * n + row) };
                 }
             }

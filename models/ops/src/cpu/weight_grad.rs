@@ -3,9 +3,9 @@
 //! The output pixels are divided into as many parts as there are threads (split-K), and each part into chunks. A chunk of `dy` is
 //! packed into panels once and serves all taps and channels of `x`. f32 values of `x` are read in place through one pointer
 //! per pixel. For bf16, where a step is a pair of pixels, the pixels of each tap are packed too; where products of bf16 are
-//! computed in f32, `x` and `dy` are converted instead, chunk by chunk; `x` of few channels is converted as a whole. With few channels, taps are folded or gathered first, as in
-//! [`super::igemm`]. Every part has its own sums, which are added in the order of the parts. The parts, and therefore the last
-//! bits of the result, depend on the number of threads.
+//! computed in f32, `x` and `dy` are converted instead, chunk by chunk; `x` of few channels is converted as a whole. With few
+//! channels, taps are folded or gathered first, as in [`super::igemm`]. Every part has its own sums, which are added in the order
+//! of the parts. The parts, and therefore the last bits of the result, depend on the number of threads.
 
 use std::ops::Range;
 
@@ -89,8 +89,8 @@ fn split_k<S: Element, E: Operand>(
     }
 }
 
-/// The matrix product of a weight gradient, as an implicit GEMM: M is (tap, channel of `x`), N the output channel, and K, the summed
-/// index, the output pixel. Threads take parts of K (split-K).
+/// The matrix product of a weight gradient, as an implicit GEMM: M is (tap, channel of `x`), N the output channel, and K, the
+/// summed index, the output pixel. Threads take parts of K (split-K).
 pub(super) struct WeightGradGemm<'a, S, E: 'static> {
     pub(super) isa: &'static Isa<E>,
     pub(super) shape: &'a ConvShape,

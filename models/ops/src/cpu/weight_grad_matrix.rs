@@ -1,8 +1,8 @@
 //! The weight gradient with matrix registers: `dw[tap][co][ci] = Σ_pixel dy[pixel][co] · x[pixel + tap][ci]`.
 //!
 //! A matrix register multiplies rows that are contiguous along the summed index. A chunk of `dy` is therefore transposed once,
-//! square by square, to squares of output channels by pixels, and serves all taps. The pixels of each tap of `x` are packed in pairs, as in
-//! [`super::weight_grad`]. The sums stay in f32 in memory, where the products of each chunk are added to them.
+//! square by square, to squares of output channels by pixels, and serves all taps. The pixels of each tap of `x` are packed in
+//! pairs, as in [`super::weight_grad`]. The sums stay in f32 in memory, where the products of each chunk are added to them.
 
 use std::ops::Range;
 
@@ -17,7 +17,8 @@ use crate::shape::ConvShape;
 /// Pixels per chunk. With fewer, reading and writing the sums takes longer than the products.
 const CHUNK: usize = 1024;
 
-/// Layout of the f32 sums of a part: `[group][tap][output channel][channel of x]`, both channels rounded up to whole register tiles.
+/// Layout of the f32 sums of a part: `[group][tap][output channel][channel of x]`, both channels rounded up to whole register
+/// tiles.
 pub(super) struct SumLayout {
     /// Output channels of a group, rounded up.
     rows: usize,

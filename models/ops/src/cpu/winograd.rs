@@ -7,7 +7,8 @@
 //! loses a decimal digit; F(2x2, 3x3) is as accurate as direct summation.
 //!
 //! With AVX512-BF16, transformed tiles and filters of bf16 are rounded once more than in a direct convolution. Sets that multiply
-//! bf16 in f32 keep them in f32 ([`Winograd::Widened`]). Root mean square errors of bf16 against f64, relative to the values, of normal data (after ReLU: a tenth less), for 64 to 512 channels:
+//! bf16 in f32 keep them in f32 ([`Winograd::Widened`]). Root mean square errors of bf16 against f64, relative to the values, of
+//! normal data (after ReLU: a tenth less), for 64 to 512 channels:
 //!
 //! | | output, data gradient | weight gradient |
 //! |---|---|---|

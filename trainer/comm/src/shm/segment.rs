@@ -57,7 +57,8 @@ impl Segment {
 
     fn counter_at(&self, offset: usize) -> &Counter {
         debug_assert!(offset.is_multiple_of(LINE));
-        // SAFETY: in bounds (offsets come from the functions below) and aligned. Zero is a valid counter, and a counter is an atomic.
+        // SAFETY: in bounds (offsets come from the functions below) and aligned. Zero is a valid counter, and a counter is an
+        // atomic.
         unsafe { self.memory.atomic(offset) }
     }
 

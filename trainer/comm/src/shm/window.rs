@@ -101,8 +101,8 @@ impl ShmGroup {
         let part = split(len, element, n);
         let (own, window_ref) = (part[me]..part[me + 1], &window);
         let reduce = || {
-            // SAFETY: in bounds. Between the entry of all ranks and this rank's own publication, only this rank accesses part `me` of
-            // every array (see the module). The arrays do not overlap.
+            // SAFETY: in bounds. Between the entry of all ranks and this rank's own publication, only this rank accesses part `me`
+            // of every array (see the module). The arrays do not overlap.
             let arrays = (0..n)
                 .map(|rank| unsafe { window_ref.memory.slice_mut(window_ref.start(rank) + own.start, own.len()) });
             kernels::reduce_into_all(call.dtype, op, &mut arrays.collect::<Vec<_>>());

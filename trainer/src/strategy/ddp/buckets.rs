@@ -47,8 +47,8 @@ pub struct Bucket {
 }
 
 /// Assigns parameters to buckets, in the order `order`. `lengths` are the parameters' numbers of elements, in registration
-/// order. A bucket is complete once it has `first_bucket_bytes` (the first bucket) or `bucket_bytes_cap` (the other buckets). The last
-/// bucket may be smaller. An element has 4 bytes (f32).
+/// order. A bucket is complete once it has `first_bucket_bytes` (the first bucket) or `bucket_bytes_cap` (the other buckets). The
+/// last bucket may be smaller. An element has 4 bytes (f32).
 ///
 /// Source: `torch.distributed._compute_bucket_assignment_by_size` as `DistributedDataParallel` calls it. The limit of the first
 /// bucket is small, so that communication starts early.
@@ -158,7 +158,8 @@ struct Assignment {
 
 impl GradientBuckets {
     /// Makes buckets that are not assigned yet. If `device` is set, gradients stay on it. With `in_order`, the backward pass
-    /// waits until the reduction of each full bucket is enqueued. With `side_stream`, the backward pass itself starts the reductions.
+    /// waits until the reduction of each full bucket is enqueued. With `side_stream`, the backward pass itself starts the
+    /// reductions.
     pub(super) fn new(
         parameters: &[ParameterInfo],
         queue: Sender<BucketWork>,

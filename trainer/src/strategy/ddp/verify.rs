@@ -50,8 +50,8 @@ pub fn same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
 /// Separates exit code, cause and hint of a failure in the text that is sent to the other ranks.
 const SEPARATOR: char = '\0';
 
-/// Returns `result` if every rank has succeeded. All ranks call this function together, so no rank leaves the others in the middle of
-/// work that may fail on some of them.
+/// Returns `result` if every rank has succeeded. All ranks call this function together, so no rank leaves the others in the middle
+/// of work that may fail on some of them.
 ///
 /// # Errors
 /// The failure of the first rank that failed, on every rank. Or a rank is gone.

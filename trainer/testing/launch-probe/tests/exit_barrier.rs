@@ -88,6 +88,18 @@ fn a_launcher_that_waits_can_be_suspended() {
 }
 
 #[test]
+fn node_0_does_not_wait_for_ever_for_a_launcher_that_is_stopped() {
+    let [first, second, third] = late_failure(1, &["--timeout", "5"]);
+    third.signal(Signal::STOP);
+    wait_for_states(&[third.pid()], &['T']);
+    std::fs::write(second.folder.path().join("go"), "").unwrap();
+    second.end().said(3, &["rank 1 exited with code 7"]);
+    first.end().said(3, &["error: node 1: ", "warning: a node has not ended after the failure"]);
+    third.signal(Signal::CONT);
+    third.end().said(3, &["error: node "]);
+}
+
+#[test]
 fn a_node_that_cannot_start_its_workers_ends_the_other() {
     for faulty in 0..2 {
         let nodes: [Run; 2] = job(&["--do", &format!("no-folder@{faulty}")]);

@@ -28,8 +28,9 @@ pub(super) unsafe fn matrix_tiles(call: &MatrixTiles<bf16>) {
 
 /// Computes all register tiles of a call, `BLOCKS` times 16 columns wide.
 ///
-/// The rows of a tile are rounded and stored during the products of the next one. The columns do not fit into L1. They are prefetched,
-/// because loads that miss L1 delay the products where two threads share a core: then products and loads overlap little.
+/// The rows of a tile are rounded and stored during the products of the next one. The columns do not fit into L1. They are
+/// prefetched, because loads that miss L1 delay the products where two threads share a core: then products and loads overlap
+/// little.
 ///
 /// # Safety
 ///
@@ -41,8 +42,8 @@ unsafe fn tiles<const BLOCKS: usize>(call: &MatrixTiles<bf16>) {
     let steps = call.taps.len() * call.depth.div_ceil(DEPTH);
     let mut sums = [const { MaybeUninit::<Sums<BLOCKS>>::uninit() }; 2];
     let mut last: &[*mut bf16] = &[];
-    // SAFETY: `MatrixTiles` documents every address as valid. The blocks use matrix registers, which nothing else uses. A tile's sums
-    // were stored before its rows.
+    // SAFETY: `MatrixTiles` documents every address as valid. The blocks use matrix registers, which nothing else uses. A tile's
+    // sums were stored before its rows.
     unsafe {
         let bias = load_bias(call.bias);
         for (tile, out) in call.out.chunks(2 * ROWS).enumerate() {
