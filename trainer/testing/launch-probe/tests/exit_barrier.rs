@@ -94,7 +94,7 @@ fn node_0_does_not_wait_for_ever_for_a_launcher_that_is_stopped() {
     wait_for_states(&[third.pid()], &['T']);
     std::fs::write(second.folder.path().join("go"), "").unwrap();
     second.end().said(3, &["rank 1 exited with code 7"]);
-    first.end().said(3, &["error: node 1: ", "warning: a node has not ended after the failure"]);
+    first.end().said(3, &["warning: a node has not ended after the failure", "error: node 1: "]);
     third.signal(Signal::CONT);
     third.end().said(3, &["error: node "]);
 }
