@@ -4,7 +4,7 @@
 //! node R  sets  ended/R   its workers have ended
 //! node 0  waits for       ended/R of all nodes, or a failure
 //! node R  waits for exit  if its workers are done: another node may still fail, and then all nodes start again or fail together
-//! node 0  sets  exit      the other nodes leave
+//! node 0  sets  exit      = the failure of another node, if there is one: the other nodes leave
 //! node 0  waits for       the end of the other nodes' connections: it hosts both stores
 //! ```
 //!
@@ -81,9 +81,16 @@ impl NodeRendezvous {
             (Some(Outcome::Done), _) => vec![("exit".to_owned(), "the other nodes".to_owned())],
             _ => Vec::new(),
         };
-        let passed = awaited.iter().try_for_each(|(key, whom)| self.wait_for_key(key, whom, wait));
-        let end = passed.err().unwrap_or_else(|| self.reported_failure());
-        let end = match end {
+        let mut value = Vec::new();
+        let passed = awaited.iter().try_for_each(|(key, whom)| {
+            value = self.wait_for_key(key, whom, wait)?;
+            Ok(())
+        });
+        let reported = match node_rank {
+            0 => self.client.get("failed").ok().flatten().unwrap_or_default(),
+            _ => value,
+        };
+        let end = match passed.err().unwrap_or_else(|| self.end_by(&reported)) {
             // The other node was stopped by a signal. It has not failed.
             JobEnd::Failed(failure) if failure.stopped_by.is_some() => JobEnd::AllEnded,
             end => end,
@@ -91,7 +98,8 @@ impl NodeRendezvous {
         if node_rank > 0 {
             return end;
         }
-        let _ = self.client.set("exit", b"");
+        // The store may end before the other nodes read another key.
+        let _ = self.client.set("exit", &reported);
         let failed = matches!(end, JobEnd::Failed(_)) || !matches!(outcome, Some(Outcome::Done | Outcome::Stopped(_)));
         let limit = failed.then_some(wait.failure_limit);
         match (self.wait_until_all_have_left(wait, limit), &end) {
@@ -102,8 +110,8 @@ impl NodeRendezvous {
         }
     }
 
-    /// Waits until a node sets `key`.
-    fn wait_for_key(&mut self, key: &str, whom: &str, wait: &mut ExitWait<'_>) -> std::result::Result<(), JobEnd> {
+    /// Waits until a node sets `key`, and returns its value.
+    fn wait_for_key(&mut self, key: &str, whom: &str, wait: &mut ExitWait<'_>) -> std::result::Result<Vec<u8>, JobEnd> {
         loop {
             if let Some(signal) = (wait.interrupted)() {
                 // Workers that save decide together to stop, so some that still run are saving already, and may finish.
@@ -117,7 +125,7 @@ impl NodeRendezvous {
                 return Err(JobEnd::Failed(failure));
             }
             match self.client.wait(key, POLL) {
-                Ok(_) => return Ok(()),
+                Ok(value) => return Ok(value),
                 Err(error) if error.kind == ErrorKind::Timeout => wait.notify_if_due(whom),
                 Err(error) => {
                     // A report may have arrived right before the connection broke. The thread that watches has then read it.
@@ -128,11 +136,10 @@ impl NodeRendezvous {
         }
     }
 
-    /// Returns the failure that another node has reported. A node reports before it sets `ended/R`, and node 0 sets `exit` after
-    /// that, so the report is in the store, although the thread that watches may not have read it yet.
-    fn reported_failure(&self) -> JobEnd {
-        let stored = self.client.get("failed").ok().flatten();
-        let failure = stored.and_then(|bytes| serde_json::from_slice::<NodeFailure>(&bytes).ok());
+    /// Returns the end of a job in which `reported` is the first failure, if it is not empty. A node reports before it sets `ended/R`,
+    /// so node 0 then has the report, although the thread that watches may not have read it yet.
+    fn end_by(&self, reported: &[u8]) -> JobEnd {
+        let failure = serde_json::from_slice::<NodeFailure>(reported).ok();
         match failure.filter(|failure| failure.node != self.parameters.node_rank) {
             Some(failure) => JobEnd::Failed(failure),
             None => JobEnd::AllEnded,
