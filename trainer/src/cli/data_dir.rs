@@ -2,22 +2,26 @@
 
 use std::ffi::OsString;
 use std::fmt::{self, Display};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{BenchCommand, Cli, Command, DataCommand, ShortRunArgs, SweepArgs, TrainArgs};
+use super::{BenchCommand, Cli, Command, DataCommand, TrainArgs};
 
 impl Cli {
     /// Sets `--data-dir` to `variable`, the value of [`DATA_DIR`], for a command that has the flag but was given neither the flag
     /// nor `--set data.dir`. An empty variable counts as unset.
     pub fn with_data_dir(mut self, variable: Option<OsString>) -> Self {
+        // A run or a sweep that continues has the folder that it began with.
         let flag = match &mut self.command {
-            // A run or a sweep that continues has the folder that it began with.
-            None => self.train.unnamed_data_dir(),
-            Some(Command::Train(arguments)) => arguments.unnamed_data_dir(),
+            None => of_run(&mut self.train),
+            Some(Command::Train(arguments)) => of_run(arguments),
             Some(Command::Eval(arguments)) => Some(&mut arguments.data_dir),
-            Some(Command::Compare(arguments)) => arguments.runs.unnamed_data_dir(),
-            Some(Command::Bench(BenchCommand::Scaling(arguments))) => arguments.runs.unnamed_data_dir(),
-            Some(Command::Sweep(arguments)) => arguments.unnamed_data_dir(),
+            Some(Command::Compare(arguments)) => unless_set(&mut arguments.runs.data_dir, &arguments.runs.set),
+            Some(Command::Bench(BenchCommand::Scaling(arguments))) => {
+                unless_set(&mut arguments.runs.data_dir, &arguments.runs.set)
+            }
+            Some(Command::Sweep(arguments)) => {
+                unless_set(&mut arguments.data_dir, &arguments.set).filter(|_| arguments.resume.is_none())
+            }
             Some(Command::Data(DataCommand::Fetch { data_dir, .. } | DataCommand::Verify { data_dir, .. })) => {
                 Some(data_dir)
             }
@@ -51,6 +55,13 @@ pub enum NamedBy {
     Variable,
 }
 
+impl DataDir {
+    /// Returns the folder, if one is named.
+    pub fn path(dir: &Option<Self>) -> Option<&Path> {
+        dir.as_ref().map(|dir| dir.path.as_path())
+    }
+}
+
 impl<T: Into<OsString>> From<T> for DataDir {
     fn from(path: T) -> Self {
         Self { path: PathBuf::from(path.into()), by: NamedBy::Flag }
@@ -67,28 +78,13 @@ impl Display for DataDir {
     }
 }
 
-/// Returns whether a `--set` names the folder of the data sets.
-fn sets_data_dir(set: &[String]) -> bool {
-    set.iter().any(|setting| setting.split_once('=').is_some_and(|(key, _)| key.trim() == "data.dir"))
+/// Returns the flag of a run, to be set, unless `--set` names the folder or the run continues.
+fn of_run(arguments: &mut TrainArgs) -> Option<&mut Option<DataDir>> {
+    unless_set(&mut arguments.data_dir, &arguments.set).filter(|_| arguments.resume.is_none())
 }
 
-impl TrainArgs {
-    /// Returns the folder of the data sets, to be set, unless `--set` names it or the run continues.
-    fn unnamed_data_dir(&mut self) -> Option<&mut Option<DataDir>> {
-        (self.resume.is_none() && !sets_data_dir(&self.set)).then_some(&mut self.data_dir)
-    }
-}
-
-impl ShortRunArgs {
-    /// Returns the folder of the data sets, to be set, unless `--set` names it.
-    fn unnamed_data_dir(&mut self) -> Option<&mut Option<DataDir>> {
-        (!sets_data_dir(&self.set)).then_some(&mut self.data_dir)
-    }
-}
-
-impl SweepArgs {
-    /// Returns the folder of the data sets, to be set, unless `--set` names it or the sweep continues.
-    fn unnamed_data_dir(&mut self) -> Option<&mut Option<DataDir>> {
-        (self.resume.is_none() && !sets_data_dir(&self.set)).then_some(&mut self.data_dir)
-    }
+/// Returns the flag, to be set, unless one of the settings `set` names the folder.
+fn unless_set<'a>(flag: &'a mut Option<DataDir>, set: &[String]) -> Option<&'a mut Option<DataDir>> {
+    let names_folder = |setting: &String| setting.split_once('=').is_some_and(|(key, _)| key.trim() == "data.dir");
+    (!set.iter().any(names_folder)).then_some(flag)
 }

@@ -106,8 +106,10 @@ const WITHOUT_COUNTERPART: [(&str, &str); 7] = [
 /// counterpart.
 pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, ForeignFlag> {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
-    let (own, len) = (own_arguments(&arguments), arguments.len());
+    let own = own_arguments(&arguments);
     let launches = launches(&arguments);
+    // Without `--`, a flag may be one of the program.
+    let are_own = launches && own < arguments.len();
     for argument in &mut arguments[..own] {
         match argument.to_str() {
             Some("-np") if launches => *argument = "--np".into(),
@@ -120,9 +122,7 @@ pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>)
             _ => {}
         }
         let flag = argument.to_str().and_then(|text| text.split('=').next()).unwrap_or_default();
-        // Without `--`, the flag may be one of the program.
-        let foreign = WITHOUT_COUNTERPART.iter().find(|(name, _)| *name == flag && launches && own < len);
-        if let Some((name, hint)) = foreign {
+        if let (true, Some((name, hint))) = (are_own, WITHOUT_COUNTERPART.iter().find(|(name, _)| *name == flag)) {
             return Err(ForeignFlag {
                 message: format!("{name}: this flag of torchrun has no counterpart here"),
                 hint,

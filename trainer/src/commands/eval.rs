@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::saved_network;
 use super::views::{Views, ten_crop_failure};
-use crate::cli::EvalArgs;
+use crate::cli::{DataDir, EvalArgs};
 use crate::config::{self, Overrides};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
@@ -320,11 +320,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(
                 arguments.data.as_ref().unwrap_or(&plan.data.name),
-                arguments.data_dir.as_ref().map(|dir| dir.path.as_path()).or(plan
-                    .data
-                    .dir
-                    .as_deref()
-                    .filter(|_| own_data)),
+                DataDir::path(&arguments.data_dir).or(plan.data.dir.as_deref().filter(|_| own_data)),
             )
         },
         // Images of other sets too: the network was trained with these.
@@ -351,7 +347,7 @@ fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject,
             image_size: arguments.image_size,
             resize: arguments.resize,
             label_delim: arguments.label_delim,
-            ..request(data, arguments.data_dir.as_ref().map(|dir| dir.path.as_path()))
+            ..request(data, DataDir::path(&arguments.data_dir))
         },
         mean: arguments.mean.clone(),
         std: arguments.std.clone(),
