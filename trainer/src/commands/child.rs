@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, getppid, kill_process};
 use serde::Serialize;
 use time::{OffsetDateTime, macros::format_description};
 
-use crate::cli::ShortRunArgs;
+use crate::cli::{DATA_DIR, DataDir, NamedBy, ShortRunArgs};
 use crate::config::{Overrides, RunPlan};
 use crate::failure::Failure;
 use crate::files::{self, FileError, write_atomic};
@@ -49,19 +49,21 @@ pub(super) fn follow(variables: &Variables) {
 pub(super) fn start(command: &mut Command, log: &Path) -> Result<Child, Failure> {
     let file = files::create(log)?;
     let failed = |error| Failure::run(format!("a run cannot be started: {error}"), "see `ulimit -u`");
-    command.env(PARENT, std::process::id().to_string()).env_remove("TRAINER_DATA_DIR");
+    command.env(PARENT, std::process::id().to_string());
     command.stderr(file.try_clone().map_err(failed)?).stdout(file).stdin(Stdio::null());
     command.process_group(0).spawn().map_err(failed)
 }
 
-/// Returns the command of this program.
+/// Returns the command of this program, without the variable that names the folder of the data sets.
 ///
 /// # Errors
 /// The program's own file cannot be found.
 pub(super) fn command() -> Result<Command, Failure> {
     let program = std::env::current_exe()
         .map_err(|error| Failure::run(format!("cannot find this program's own file: {error}"), "is /proc mounted?"))?;
-    Ok(Command::new(program))
+    let mut command = Command::new(program);
+    command.env_remove(DATA_DIR);
+    Ok(command)
 }
 
 /// Returns the exit status of a run, or `None` if the run has not ended. Does not wait.
@@ -226,9 +228,11 @@ impl ShortRun<'_> {
         for setting in self.arguments.set.iter().chain(&self.set).chain(&own) {
             command.arg("--set").arg(setting);
         }
-        if let Some(dir) = &self.arguments.data_dir {
-            command.arg("--data-dir").arg(&dir.path);
-        }
+        match &self.arguments.data_dir {
+            Some(DataDir { path, by: NamedBy::Flag }) => command.arg("--data-dir").arg(path),
+            Some(DataDir { path, by: NamedBy::Variable }) => command.env(DATA_DIR, path),
+            None => &mut command,
+        };
         command.args(&self.flags);
         Ok(command)
     }

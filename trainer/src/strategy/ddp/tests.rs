@@ -53,14 +53,16 @@ fn a_failure_of_one_rank_is_the_failure_of_all() {
         assert_eq!(all_well, comm.rank());
         let own = match comm.rank() {
             0 => Ok(()),
-            rank => Err(Failure::usage(format!("image {rank} is damaged"), "replace the image")),
+            rank => {
+                Err(Failure { is_permanent: true, ..Failure::usage(format!("image {rank} is damaged"), "replace it") })
+            }
         };
         let failure = verify::succeed_together(own, &comm).unwrap_err();
         // All ranks are still in the job.
         comm.barrier().unwrap();
         failure
     });
-    assert_eq!(ended, vec![Failure::usage("image 1 is damaged", "replace the image"); 3]);
+    assert_eq!(ended, vec![Failure { is_permanent: true, ..Failure::usage("image 1 is damaged", "replace it") }; 3]);
 }
 
 const LENGTHS: [usize; 5] = [3, 700, 1, 64, 50];

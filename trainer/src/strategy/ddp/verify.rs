@@ -47,7 +47,7 @@ pub fn same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
     same_lines("job", facts, "start every rank with the same --config, --set and data set", comm)
 }
 
-/// Separates exit code, cause and hint of a failure in the text that is sent to the other ranks.
+/// Separates exit code, permanence, cause and hint of a failure in the text that is sent to the other ranks.
 const SEPARATOR: char = '\0';
 
 /// Returns `result` if every rank has succeeded. All ranks call this function together, so no rank leaves the others in the middle
@@ -56,15 +56,16 @@ const SEPARATOR: char = '\0';
 /// # Errors
 /// The failure of the first rank that failed, on every rank. Or a rank is gone.
 pub fn succeed_together<T>(result: Result<T, Failure>, comm: &Communicator) -> Result<T, Failure> {
-    let text = result.as_ref().err().map_or_else(String::new, |Failure { code, message, hint, .. }| {
+    let text = result.as_ref().err().map_or_else(String::new, |Failure { code, message, hint, is_permanent }| {
         let hint = hint.as_deref().unwrap_or_default();
-        format!("{code}{SEPARATOR}{message}{SEPARATOR}{hint}")
+        format!("{code}{SEPARATOR}{is_permanent}{SEPARATOR}{message}{SEPARATOR}{hint}")
     });
     let Some((_, text)) = comm.first_failure(&text)? else { return result };
-    let mut parts = text.splitn(3, SEPARATOR);
+    let mut parts = text.splitn(4, SEPARATOR);
     let code = parts.next().and_then(|code| code.parse().ok()).unwrap_or(crate::failure::FAILED);
+    let is_permanent = parts.next() == Some("true");
     let [message, hint] = [parts.next(), parts.next()].map(|part| part.unwrap_or_default().to_owned());
-    Err(Failure { code, message, hint: (!hint.is_empty()).then_some(hint), is_permanent: false })
+    Err(Failure { code, message, hint: (!hint.is_empty()).then_some(hint), is_permanent })
 }
 
 /// Checks that every rank has the same tensors: number, names, shapes, order, element type

@@ -1,11 +1,11 @@
 //! Runs a graph. Each captured stream is a branch, which runs on its own stream. So only the dependencies of the capture order the
-//! branches, as with the real driver: a dependency that is missing shows.
+//! branches, as with the real driver: a missing dependency leads to wrong results here too.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::capture::Recording;
-use crate::code::DriverResult;
+use crate::cu_result::DriverResult;
 use crate::event::{DISABLE_TIMING, Event};
 use crate::machine::Device;
 use crate::op::Op;

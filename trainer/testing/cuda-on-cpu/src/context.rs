@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use crate::code::{DriverResult, INVALID_CONTEXT, INVALID_VALUE};
+use crate::cu_result::{DriverResult, INVALID_CONTEXT, INVALID_VALUE};
 use crate::machine::{Device, machine};
 
 /// Maximum depth of the stack.

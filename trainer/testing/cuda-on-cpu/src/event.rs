@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use crate::capture::CapturePoint;
-use crate::code::{DriverResult, INVALID_HANDLE, NOT_READY};
+use crate::cu_result::{DriverResult, INVALID_HANDLE, NOT_READY};
 use crate::handles::Table;
 
 /// All events.

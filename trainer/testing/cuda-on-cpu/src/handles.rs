@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use parking_lot::RwLock;
 
-use crate::code::{DriverResult, INVALID_HANDLE};
+use crate::cu_result::{DriverResult, INVALID_HANDLE};
 
 /// The next handle. Handles look like addresses, but nothing is mapped there.
 static NEXT: AtomicUsize = AtomicUsize::new(0xC0DE_0000_0000_0010);

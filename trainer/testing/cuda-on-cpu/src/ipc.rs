@@ -6,7 +6,7 @@ use std::fs::{self, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use crate::code::{DriverResult, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
+use crate::cu_result::{DriverResult, INVALID_CONTEXT, INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
 use crate::log::Argument;
 use crate::machine::{Device, Peers, machine};
 use crate::memory::{Block, BlockKind, Mapping, block_at, blocks, blocks_mut, file_name};

@@ -28,8 +28,8 @@
 
 mod branches;
 mod capture;
-pub mod code;
 mod context;
+pub mod cu_result;
 mod event;
 pub mod exports;
 mod handles;

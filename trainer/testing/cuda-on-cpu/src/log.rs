@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
 
-use crate::code::{Code, DriverResult, UNKNOWN};
+use crate::cu_result::{CuResult, DriverResult, UNKNOWN};
 
 static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
     let path = std::env::var_os("CUDA_ON_CPU_LOG")?;
@@ -29,7 +29,7 @@ pub(crate) fn note(text: impl FnOnce() -> String) {
 }
 
 /// Runs a driver function: catches panics, which must not unwind into C, and writes a line to the log.
-pub(crate) fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> DriverResult) -> Code {
+pub(crate) fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> DriverResult) -> CuResult {
     let code = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,

@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use parking_lot::Mutex;
 
-use crate::code::{
-    CONTEXT_IS_DESTROYED, Code, DriverResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED,
+use crate::cu_result::{
+    CONTEXT_IS_DESTROYED, CuResult, DriverResult, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED,
 };
 use crate::stream::Stream;
 
@@ -34,7 +34,7 @@ struct Settings {
     display: bool,
     strict: bool,
     nccl_stuck: bool,
-    fault: Option<(String, Code)>,
+    fault: Option<(String, CuResult)>,
 }
 
 /// Reads an environment variable. A value that cannot be parsed ends the process: a test on a different machine than the
@@ -150,7 +150,7 @@ impl Device {
     }
 
     /// Makes the context unusable, as an error on a real device does. The first error stays.
-    pub(crate) fn set_fault(&self, fault: Code) {
+    pub(crate) fn set_fault(&self, fault: CuResult) {
         let _ = self.fault.compare_exchange(0, fault, Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -299,7 +299,7 @@ impl Machine {
     }
 
     /// Returns the error that running a kernel leaves behind, if any.
-    pub(crate) fn fault_of(&self, kernel: &str) -> Option<Code> {
+    pub(crate) fn fault_of(&self, kernel: &str) -> Option<CuResult> {
         self.settings.fault.as_ref().filter(|(name, _)| kernel.contains(name)).map(|(_, code)| *code)
     }
 

@@ -15,7 +15,7 @@ use libc::{
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
 };
 
-use crate::code::{DriverResult, INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY};
+use crate::cu_result::{DriverResult, INVALID_VALUE, OPERATING_SYSTEM, OUT_OF_MEMORY};
 use crate::machine::{Device, machine};
 
 /// A page of the host. `cuMemAlloc` guarantees an alignment of 512 bytes only.

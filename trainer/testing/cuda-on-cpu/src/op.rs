@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::code::ILLEGAL_ADDRESS;
+use crate::cu_result::ILLEGAL_ADDRESS;
 use crate::event::Event;
 use crate::kernel::Launch;
 use crate::machine::{Device, Peers, machine};

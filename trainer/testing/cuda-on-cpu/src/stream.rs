@@ -8,8 +8,8 @@ use std::thread;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::capture::{self, Capture};
-use crate::code::{DriverResult, LAUNCH_FAILED, OPERATING_SYSTEM, STREAM_CAPTURE_UNSUPPORTED};
 use crate::context::current;
+use crate::cu_result::{DriverResult, LAUNCH_FAILED, OPERATING_SYSTEM, STREAM_CAPTURE_UNSUPPORTED};
 use crate::handles::{self, Table};
 use crate::machine::Device;
 use crate::op::Op;

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 
 use super::{exports, write_out};
 use crate::capture;
-use crate::code::{
+use crate::context::{self, current};
+use crate::cu_result::{
     INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED,
     PEER_ACCESS_UNSUPPORTED,
 };
-use crate::context::{self, current};
 use crate::machine::{Peers, machine};
 
 exports! {

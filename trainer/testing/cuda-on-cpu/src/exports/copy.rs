@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::exports;
 use crate::capture;
-use crate::code::{DriverResult, INVALID_VALUE};
 use crate::context::current;
+use crate::cu_result::{DriverResult, INVALID_VALUE};
 use crate::machine::machine;
 use crate::memory::{self, MemorySpace};
 use crate::op::{Fill, Op, Rows, Side};

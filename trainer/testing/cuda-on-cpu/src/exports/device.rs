@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
 use super::{exports, write_out, write_text};
-use crate::code::{Code, INVALID_DEVICE, INVALID_VALUE, describe};
+use crate::cu_result::{CuResult, INVALID_DEVICE, INVALID_VALUE, describe};
 use crate::kernel::{DEFAULT_SHARED, MAX_BLOCK, MAX_GRID, MAX_THREADS};
 use crate::machine::{self, Device, Machine, Peers, machine};
 
@@ -138,9 +138,9 @@ fn attribute(machine: &Machine, device: &Device, attribute: c_int) -> c_int {
 /// Implements `cuGetErrorName` and `cuGetErrorString`, which are not logged.
 fn describe_to(
     text: Option<&mut *const c_char>,
-    code: Code,
+    code: CuResult,
     which: fn((&'static CStr, &'static CStr)) -> &'static CStr,
-) -> Code {
+) -> CuResult {
     let Some(text) = text else { return INVALID_VALUE };
     let known = describe(code);
     *text = known.map_or(std::ptr::null(), |known| which(known).as_ptr());
@@ -149,12 +149,12 @@ fn describe_to(
 
 /// `cuGetErrorName` of `cuda.h`.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGetErrorName(code: Code, text: Option<&mut *const c_char>) -> Code {
+pub extern "C" fn cuGetErrorName(code: CuResult, text: Option<&mut *const c_char>) -> CuResult {
     describe_to(text, code, |known| known.0)
 }
 
 /// `cuGetErrorString` of `cuda.h`.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuGetErrorString(code: Code, text: Option<&mut *const c_char>) -> Code {
+pub extern "C" fn cuGetErrorString(code: CuResult, text: Option<&mut *const c_char>) -> CuResult {
     describe_to(text, code, |known| known.1)
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::{exports, write_out};
 use crate::capture;
-use crate::code::{CAPTURED_EVENT, DriverResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::context::current;
+use crate::cu_result::{CAPTURED_EVENT, DriverResult, INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use crate::event::{DISABLE_TIMING, EVENTS, Event};
 use crate::machine::machine;
 use crate::stream::StreamRef;

@@ -3,8 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::{exports, write_out};
-use crate::code::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context::current;
+use crate::cu_result::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::kernel::{self, KERNELS, MAX_THREADS, Parameters};
 use crate::machine::machine;
 

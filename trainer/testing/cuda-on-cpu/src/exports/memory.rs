@@ -4,8 +4,8 @@ use std::ffi::c_uint;
 
 use super::{exports, write_out};
 use crate::capture;
-use crate::code::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::context::current;
+use crate::cu_result::{DriverResult, INVALID_VALUE, NOT_SUPPORTED};
 use crate::ipc::{self, IpcHandle};
 use crate::machine::{Device, machine};
 use crate::memory::{self, BlockKind};
@@ -73,7 +73,7 @@ exports! {
     fn cuMemGetAddressRange_v2(base: Option<&mut usize>, bytes: Option<&mut usize>, address: usize) {
         current()?;
         let blocks = memory::blocks();
-        let block = memory::block_at(&blocks, address).ok_or(crate::code::NOT_FOUND)?;
+        let block = memory::block_at(&blocks, address).ok_or(crate::cu_result::NOT_FOUND)?;
         if let Some(base) = base {
             *base = block.mapping.base;
         }

@@ -15,7 +15,7 @@ pub use self::{context::*, copy::*, device::*, event::*, graph::*, kernel::*, me
 pub use crate::ipc::IpcHandle;
 pub use crate::op::HostFunction;
 
-use crate::code::{DriverResult, INVALID_VALUE};
+use crate::cu_result::{DriverResult, INVALID_VALUE};
 
 /// Defines functions that C calls. Bodies return a `Result`; [`crate::log::call`] does what every call needs.
 macro_rules! exports {
@@ -24,7 +24,7 @@ macro_rules! exports {
         $(#[$doc])*
         #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($argument: $type),*) -> $crate::code::Code {
+        pub extern "C" fn $name($($argument: $type),*) -> $crate::cu_result::CuResult {
             let arguments = [$((stringify!($argument), $crate::log::Argument::number(&$argument))),*];
             $crate::log::call(stringify!($name), &arguments, || $body)
         }
@@ -37,7 +37,7 @@ macro_rules! exports {
         /// # Safety
         /// The pointers satisfy the documentation of `cuda.h`.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::code::Code {
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::cu_result::CuResult {
             let arguments = [$((stringify!($argument), $crate::log::Argument::number(&$argument))),*];
             $crate::log::call(stringify!($name), &arguments, || $body)
         }

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::{HostFunction, exports, write_out};
 use crate::capture;
-use crate::code::{DriverResult, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_UNSUPPORTED};
 use crate::context::current;
+use crate::cu_result::{DriverResult, INVALID_VALUE, NOT_READY, STREAM_CAPTURE_UNSUPPORTED};
 use crate::event::EVENTS;
 use crate::memory;
 use crate::op::Op;

@@ -1,7 +1,7 @@
 //! Functions that only NVIDIA's own libraries call.
 
 use super::exports;
-use crate::code::INVALID_VALUE;
+use crate::cu_result::INVALID_VALUE;
 
 exports! {
     /// Undocumented function tables. NVRTC asks for some and continues without them.

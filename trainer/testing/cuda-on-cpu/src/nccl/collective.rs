@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::comm::Comm;
-use super::number::{DataType, Reduction};
+use super::data_type::{DataType, Reduction};
 use super::segment::SLOT_BYTES;
 use super::{INVALID_ARGUMENT, refuse};
-use crate::code::{DriverResult, ILLEGAL_ADDRESS};
+use crate::cu_result::{DriverResult, ILLEGAL_ADDRESS};
 use crate::machine::Device;
 use crate::memory;
 

@@ -9,7 +9,7 @@ use super::collective::Collective;
 use super::segment::{Segment, UniqueId};
 use super::{INVALID_ARGUMENT, UNHANDLED_CUDA, driver_error, refuse};
 use crate::capture;
-use crate::code::DriverResult;
+use crate::cu_result::DriverResult;
 use crate::event::{DISABLE_TIMING, Event};
 use crate::handles::Table;
 use crate::machine::Device;
@@ -35,14 +35,14 @@ pub(crate) struct Comm {
 }
 
 /// The arguments of `ncclCommInitRank`.
-pub(super) struct Join {
+pub(super) struct InitRank {
     pub(super) id: UniqueId,
     pub(super) world_size: usize,
     pub(super) rank: usize,
     pub(super) device: &'static Device,
 }
 
-impl Join {
+impl InitRank {
     /// Checks the arguments that need no other rank.
     pub(super) fn new(id: UniqueId, world_size: i32, rank: i32, device: &'static Device) -> DriverResult<Self> {
         let wrong = || refuse(INVALID_ARGUMENT, &format!("invalid rank requested : {rank}/{world_size}"));

@@ -4,13 +4,13 @@
 use std::ffi::{c_char, c_int};
 
 use super::collective::{Collective, CollectiveKind};
-use super::comm::{self, Join};
+use super::comm::{self, InitRank};
+use super::data_type::{DataType, Reduction};
 use super::group::{self, GroupCall};
-use super::number::{DataType, Reduction};
 use super::segment::UniqueId;
 use super::{INVALID_ARGUMENT, LAST, describe, driver_error, refuse};
-use crate::code::{Code, DriverResult};
 use crate::context::current;
+use crate::cu_result::{CuResult, DriverResult};
 use crate::machine::machine;
 
 /// Version 2.29.7.
@@ -22,7 +22,7 @@ macro_rules! exports {
         $(#[$doc])*
         #[doc = concat!("`", stringify!($name), "` of `nccl.h`.")]
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name($($argument: $type),*) -> Code {
+        pub extern "C" fn $name($($argument: $type),*) -> CuResult {
             let arguments = [$((stringify!($argument), $crate::log::Argument::number(&$argument))),*];
             super::call(stringify!($name), &arguments, || $body)
         }
@@ -44,8 +44,8 @@ fn join(to: Option<&mut usize>, world_size: c_int, id: UniqueId, rank: c_int) ->
             std::thread::park();
         }
     }
-    let join = Join::new(id, world_size, rank, current().map_err(driver_error)?)?;
-    group::submit_or_defer(GroupCall::Join(join, std::ptr::from_mut(to) as usize))
+    let join = InitRank::new(id, world_size, rank, current().map_err(driver_error)?)?;
+    group::submit_or_defer(GroupCall::InitRank(join, std::ptr::from_mut(to) as usize))
 }
 
 fn enqueue(
@@ -186,7 +186,7 @@ exports! {
 
 /// `ncclGetErrorString` of `nccl.h`.
 #[unsafe(no_mangle)]
-pub extern "C" fn ncclGetErrorString(code: Code) -> *const c_char {
+pub extern "C" fn ncclGetErrorString(code: CuResult) -> *const c_char {
     describe(code).as_ptr()
 }
 

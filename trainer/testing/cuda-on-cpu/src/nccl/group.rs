@@ -7,15 +7,15 @@ use std::sync::Arc;
 use std::thread;
 
 use super::collective::Collective;
-use super::comm::{Comm, Join};
+use super::comm::{Comm, InitRank};
 use super::{INTERNAL, INVALID_USAGE, refuse};
-use crate::code::DriverResult;
+use crate::cu_result::DriverResult;
 use crate::stream::StreamRef;
 
 /// A call that a group can contain.
 pub(super) enum GroupCall {
     /// `ncclCommInitRank`, and the address for its handle.
-    Join(Join, usize),
+    InitRank(InitRank, usize),
     Collective(StreamRef, Arc<Collective>),
 }
 
@@ -58,13 +58,13 @@ pub(super) fn submit_or_defer(call: GroupCall) -> DriverResult {
         }
     })?;
     match immediate {
-        Some(GroupCall::Join(join, to)) => join_into(&join, to),
+        Some(GroupCall::InitRank(join, to)) => join_into(&join, to),
         Some(GroupCall::Collective(target, call)) => Comm::submit(&target, &call),
         None => Ok(()),
     }
 }
 
-fn join_into(join: &Join, to: usize) -> DriverResult {
+fn join_into(join: &InitRank, to: usize) -> DriverResult {
     let handle = join.run()?;
     // SAFETY: the caller keeps the address valid until the call or the group has ended.
     unsafe { (to as *mut usize).write(handle) };
@@ -77,7 +77,7 @@ fn run(group: Vec<GroupCall>) -> DriverResult {
     let mut queued = Vec::new();
     for call in group {
         match call {
-            GroupCall::Join(join, to) => joins.push((join, to)),
+            GroupCall::InitRank(join, to) => joins.push((join, to)),
             GroupCall::Collective(StreamRef::Null(device), call) => {
                 let comm = Arc::as_ptr(&call.comm) as usize;
                 blocking.entry(comm).or_default().push((StreamRef::Null(device), call));

@@ -6,9 +6,9 @@
 
 mod collective;
 mod comm;
+mod data_type;
 mod exports;
 mod group;
-mod number;
 mod segment;
 
 pub(crate) use self::collective::Collective;
@@ -19,24 +19,24 @@ use std::ffi::{CStr, CString};
 
 use parking_lot::Mutex;
 
-use crate::code::{Code, DriverResult, UNKNOWN};
+use crate::cu_result::{CuResult, DriverResult, UNKNOWN};
 use crate::log;
 
 /// `ncclUnhandledCudaError`.
-const UNHANDLED_CUDA: Code = 1;
+const UNHANDLED_CUDA: CuResult = 1;
 /// `ncclSystemError`.
-const SYSTEM: Code = 2;
+const SYSTEM: CuResult = 2;
 /// `ncclInternalError`.
-const INTERNAL: Code = 3;
+const INTERNAL: CuResult = 3;
 /// `ncclInvalidArgument`.
-const INVALID_ARGUMENT: Code = 4;
+const INVALID_ARGUMENT: CuResult = 4;
 /// `ncclInvalidUsage`.
-const INVALID_USAGE: Code = 5;
+const INVALID_USAGE: CuResult = 5;
 /// `ncclRemoteError`.
-const REMOTE: Code = 6;
+const REMOTE: CuResult = 6;
 
 /// Returns NCCL's description of a code.
-fn describe(code: Code) -> &'static CStr {
+fn describe(code: CuResult) -> &'static CStr {
     match code {
         0 => c"no error",
         UNHANDLED_CUDA => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -54,7 +54,7 @@ fn describe(code: Code) -> &'static CStr {
 static LAST: Mutex<&'static CStr> = Mutex::new(c"");
 
 /// Records an error for `ncclGetLastError`; returns its code.
-fn refuse(code: Code, text: &str) -> Code {
+fn refuse(code: CuResult, text: &str) -> CuResult {
     log::note(|| format!("({text})"));
     if std::env::var_os("NCCL_DEBUG").is_some_and(|level| !level.is_empty() && level != "VERSION") {
         println!("cuda-on-cpu:{} NCCL WARN {text}", std::process::id());
@@ -65,13 +65,13 @@ fn refuse(code: Code, text: &str) -> Code {
 }
 
 /// Converts an error of the driver.
-fn driver_error(code: Code) -> Code {
-    let name = crate::code::describe(code).map_or("?", |(name, _)| name.to_str().unwrap_or_default());
+fn driver_error(code: CuResult) -> CuResult {
+    let name = crate::cu_result::describe(code).map_or("?", |(name, _)| name.to_str().unwrap_or_default());
     refuse(UNHANDLED_CUDA, &format!("Cuda failure {code} '{name}'"))
 }
 
 /// Runs a function as [`log::call`] does, with NCCL's code for a panic.
-fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> DriverResult) -> Code {
+fn call(name: &str, arguments: &[(&str, u64)], body: impl FnOnce() -> DriverResult) -> CuResult {
     match log::call(name, arguments, body) {
         UNKNOWN => INTERNAL,
         code => code,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::{INVALID_ARGUMENT, INVALID_USAGE, REMOTE, SYSTEM, driver_error, refuse};
-use crate::code::DriverResult;
+use crate::cu_result::DriverResult;
 use crate::log::Argument;
 use crate::machine::Device;
 use crate::memory::Mapping;
@@ -140,7 +140,8 @@ impl Segment {
         let file = OwnedFd::from(file);
         let bytes = HEADER + 2 * world_size * SLOT_BYTES;
         let segment = Self { mapping: Mapping::new(bytes, Some(&file)).map_err(driver_error)?, rank, world_size };
-        let joined = segment.check_in(device).and_then(|()| segment.wait_for_all()).and_then(|()| segment.check_gpus());
+        let joined =
+            segment.claim_entry(device).and_then(|()| segment.wait_for_all()).and_then(|()| segment.check_gpus());
         // All ranks have opened the file, or joining has failed and nobody may open it.
         let _ = fs::remove_file(&path);
         joined?;
@@ -167,7 +168,7 @@ impl Segment {
     }
 
     /// Claims this rank's entry and writes its GPU and host.
-    fn check_in(&self, device: &Device) -> DriverResult {
+    fn claim_entry(&self, device: &Device) -> DriverResult {
         let (rank, world_size) = (self.rank, self.world_size);
         let first =
             self.header().world_size.compare_exchange(0, world_size as u32, Ordering::AcqRel, Ordering::Acquire);
@@ -178,7 +179,7 @@ impl Segment {
         }
         let entry = &self.entries()[rank];
         if entry.state.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            return Err(self.refuse_all(&format!("rank {rank} of {world_size} ranks has already checked in")));
+            return Err(self.refuse_all(&format!("rank {rank} of {world_size} ranks has already joined")));
         }
         entry.gpu.store(device.physical as u64, Ordering::Relaxed);
         entry.host.store(host_id(), Ordering::Relaxed);

@@ -65,7 +65,7 @@ impl Op<'_> {
             Operand::Name(name) if name == "_" => Ok(format!("(void)({value});")),
             Operand::Name(name) => {
                 // Sign- or zero-extend a narrower value according to its type.
-                let width = self.writer.width(name).ok_or_else(|| format!("`{name}` is no register"))?;
+                let width = self.writer.width(name).ok_or_else(|| format!("`{name}` is not a register"))?;
                 let bits = write_bits(value, kind);
                 let wide = bytes_of(kind).is_some_and(|b| b < width) && kind.starts_with('s');
                 let bits = if wide { format!("(u64)({kind})({bits})") } else { bits };

@@ -3,14 +3,14 @@
 use super::lex::{Token, tokens};
 use super::syntax::{Function, Instruction, Operand, Statement, Unit, Variable, bytes_of};
 
-type TranslateResult<T> = Result<T, String>;
+type ParseResult<T> = Result<T, String>;
 
 /// Parses a module.
 ///
 /// # Errors
 ///
 /// Unsupported syntax, with the text.
-pub fn parse(text: &str) -> TranslateResult<Unit> {
+pub fn parse(text: &str) -> ParseResult<Unit> {
     let mut reader = Reader { tokens: tokens(text), at: 0 };
     let mut unit = Unit::default();
     while let Some(word) = reader.word() {
@@ -59,7 +59,7 @@ impl Reader {
         word
     }
 
-    fn need_word(&mut self) -> TranslateResult<String> {
+    fn need_word(&mut self) -> ParseResult<String> {
         self.word().ok_or_else(|| "the text ends too early".to_owned())
     }
 
@@ -69,7 +69,7 @@ impl Reader {
         yes
     }
 
-    fn expect(&mut self, token: &str) -> TranslateResult<()> {
+    fn expect(&mut self, token: &str) -> ParseResult<()> {
         if self.accept(token) {
             Ok(())
         } else {
@@ -77,13 +77,13 @@ impl Reader {
         }
     }
 
-    fn number(&mut self) -> TranslateResult<usize> {
+    fn number(&mut self) -> ParseResult<usize> {
         let word = self.need_word()?;
         integer(&word).and_then(|n| usize::try_from(n).ok()).ok_or_else(|| self.wrong("expected a number"))
     }
 
     /// Parses what follows the state space: `.align 4 .b8 name[12] = {…}`, up to the terminator.
-    fn variable(&mut self, space: &str) -> TranslateResult<Variable> {
+    fn variable(&mut self, space: &str) -> ParseResult<Variable> {
         let mut made = Variable {
             space: space.to_owned(),
             name: String::new(),
@@ -137,7 +137,7 @@ impl Reader {
         Ok(made)
     }
 
-    fn parameters(&mut self) -> TranslateResult<Vec<Variable>> {
+    fn parameters(&mut self) -> ParseResult<Vec<Variable>> {
         let mut all = Vec::new();
         if !self.accept("(") {
             return Ok(all);
@@ -154,7 +154,7 @@ impl Reader {
     }
 
     /// Parses a function. Returns `None` for a declaration without a body.
-    fn function(&mut self, entry: bool) -> TranslateResult<Option<Function>> {
+    fn function(&mut self, entry: bool) -> ParseResult<Option<Function>> {
         let results = if entry { Vec::new() } else { self.parameters()? };
         let name = self.need_word()?;
         let parameters = self.parameters()?;
@@ -185,7 +185,7 @@ impl Reader {
         Ok(Some(Function { entry, name, parameters, results, body }))
     }
 
-    fn statement(&mut self) -> TranslateResult<Option<Statement>> {
+    fn statement(&mut self) -> ParseResult<Option<Statement>> {
         let word = self.need_word()?;
         Ok(Some(match word.as_str() {
             "{" => Statement::Open,
@@ -237,7 +237,7 @@ impl Reader {
         }))
     }
 
-    fn instruction(&mut self, first: String) -> TranslateResult<Instruction> {
+    fn instruction(&mut self, first: String) -> ParseResult<Instruction> {
         let (guard, op) = if first == "@" {
             let not = self.accept("!");
             (Some((self.need_word()?, not)), self.need_word()?)
@@ -255,7 +255,7 @@ impl Reader {
         Ok(Instruction { guard, op: op.split('.').map(str::to_owned).collect(), operands })
     }
 
-    fn list(&mut self, end: &str) -> TranslateResult<Operand> {
+    fn list(&mut self, end: &str) -> ParseResult<Operand> {
         let mut all = Vec::new();
         while !self.accept(end) {
             all.push(self.operand()?);
@@ -264,7 +264,7 @@ impl Reader {
         Ok(Operand::Vector(all))
     }
 
-    fn operand(&mut self) -> TranslateResult<Operand> {
+    fn operand(&mut self) -> ParseResult<Operand> {
         let word = self.need_word()?;
         match word.as_str() {
             "{" => return self.list("}"),

@@ -41,8 +41,8 @@ pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
         text.push_str(&Writer::new(unit, function, &mut shared).write()?);
     }
     // A device function may wait too, so all kernels of the module use fibers if any function waits.
-    let waits = unit.functions.iter().any(|f| f.body.iter().any(waits));
-    let meets = unit.functions.iter().any(|f| f.body.iter().any(meets));
+    let may_yield = unit.functions.iter().any(|f| f.body.iter().any(may_yield));
+    let has_system_scope = unit.functions.iter().any(|f| f.body.iter().any(has_system_scope));
     for function in unit.functions.iter().filter(|f| f.entry) {
         let (parameters, parameter_bytes) = layout(&function.parameters);
         let (name, bytes) = (symbol(&function.name), shared.bytes);
@@ -50,8 +50,8 @@ pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
             text,
             "void run_{name}(const u8 *params, const u32 *grid, const u32 *ntid, u32 dynamic, u8 *stacks) {{ \
              run_grid({name}, {}, {}, params, grid, ntid, {bytes}, dynamic, stacks); }}",
-            u32::from(waits),
-            u32::from(meets)
+            u32::from(may_yield),
+            u32::from(has_system_scope)
         );
         kernels.push(Kernel { name: function.name.clone(), parameters, parameter_bytes, shared: bytes });
     }
@@ -59,7 +59,7 @@ pub fn translate(unit: &Unit) -> Result<(String, Vec<Kernel>), String> {
 }
 
 /// Returns whether an instruction may yield to other threads of the block.
-fn waits(statement: &Statement) -> bool {
+fn may_yield(statement: &Statement) -> bool {
     let Statement::Instruction(i) = statement else { return false };
     let has = |what: &str| i.op.iter().any(|part| part == what);
     matches!(
@@ -73,7 +73,7 @@ fn waits(statement: &Statement) -> bool {
 }
 
 /// Returns whether an instruction synchronises with other processes: its scope is the system.
-fn meets(statement: &Statement) -> bool {
+fn has_system_scope(statement: &Statement) -> bool {
     matches!(statement, Statement::Instruction(i) if i.op.iter().any(|part| part == "sys"))
 }
 

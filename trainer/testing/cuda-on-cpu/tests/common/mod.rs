@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use cuda_on_cpu::code::Code;
+use cuda_on_cpu::cu_result::CuResult;
 use cuda_on_cpu::exports::*;
 
 pub(crate) const MEMORY: usize = 32 << 20;
@@ -44,14 +44,14 @@ pub(crate) fn set_current(device: i32) {
 
 /// Returns the output argument of a call that must succeed.
 #[track_caller]
-pub(crate) fn get<T: Default>(call: impl FnOnce(Option<&mut T>) -> Code) -> T {
+pub(crate) fn get<T: Default>(call: impl FnOnce(Option<&mut T>) -> CuResult) -> T {
     let mut value = T::default();
     assert_eq!(call(Some(&mut value)), 0);
     value
 }
 
 /// Returns the error code of a call with an output argument.
-pub(crate) fn error_of<T: Default>(call: impl FnOnce(Option<&mut T>) -> Code) -> Code {
+pub(crate) fn error_of<T: Default>(call: impl FnOnce(Option<&mut T>) -> CuResult) -> CuResult {
     call(Some(&mut T::default()))
 }
 
@@ -72,12 +72,12 @@ pub(crate) fn upload(to: usize, bytes: &[u8]) {
     assert_eq!(unsafe { cuMemcpyHtoD_v2(to, bytes.as_ptr().cast(), bytes.len()) }, 0);
 }
 
-pub(crate) fn upload_async(to: usize, bytes: &[u8], stream: usize) -> Code {
+pub(crate) fn upload_async(to: usize, bytes: &[u8], stream: usize) -> CuResult {
     // SAFETY: the memory of a slice, which the call reads before it returns.
     unsafe { cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), stream) }
 }
 
-pub(crate) fn copy_async(to: usize, from: usize, bytes: usize, stream: usize) -> Code {
+pub(crate) fn copy_async(to: usize, from: usize, bytes: usize, stream: usize) -> CuResult {
     // SAFETY: the call checks memory of GPUs.
     unsafe { cuMemcpyDtoDAsync_v2(to, from, bytes, stream) }
 }

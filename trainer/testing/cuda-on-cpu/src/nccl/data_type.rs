@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::{INVALID_ARGUMENT, refuse};
-use crate::code::DriverResult;
+use crate::cu_result::DriverResult;
 
 /// `ncclDataType_t`.
 #[derive(Debug, Clone, Copy)]

@@ -3,20 +3,20 @@
 use std::ffi::{CStr, c_int};
 
 /// Return code of a driver function; 0 is success.
-pub type Code = c_int;
+pub type CuResult = c_int;
 
 /// Result of the inner functions.
-pub type DriverResult<T = ()> = Result<T, Code>;
+pub type DriverResult<T = ()> = Result<T, CuResult>;
 
 macro_rules! codes {
     ($($name:ident = $code:literal $text:literal;)*) => {
         $(
             #[doc = $text]
-            pub const $name: Code = $code;
+            pub const $name: CuResult = $code;
         )*
 
         /// Returns the name and the description of a code; `None` for an unknown code.
-        pub fn describe(code: Code) -> Option<(&'static CStr, &'static CStr)> {
+        pub fn describe(code: CuResult) -> Option<(&'static CStr, &'static CStr)> {
             let (name, text) = match code {
                 0 => ("CUDA_SUCCESS\0", "no error\0"),
                 $($code => (concat!("CUDA_ERROR_", stringify!($name), "\0"), concat!($text, "\0")),)*
