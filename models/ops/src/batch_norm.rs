@@ -14,7 +14,7 @@ use crate::sync_batch_norm;
 use crate::trace::{Operand, Operation, start_fused};
 use crate::update::ema_update;
 
-/// Epilogue of a batch norm: what is applied to the normalised values.
+/// Epilogue of a batch norm: operations on the normalised values.
 #[derive(Debug, Clone, Default)]
 pub struct Epilogue {
     /// Is added to the normalised values, `[B, C, H, W]`.

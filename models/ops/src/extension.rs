@@ -13,11 +13,11 @@ use crate::statistics::StatisticsReduce;
 /// Geometry of a convolution, as `torch.nn.functional.conv2d`. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvOptions {
-    /// Step between windows.
+    /// Distance between windows.
     pub stride: [usize; 2],
     /// Zero padding on either side.
     pub padding: [usize; 2],
-    /// Step between the taps of a window.
+    /// Distance between the taps of a window.
     pub dilation: [usize; 2],
     /// Number of groups of channels that are convolved separately.
     pub groups: usize,
@@ -37,7 +37,7 @@ impl ConvOptions {
 pub struct PoolOptions {
     /// Size of a window.
     pub kernel: [usize; 2],
-    /// Step between windows.
+    /// Distance between windows.
     pub stride: [usize; 2],
     /// Padding with negative infinity on either side.
     pub padding: [usize; 2],

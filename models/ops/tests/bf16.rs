@@ -265,7 +265,7 @@ fn parameters_of_any_type_are_cast_to_f32() {
     assert_eq!(w.grad(&grads).unwrap().dtype(), DType::BF16);
 }
 
-/// Casts and their gradients equal burn's to the bit, in both memory orders. The lengths are no multiples of a vector.
+/// Casts and their gradients equal burn's to the bit, in both memory orders. The lengths are not multiples of a vector's length.
 #[test]
 fn casts_equal_burns() {
     let device = Device::flex().autodiff();

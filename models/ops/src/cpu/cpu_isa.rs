@@ -17,7 +17,7 @@ pub enum CpuIsa {
     Avx512,
     /// Dot products of bf16 pairs, summed in f32.
     Avx512Bf16,
-    /// Matrix registers: products of 16x32 by 32x16 bf16, summed in f32.
+    /// AMX: products of 16x32 by 32x16 bf16, summed in f32.
     AmxBf16,
 }
 
