@@ -69,8 +69,8 @@ macro_rules! accumulate_all {
 }
 pub(crate) use accumulate_all;
 
-/// Takes the gradient that other steps have registered for a parent, so that this step's kernel adds it to its own. Returns `None` if
-/// no step has. Only images of inner nodes have one. The step must then register the sum. This is a macro because burn does not
+/// Takes the gradient that other steps have registered for a parent, so that this step's kernel adds it to its own. Returns `None`
+/// if no step has. Only images of inner nodes have one. The step must then register the sum. This is a macro because burn does not
 /// export the parent's type.
 macro_rules! take_addend {
     ($backend:ty, $grads:expr, $parent:expr) => {

@@ -1,5 +1,4 @@
-//! The operations as extensions of burn's backends: the computations of a backend ([`Kernels`]) and the operations that a
-//! graph records (`TrainingOps`).
+//! Backend traits: `*Kernels` are computations without autodiff, `*Ops` the differentiable operations made from them.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -112,7 +111,7 @@ pub struct BatchNormGrads<B: Backend> {
 
 /// Batch norm and activations of a backend without autodiff: forward and backward computations.
 ///
-/// Each forward function also returns what its backward function needs, the saved tensors.
+/// Each forward function also returns the saved tensors that its backward function needs.
 pub trait NormKernels: Backend {
     /// Saved tensors of a batch norm.
     type SavedNorm: Clone + Debug + Send + 'static;
@@ -185,7 +184,7 @@ pub trait HeadKernels: NormKernels {
 }
 
 /// All other operations of a backend without autodiff.
-pub trait Kernels: ConvKernels {
+pub trait LayerKernels: ConvKernels {
     /// Saved tensors of a max pooling.
     type SavedMaxPool: Clone + Debug + Send + 'static;
 
@@ -273,7 +272,7 @@ pub trait HeadOps: Backend {
 
 /// All other differentiable operations.
 #[backend_extension(Autodiff, Flex)]
-pub trait TrainingOps: Backend {
+pub trait LayerOps: Backend {
     /// See [`linear`](crate::linear).
     fn linear_bias(
         input: FloatTensor<Self>,

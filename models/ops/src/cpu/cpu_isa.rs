@@ -127,7 +127,7 @@ pub struct CpuIsaError {
 }
 
 impl CpuIsaError {
-    /// Returns what the user can do.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> String {
         let names: Vec<_> = CpuIsa::ALL.into_iter().filter(|isa| *isa <= self.detected).map(CpuIsa::name).collect();
         format!("unset {VARIABLE}, or use one that this processor has: {}", names.join(", "))

@@ -13,8 +13,8 @@ use super::kernel::{MicroKernels, Operand};
 use super::tensor::{Dense, image, row_major};
 use super::{activation, channels, concat, conv, convert, loss, max_pool};
 use crate::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, Kernels, NormKernels,
-    NormOptions, PoolOptions, TrainingOps, impl_without_autodiff,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, LayerKernels, LayerOps,
+    NormKernels, NormOptions, PoolOptions, impl_without_autodiff,
 };
 use crate::shape::{ConvShape, PoolShape};
 
@@ -216,7 +216,7 @@ impl ConvKernels for Flex {
     }
 }
 
-impl Kernels for Flex {
+impl LayerKernels for Flex {
     type SavedMaxPool = SavedMaxPool;
 
     fn convert_forward(input: FlexTensor, dtype: DType) -> FlexTensor {
@@ -306,7 +306,7 @@ impl Kernels for Flex {
 
 impl_without_autodiff!(Flex, FlexTensor);
 
-impl TrainingOps for Flex {
+impl LayerOps for Flex {
     fn linear_bias(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> FlexTensor {
         Self::linear_forward(input, weight, bias, relu).0
     }

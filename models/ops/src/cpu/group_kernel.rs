@@ -115,8 +115,8 @@ impl<E> GroupKernels<E> {
         unsafe { (self.pack)(rows, offset, available, self.lanes, to.as_mut_ptr()) }
     }
 
-    /// Copies pixels of a vector's groups that are `stride` elements apart, and alternates their elements. The length of `to` determines
-    /// the number of pixels.
+    /// Copies pixels of a vector's groups that are `stride` elements apart, and alternates their elements. The length of `to`
+    /// determines the number of pixels.
     ///
     /// # Safety
     ///

@@ -18,7 +18,8 @@ pub(crate) fn weight_grad<E: Operand>(
     x: &[E],
     dy: &[E],
 ) -> Option<Buffer> {
-    /// Parts of the batch that are summed separately. The number is constant, so the result does not depend on the number of threads.
+    /// Parts of the batch that are summed separately. The number is constant, so the result does not depend on the number of
+    /// threads.
     const PARTS: usize = 16;
     if shape.dilation[1] > 1 {
         return None;

@@ -38,7 +38,8 @@ pub(crate) struct TileArgs<E, O = E> {
     pub(crate) offset: usize,
     pub(crate) taps: usize,
     pub(crate) depth: usize,
-    /// Packed panel `[taps][depth / STEP][MicroKernels::cols][STEP]`. The depth is rounded up to [`MicroKernels::depth`], and the rest is zero.
+    /// Packed panel `[taps][depth / STEP][MicroKernels::cols][STEP]`. The depth is rounded up to [`MicroKernels::depth`], and the
+    /// rest is zero.
     pub(crate) b: *const E,
     /// One pointer per row, to column 0 of the output row.
     pub(crate) out: *const *mut O,
@@ -115,8 +116,8 @@ pub(crate) struct AmxKernels<E: 'static> {
     pub(super) vectors: &'static MicroKernels<E>,
     /// Rounds to the element type.
     pub(super) round: fn(&[f32]) -> Buffer<E>,
-    /// Transposes a square of [`MicroKernels::depth`] rows and columns. Arguments: one pointer per row, the offset in elements from each
-    /// pointer, the number of elements that can be read there (the rest is zero), the target, and the target's row stride.
+    /// Transposes a square of [`MicroKernels::depth`] rows and columns. Arguments: one pointer per row, the offset in elements from
+    /// each pointer, the number of elements that can be read there (the rest is zero), the target, and the target's row stride.
     pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),
     /// Prepares this thread's AMX tile registers for `tiles` and `product`.
     pub(super) begin: fn(),

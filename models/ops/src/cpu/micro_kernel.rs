@@ -168,8 +168,8 @@ unsafe fn add_step<P: Products, const ROWS: usize, const VECS: usize>(
 ///
 /// # Safety
 ///
-/// As for [`MicroKernels::tile`](super::kernel::MicroKernels::tile), with `P`'s instructions available, `ROWS = MicroKernels::rows` and
-/// `VECS · LANES = MicroKernels::cols`.
+/// As for [`MicroKernels::tile`](super::kernel::MicroKernels::tile), with `P`'s instructions available, `ROWS = MicroKernels::rows`
+/// and `VECS · LANES = MicroKernels::cols`.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
 pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VECS: usize>(call: &TileArgs<P::E, O>) {
@@ -193,8 +193,8 @@ pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VEC
                 b = b.add(VECS * lanes * P::E::STEP);
             }
         }
-        // The compiler unrolls this loop, and not the next one, which is longer. If the next one read `acc`, the compiler would keep
-        // the tile in memory and store each sum after each product.
+        // The compiler unrolls this loop, and not the next one, which is longer. If the next one read `acc`, the compiler would
+        // keep the tile in memory and store each sum after each product.
         let mut sums = std::mem::MaybeUninit::<[[<P::S as Simd>::V; VECS]; ROWS]>::uninit();
         let sums = sums.as_mut_ptr().cast::<f32>();
         for row in 0..ROWS {

@@ -90,7 +90,8 @@ pub(crate) struct RowPanels<E: 'static> {
 impl<E: Operand> RowPanels<E> {
     /// Makes room for `rows` rows of `len` elements.
     pub(crate) fn new(isa: &'static MicroKernels<E>, rows: usize, len: usize) -> Self {
-        // Without AMX tile registers, a kernel reads at most `MicroKernels::outer_rows` columns at once, so a narrow panel suffices.
+        // Without AMX tile registers, a kernel reads at most `MicroKernels::outer_rows` columns at once, so a narrow panel
+        // suffices.
         let isa = if isa.amx.is_some() { isa } else { isa.narrower.first().unwrap_or(&isa) };
         let panels = panels(isa, len);
         Self { values: Buffer::new(rows * padded(&panels)), panels, pointers: Vec::new() }
@@ -116,7 +117,7 @@ impl<E: Operand> RowPanels<E> {
         &self.panels
     }
 
-    /// Returns the packed elements of a panel, and what follows them.
+    /// Returns the packed elements from a panel on.
     pub(crate) fn values(&self, panel: &Panel<E>) -> &[E] {
         let steps = self.pointers.len() / self.panels.len();
         &self.values[panel.column * steps * E::STEP..]

@@ -64,17 +64,17 @@ struct ParameterStorage {
     value: FlexTensor,
     gradient: FlexTensor,
     weight_decay: f64,
-    slots: [Option<FlexTensor>; 2],
+    state: [Option<FlexTensor>; 2],
 }
 
 impl ParameterStorage {
-    /// Takes `used` slots for writing. A further slot is kept as it is.
+    /// Makes the first `used` state tensors writable. A further state tensor is kept as it is.
     fn new(parameter: ParameterUpdate, used: usize) -> Self {
-        let ParameterUpdate { value, gradient, weight_decay, slots } = parameter;
+        let ParameterUpdate { value, gradient, weight_decay, state } = parameter;
         let value = exclusive(value);
         let len = value.layout().num_elements();
         let mut index = 0;
-        let slots = slots.map(|slot| {
+        let state = state.map(|slot| {
             index += 1;
             match slot {
                 Some(slot) if index <= used => Some(exclusive(slot)),
@@ -83,12 +83,12 @@ impl ParameterStorage {
                 None => (index <= used).then(|| from_vec(vec![0.0; len])),
             }
         });
-        Self { value, gradient: contiguous(gradient), weight_decay, slots }
+        Self { value, gradient: contiguous(gradient), weight_decay, state }
     }
 
     fn into_tensors(self) -> UpdatedParameter {
-        let slots = self.slots.map(|slot| slot.map(Tensor::from_primitive::<Flex>));
-        UpdatedParameter { value: Tensor::from_primitive::<Flex>(self.value), slots }
+        let state = self.state.map(|slot| slot.map(Tensor::from_primitive::<Flex>));
+        UpdatedParameter { value: Tensor::from_primitive::<Flex>(self.value), state }
     }
 }
 
@@ -97,7 +97,7 @@ struct ParameterChunk<'a> {
     value: &'a mut [f32],
     gradient: &'a [f32],
     /// Empty if the rule has no such state.
-    slots: [&'a mut [f32]; 2],
+    state: [&'a mut [f32]; 2],
     weight_decay: f64,
 }
 
@@ -112,19 +112,19 @@ pub(crate) fn update(rule: &UpdateRule, scale: f32, parameters: Vec<ParameterUpd
         parameters.into_iter().map(|parameter| ParameterStorage::new(parameter, used)).collect();
     let mut chunks = Vec::new();
     let mut elements = 0;
-    for ParameterStorage { value, gradient, weight_decay, slots } in &mut storage {
+    for ParameterStorage { value, gradient, weight_decay, state } in &mut storage {
         let (value, gradient) = (values_mut(value), values(gradient));
-        let lengths = slots[..used].iter().flatten().map(|slot| slot.layout().num_elements());
+        let lengths = state[..used].iter().flatten().map(|slot| slot.layout().num_elements());
         assert!(
             std::iter::once(gradient.len()).chain(lengths).all(|len| len == value.len()),
             "value, gradient and state of a parameter differ in length"
         );
         elements += value.len();
-        let mut slots = slots[..used].iter_mut().flatten().map(|slot| values_mut(slot).chunks_mut(CHUNK));
-        let mut slots = [slots.next(), slots.next()];
+        let mut state = state[..used].iter_mut().flatten().map(|slot| values_mut(slot).chunks_mut(CHUNK));
+        let mut state = [state.next(), state.next()];
         for (value, gradient) in value.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {
-            let slots = slots.each_mut().map(|slot| slot.as_mut().and_then(Iterator::next).unwrap_or_default());
-            chunks.push(ParameterChunk { value, gradient, slots, weight_decay: *weight_decay });
+            let state = state.each_mut().map(|slot| slot.as_mut().and_then(Iterator::next).unwrap_or_default());
+            chunks.push(ParameterChunk { value, gradient, state, weight_decay: *weight_decay });
         }
     }
     for_each_chunk(elements, chunks, |chunk| step(rule, scale, chunk));
@@ -132,7 +132,7 @@ pub(crate) fn update(rule: &UpdateRule, scale: f32, parameters: Vec<ParameterUpd
 }
 
 fn step(rule: &UpdateRule, scale: f32, chunk: ParameterChunk<'_>) {
-    let ParameterChunk { value, gradient, slots: [first, second], weight_decay } = chunk;
+    let ParameterChunk { value, gradient, state: [first, second], weight_decay } = chunk;
     match *rule {
         UpdateRule::Sgd { lr, momentum, nesterov } => {
             let coefficients = [scale, weight_decay as f32, momentum as f32, lr as f32];

@@ -117,7 +117,8 @@ impl<E: Operand, T: Operand> WinogradWeightGrad<'_, E, T> {
         const TASK: usize = 8;
         let tiles = self.grid.len();
         let tile_bytes = 16 * (self.panels[0] + self.panels[1]) * self.kernels.isa.cols * size_of::<T>();
-        // The length is a multiple of what is added to the sums at once, so that it does not change the order of sums.
+        // A multiple of the number of tiles that are added to the sums at once, so that the length does not change the order of
+        // sums.
         let unit = STEPS * T::STEP;
         let block_len = (threads() * SHARED / tile_bytes).max(1).next_multiple_of(unit).min(tiles);
         let mut buffers = self.buffers(block_len);

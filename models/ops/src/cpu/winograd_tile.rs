@@ -5,8 +5,8 @@
 //! so the transforms are additions, in f32. Position `ξ = 4 · row + column` of a transformed tile is at offset
 //! `ξ · stride`. Filters `g` become `G g Gᵀ`, and their gradients come back as `Gᵀ s G`.
 //!
-//! Transformed tiles are rounded to the type of the products' operands. For the weight gradient, which sums over tiles, the elements of
-//! a step's tiles are adjacent ([`Operand::STEP`]).
+//! Transformed tiles are rounded to the type of the products' operands. For the weight gradient, which sums over tiles, the
+//! elements of a step's tiles are adjacent ([`Operand::STEP`]).
 
 #![expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
 

@@ -186,7 +186,8 @@ impl Rows {
 ///
 /// # Safety
 ///
-/// As for [`MicroKernels::tile`], with AMX-BF16 and AVX512-BF16 available, `MicroKernels::rows = 32` and `BLOCKS · 16 = MicroKernels::cols`.
+/// As for [`MicroKernels::tile`], with AMX-BF16 and AVX512-BF16 available, `MicroKernels::rows = 32` and
+/// `MicroKernels::cols = BLOCKS · 16`.
 #[inline(always)]
 unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &TileArgs<bf16, O>) {
     let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
