@@ -3,8 +3,9 @@
 //! - Entry: `flex` and `flex_channels` implement the traits of `crate::extension` and `crate::channels` for burn-flex; `tensor` and
 //!   `blob` are its tensors.
 //! - Convolution: `conv` chooses the algorithm. `igemm`, `igemm_amx` and `fold_taps` are the implicit GEMM, `weight_grad` and
-//!   `weight_grad_amx` its weight gradient, `col2im` is the data gradient with a stride. `winograd*` are 3x3 convolutions,
-//!   `depthwise` convolutions of single channels, `group_*` narrow groups, and `merge_groups` merges groups into wider ones.
+//!   `weight_grad_amx` its weight gradient, `col2im` is the data gradient of inputs with few channels. `winograd*` are 3x3
+//!   convolutions, `depthwise` convolutions of single channels, `group_*` narrow groups, and `merge_groups` merges groups into
+//!   wider ones.
 //! - Micro-kernels: `kernel` is the interface. `micro_kernel` has the generic loops, `kernel_x86` and `kernel_amx` the instruction
 //!   sets, `vector` and `vector_x86` the vectors. `packing`, `packing_amx` and `panels` are the layout of packed operands.
 //! - Choice of the instruction set: `cpu_isa`, and `multiversion` for loops that the compiler vectorises.

@@ -124,8 +124,8 @@ fn convolve_with_statistics<F: Float, N: Size>(
 }
 
 /// Computes the gradient of the images of a depthwise convolution and, from it, `g`, the gradient of the values before the
-/// activation. The images are the output of the deferred batch norm of `x`. Also computes the sums over all pixels of `g` and of
-/// `g · x̂`, and everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `inv_rows` is the reciprocal of
+/// activation. The images are the output of the deferred batch norm of `x`. Also sums `g` and `g · x̂` over all pixels, and
+/// computes everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `inv_rows` is the reciprocal of
 /// the number of rows.
 #[cube(launch_unchecked)]
 fn gradient_with_sums<F: Float, N: Size>(

@@ -22,7 +22,8 @@ const fn exchange<const N: usize>(distance: usize) -> [[u16; N]; 2] {
     indices
 }
 
-/// Transposes a square, see [`AmxKernels::transpose`]: elements are exchanged at distances of 1, 2, 4, 8 and 16.
+/// Transposes a square, see [`AmxKernels::transpose`](super::super::kernel::AmxKernels::transpose): elements are exchanged at
+/// distances of 1, 2, 4, 8 and 16.
 ///
 /// # Safety
 ///
