@@ -15,23 +15,24 @@ fn vector(seed: u64, length: usize, device: &Device) -> Tensor<1> {
 }
 
 /// Returns values and state after three steps, then the average of the values.
-fn results(rule: impl Fn(u64) -> UpdateRule, slots: usize, device: &Device) -> Result<Vec<f32>, String> {
+fn results(rule: impl Fn(u64) -> UpdateRule, state_tensors: usize, device: &Device) -> Result<Vec<f32>, String> {
     let mut state: Vec<_> = lengths().into_iter().map(|n| (vector(1, n, device), [None, None])).collect();
     for step in 1..=3 {
         let parameters = state
             .into_iter()
             .enumerate()
-            .map(|(i, (value, slots)): (usize, (Tensor<1>, _))| {
+            .map(|(i, (value, state)): (usize, (Tensor<1>, _))| {
                 let gradient = vector(10 * step + 2, value.dims()[0], device);
-                ParameterUpdate { value, gradient, weight_decay: [0.0, 0.01][i % 2], slots }
+                ParameterUpdate { value, gradient, weight_decay: [0.0, 0.01][i % 2], state }
             })
             .collect();
-        state = update(&rule(step), None, None, parameters).into_iter().map(|new| (new.value, new.slots)).collect();
+        state = update(&rule(step), None, None, parameters).into_iter().map(|new| (new.value, new.state)).collect();
     }
-    let (new, slots): (Vec<_>, Vec<_>) = state.into_iter().map(|(v, state)| (v, state.into_iter().take(slots))).unzip();
+    let (new, states): (Vec<_>, Vec<_>) =
+        state.into_iter().map(|(v, state)| (v, state.into_iter().take(state_tensors))).unzip();
     let pairs = new.iter().map(|value| (vector(5, value.dims()[0], device), value.clone())).collect();
     let averages = ema_update(0.9, pairs);
-    let all = new.into_iter().chain(averages).chain(slots.into_iter().flatten().flatten());
+    let all = new.into_iter().chain(averages).chain(states.into_iter().flatten().flatten());
     Ok(all.map(values).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
@@ -48,7 +49,7 @@ fn square_sums(device: &Device) -> Result<Vec<f32>, String> {
 fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, String> {
     let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
     let images = Tensor::<4>::from_data(TensorData::new(numbers(3, 72), [2, 4, 3, 3]), device).cast(FloatDType::BF16);
-    let (mut value, mut slots) = (vector(1, 32, device), [2, 3].map(|seed| Some(vector(seed, 32, device).abs())));
+    let (mut value, mut state) = (vector(1, 32, device), [2, 3].map(|seed| Some(vector(seed, 32, device).abs())));
     let mut right = true;
     for step in 1..=5 {
         if step == 4 {
@@ -62,9 +63,9 @@ fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, Str
         right &= convolve(false)? == convolve(true)?;
         let shared = (step == 3).then(|| value.clone());
         let gradient = vector(10 * step, 32, device);
-        let parameter = ParameterUpdate { value, gradient, weight_decay: 0.01, slots };
+        let parameter = ParameterUpdate { value, gradient, weight_decay: 0.01, state };
         let updated = update(&rule(step), None, None, vec![parameter]).remove(0);
-        (value, slots) = (updated.value, updated.slots);
+        (value, state) = (updated.value, updated.state);
         drop(shared);
         right &= ops::graph::bf16_copy_addresses().len() == 1;
     }

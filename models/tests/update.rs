@@ -54,7 +54,7 @@ fn exact(rule: &UpdateRule, Exact { p, state: [a, b] }: Exact, g: f64, decay: f6
 /// Takes three steps of parameters with these lengths. Returns values and states.
 fn steps(rule: impl Fn(u64) -> UpdateRule, lengths: &[usize], scale: Option<f32>) -> Vec<Vec<f32>> {
     let fresh =
-        |(index, &len): (usize, &usize)| UpdatedParameter { value: tensor(&wave(len, index)), slots: [None, None] };
+        |(index, &len): (usize, &usize)| UpdatedParameter { value: tensor(&wave(len, index)), state: [None, None] };
     let mut parameters: Vec<_> = lengths.iter().enumerate().map(fresh).collect();
     let scale = scale.map(|scale| tensor(&[scale]));
     for step in 1..=3 {
@@ -69,12 +69,12 @@ fn steps(rule: impl Fn(u64) -> UpdateRule, lengths: &[usize], scale: Option<f32>
         let updates = updates.collect();
         parameters = ops::update(&rule(step), None, scale.as_ref(), updates);
     }
-    let tensors = parameters.iter().flat_map(|p| [Some(&p.value), p.slots[0].as_ref(), p.slots[1].as_ref()]);
+    let tensors = parameters.iter().flat_map(|p| [Some(&p.value), p.state[0].as_ref(), p.state[1].as_ref()]);
     tensors.flatten().map(numbers).collect()
 }
 
-fn one(UpdatedParameter { value, slots }: UpdatedParameter, gradient: Tensor<1>, weight_decay: f64) -> ParameterUpdate {
-    ParameterUpdate { value, gradient, weight_decay, slots }
+fn one(UpdatedParameter { value, state }: UpdatedParameter, gradient: Tensor<1>, weight_decay: f64) -> ParameterUpdate {
+    ParameterUpdate { value, gradient, weight_decay, state }
 }
 
 fn check(rule: impl Fn(u64) -> UpdateRule, state: usize, lengths: &[usize], scale: Option<f32>) {
@@ -136,8 +136,8 @@ fn a_step_is_in_place_unless_the_tensor_is_shared() {
     let step = |rule: &UpdateRule, parameter: UpdatedParameter, gradient: [f32; 2]| {
         ops::update(rule, None, None, vec![one(parameter, tensor(&gradient), 0.0)]).remove(0)
     };
-    let addresses = |p: &UpdatedParameter| (address(&p.value), address(p.slots[0].as_ref().unwrap()));
-    let parameter = UpdatedParameter { value: tensor(&[1.0, 2.0]), slots: [Some(tensor(&[0.0, 0.0])), None] };
+    let addresses = |p: &UpdatedParameter| (address(&p.value), address(p.state[0].as_ref().unwrap()));
+    let parameter = UpdatedParameter { value: tensor(&[1.0, 2.0]), state: [Some(tensor(&[0.0, 0.0])), None] };
     let before = addresses(&parameter);
     let parameter = step(&SGD, parameter, [1.0, -1.0]);
     assert_eq!(addresses(&parameter), before);
@@ -149,13 +149,13 @@ fn a_step_is_in_place_unless_the_tensor_is_shared() {
     assert_ne!(numbers(&parameter.value), [0.9, 2.1]);
 
     // A rule without momentum does not change an existing momentum buffer.
-    let buffer = numbers(parameter.slots[0].as_ref().unwrap());
+    let buffer = numbers(parameter.state[0].as_ref().unwrap());
     let parameter = step(&PLAIN, parameter, [1.0, 1.0]);
-    assert_eq!(numbers(parameter.slots[0].as_ref().unwrap()), buffer);
+    assert_eq!(numbers(parameter.state[0].as_ref().unwrap()), buffer);
 
     // A step must not write into a view's parent.
     let owner = tensor(&[1.0, 2.0, 3.0, 4.0]);
-    let view = UpdatedParameter { value: owner.clone().slice(1..3), slots: [None, None] };
+    let view = UpdatedParameter { value: owner.clone().slice(1..3), state: [None, None] };
     assert_eq!(numbers(&step(&PLAIN, view, [1.0, 1.0]).value), [1.9, 2.9]);
     assert_eq!(numbers(&owner), [1.0, 2.0, 3.0, 4.0]);
 }
@@ -168,7 +168,7 @@ fn a_network_is_changed_in_place() {
     let step = |parameters: Vec<(models::ParameterInfo, Tensor<1>)>, addresses: &mut Vec<*const u8>| {
         let update = |(_, value): (_, Tensor<1>)| {
             let gradient = Tensor::ones_like(&value);
-            one(UpdatedParameter { value, slots: [None, None] }, gradient, 0.0)
+            one(UpdatedParameter { value, state: [None, None] }, gradient, 0.0)
         };
         let updated = ops::update(&PLAIN, None, None, parameters.into_iter().map(update).collect());
         *addresses = updated.iter().map(|parameter| address(&parameter.value)).collect();

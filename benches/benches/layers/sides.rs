@@ -4,7 +4,7 @@ use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
-use ops::{self, Activation, ConvKernels, HeadKernels, Kernels, NormKernels, NormOptions};
+use ops::{self, Activation, ConvKernels, HeadKernels, LayerKernels, NormKernels, NormOptions};
 
 use super::resnet18::Kind;
 

@@ -69,9 +69,9 @@ macro_rules! accumulate_all {
 }
 pub(crate) use accumulate_all;
 
-/// Takes the gradient that a parent has from other steps, so that the backend's kernel can add it to its own; `None` if there is none
-/// yet. As in [`accumulate`], only images of inner nodes have one. The step must register the parent's gradient. burn does not export
-/// the parent's type.
+/// Takes the gradient that other steps have registered for a parent, so that this step's kernel adds it to its own. Returns `None`
+/// if no step has. Only images of inner nodes have one. The step must then register the sum. This is a macro because burn does not
+/// export the parent's type.
 macro_rules! take_addend {
     ($backend:ty, $grads:expr, $parent:expr) => {
         $parent

@@ -1,4 +1,4 @@
-//! Autodiff steps of the operations, for every backend that implements [`Kernels`].
+//! Autodiff steps of the operations, for every backend that implements [`LayerKernels`].
 
 use std::cell::Cell;
 
@@ -13,8 +13,8 @@ use burn::tensor::{DType, Shape};
 
 use crate::accumulate::{accumulate, accumulate_all, is_registered, take_addend};
 use crate::extension::{
-    Activation, ConvKernels, ConvOps, ConvOptions, HeadKernels, HeadOps, Kernels, NormKernels, NormOps, NormOptions,
-    PoolOptions, TrainingOps,
+    Activation, ConvKernels, ConvOps, ConvOptions, HeadKernels, HeadOps, LayerKernels, LayerOps, NormKernels, NormOps,
+    NormOptions, PoolOptions,
 };
 
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
@@ -62,7 +62,7 @@ impl<B: NormKernels, const N: usize> Backward<B, N> for NormStep {
 #[derive(Debug)]
 struct MaxPoolStep;
 
-impl<B: Kernels> Backward<B, 1> for MaxPoolStep {
+impl<B: LayerKernels> Backward<B, 1> for MaxPoolStep {
     type State = B::SavedMaxPool;
 
     fn backward(self, ops: Ops<B::SavedMaxPool, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -123,7 +123,7 @@ impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
 #[derive(Debug)]
 struct ConvertStep;
 
-impl<B: Kernels> Backward<B, 1> for ConvertStep {
+impl<B: LayerKernels> Backward<B, 1> for ConvertStep {
     /// The input's element type.
     type State = DType;
 
@@ -136,7 +136,7 @@ impl<B: Kernels> Backward<B, 1> for ConvertStep {
 #[derive(Debug)]
 struct FlattenStep;
 
-impl<B: Kernels> Backward<B, 1> for FlattenStep {
+impl<B: LayerKernels> Backward<B, 1> for FlattenStep {
     /// The input's shape.
     type State = [usize; 4];
 
@@ -150,7 +150,7 @@ impl<B: Kernels> Backward<B, 1> for FlattenStep {
 #[derive(Debug)]
 struct AddStep;
 
-impl<B: Kernels> Backward<B, 2> for AddStep {
+impl<B: LayerKernels> Backward<B, 2> for AddStep {
     type State = ();
 
     fn backward(self, ops: Ops<(), 2>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -163,7 +163,7 @@ impl<B: Kernels> Backward<B, 2> for AddStep {
 #[derive(Debug)]
 struct ConcatStep;
 
-impl<B: Kernels, const N: usize> Backward<B, N> for ConcatStep {
+impl<B: LayerKernels, const N: usize> Backward<B, N> for ConcatStep {
     /// The parts' channels, and whether they are interleaved.
     type State = (Vec<usize>, bool);
 
@@ -177,7 +177,7 @@ impl<B: Kernels, const N: usize> Backward<B, N> for ConcatStep {
 #[derive(Debug)]
 struct SliceChannelsStep;
 
-impl<B: Kernels> Backward<B, 1> for SliceChannelsStep {
+impl<B: LayerKernels> Backward<B, 1> for SliceChannelsStep {
     /// The input's channels, and the first channel of the slice.
     type State = [usize; 2];
 
@@ -279,7 +279,7 @@ impl<B: ConvKernels + ConvOps, C: CheckpointStrategy> ConvOps for Autodiff<B, C>
     }
 }
 
-impl<B: Kernels + TrainingOps, C: CheckpointStrategy> TrainingOps for Autodiff<B, C> {
+impl<B: LayerKernels + LayerOps, C: CheckpointStrategy> LayerOps for Autodiff<B, C> {
     fn linear_bias(input: Tracked<B, C>, weight: Tracked<B, C>, bias: Tracked<B, C>, relu: bool) -> Tracked<B, C> {
         let ((input, input_node), (weight, weight_node)) = (input.into_parts(), weight.into_parts());
         let (bias, bias_node) = bias.into_parts();

@@ -14,7 +14,7 @@ use crate::sync_batch_norm;
 use crate::trace::{Operand, Operation, start_fused};
 use crate::update::ema_update;
 
-/// Epilogue of a batch norm: what is applied to the normalised values.
+/// Epilogue of a batch norm: operations on the normalised values.
 #[derive(Debug, Clone, Default)]
 pub struct Epilogue {
     /// Is added to the normalised values, `[B, C, H, W]`.
@@ -54,7 +54,8 @@ pub struct BatchNormOutput {
 /// Applies batch norm in training mode and the epilogue in one operation, `torch.nn.functional.batch_norm(training=True)`.
 ///
 /// With `shared`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`). Their sums stay on GPUs that can
-/// exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has the updated running statistics instead of the batch's.
+/// exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has the
+/// updated running statistics instead of the batch's.
 ///
 /// Statistics, weight and bias are f32, and sums are at least f32. The output has the input's element type.
 ///

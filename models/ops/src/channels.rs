@@ -1,5 +1,5 @@
-//! Operations on the channels of images, on CPUs and GPUs: scaling for squeeze-and-excitation, and joining for DenseNet and DPN. The
-//! computations of a backend ([`ChannelKernels`]) and their autodiff steps.
+//! Operations on the channels of images, on CPUs and GPUs: scaling for squeeze-and-excitation, and joining for DenseNet and DPN.
+//! The computations of a backend ([`ChannelKernels`]) and their autodiff steps.
 
 use burn::backend::TensorMetadata;
 use burn::backend::autodiff::Autodiff;
@@ -14,8 +14,8 @@ use crate::accumulate::{accumulate, accumulate_all};
 use crate::autodiff::record;
 use crate::extension::NormKernels;
 
-/// How two images are joined: the sums of the first `shared` channels of both, the other channels of the left image, then those of the
-/// right one.
+/// How two images are joined: the sums of the first `shared` channels of both, the other channels of the left image, then those of
+/// the right one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Join {
     pub(crate) shared: usize,
@@ -36,7 +36,8 @@ pub(crate) trait ChannelKernels: NormKernels {
 
     /// Joins two images.
     fn join_forward(left: FloatTensor<Self>, right: FloatTensor<Self>, join: Join) -> FloatTensor<Self>;
-    /// Computes the gradients of both images, which have these numbers of channels. `output`: that of the forward pass, if it has a ReLU.
+    /// Computes the gradients of both images, which have these numbers of channels. `output`: that of the forward pass, if it has a
+    /// ReLU.
     fn join_backward(
         output: Option<FloatTensor<Self>>,
         channels: [usize; 2],

@@ -1,9 +1,9 @@
 //! Batch norms that the reader of their output applies, on a GPU: the computations of a backend ([`DeferredKernels`]) and their
 //! autodiff steps.
 //!
-//! The output of such a batch norm is not in memory. In the graph, the batch norm's input stands for it, and the gradient of this
-//! node is the gradient of the normalised values, before the activation. So a convolution and its batch norm are one step of the
-//! backward pass, and no other operation may read the node.
+//! The output of such a batch norm is not in memory. In the graph, the batch norm's input replaces the output, and the gradient of
+//! this node is the gradient of the normalised values, before the activation. So a convolution and its batch norm are one step of
+//! the backward pass, and no other operation may read the node.
 
 use std::fmt::Debug;
 
@@ -23,8 +23,8 @@ use crate::extension::{Activation, ConvKernels, ConvOptions, RunningStats};
 /// A batch norm with the statistics of a batch, whose reader applies it.
 #[derive(Debug, Clone)]
 pub(crate) struct DeferredNorm {
-    /// `[4·C]`, without autodiff: for each channel the mean, the reciprocal of the standard deviation, and the factor and the summand
-    /// that normalise.
+    /// `[4·C]`, without autodiff: for each channel the mean, the reciprocal of the standard deviation, and the factor and the
+    /// summand that normalise.
     pub(crate) statistics: Tensor<1>,
     /// Weight and bias, `[C]`, without autodiff.
     pub(crate) affine: [Tensor<1>; 2],

@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::extension::{ConvOptions, TrainingOps};
+use crate::extension::{ConvOptions, LayerOps};
 use crate::shape::ConvShape;
 
 /// Returns true if the CPU kernels accept this image or this vector of features.

@@ -1,5 +1,4 @@
-//! The operations as extensions of burn's backends: the computations of a backend ([`Kernels`]) and the operations that a
-//! graph records (`TrainingOps`).
+//! Backend traits: `*Kernels` are computations without autodiff, `*Ops` the differentiable operations made from them.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,11 +12,11 @@ use crate::statistics::StatisticsReduce;
 /// Geometry of a convolution, as `torch.nn.functional.conv2d`. Pairs are `[vertical, horizontal]`, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvOptions {
-    /// Step between windows.
+    /// Distance between windows.
     pub stride: [usize; 2],
     /// Zero padding on either side.
     pub padding: [usize; 2],
-    /// Step between the taps of a window.
+    /// Distance between the taps of a window.
     pub dilation: [usize; 2],
     /// Number of groups of channels that are convolved separately.
     pub groups: usize,
@@ -37,7 +36,7 @@ impl ConvOptions {
 pub struct PoolOptions {
     /// Size of a window.
     pub kernel: [usize; 2],
-    /// Step between windows.
+    /// Distance between windows.
     pub stride: [usize; 2],
     /// Padding with negative infinity on either side.
     pub padding: [usize; 2],
@@ -112,7 +111,7 @@ pub struct BatchNormGrads<B: Backend> {
 
 /// Batch norm and activations of a backend without autodiff: forward and backward computations.
 ///
-/// Each forward function also returns what its backward function needs, the saved tensors.
+/// Each forward function also returns the saved tensors that its backward function needs.
 pub trait NormKernels: Backend {
     /// Saved tensors of a batch norm.
     type SavedNorm: Clone + Debug + Send + 'static;
@@ -185,7 +184,7 @@ pub trait HeadKernels: NormKernels {
 }
 
 /// All other operations of a backend without autodiff.
-pub trait Kernels: ConvKernels {
+pub trait LayerKernels: ConvKernels {
     /// Saved tensors of a max pooling.
     type SavedMaxPool: Clone + Debug + Send + 'static;
 
@@ -273,7 +272,7 @@ pub trait HeadOps: Backend {
 
 /// All other differentiable operations.
 #[backend_extension(Autodiff, Flex)]
-pub trait TrainingOps: Backend {
+pub trait LayerOps: Backend {
     /// See [`linear`](crate::linear).
     fn linear_bias(
         input: FloatTensor<Self>,

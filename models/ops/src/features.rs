@@ -1,4 +1,4 @@
-//! What a convolution reads: images, or the output of a batch norm that the convolution computes while it reads.
+//! Input of a convolution: images, or the output of a batch norm that the convolution computes while it reads.
 
 #[cfg(feature = "cuda")]
 use burn::backend::Dispatch;
@@ -11,9 +11,9 @@ use crate::functional::{activate, convolve, start_affine};
 use crate::shape::ConvShape;
 use crate::trace::Operation;
 
-/// Images `[B, C, H, W]` that one operation reads. They may be the output of a batch norm and an activation that is not in memory: on
-/// a GPU, the next convolution normalises the batch norm's input while it reads this input, and global pooling computes the mean in the
-/// same pass as the output of the batch norm, or as the sum with a residual.
+/// Images `[B, C, H, W]` that one operation reads. They may be the output of a batch norm and an activation that is not in memory:
+/// on a GPU, the next convolution normalises the batch norm's input while it reads this input, and global pooling computes the mean
+/// in the same pass as the output of the batch norm, or as the sum with a residual.
 ///
 /// The type has no `Clone`: the output would be computed for each reader. If several operations read the images, compute them once
 /// with [`Self::into_images`].
@@ -202,8 +202,8 @@ pub fn fuses_batch_norm(input: &Features, weight: [usize; 4], options: &ConvOpti
 
 /// Applies [`conv2d`] and then [`batch_norm_train`](crate::batch_norm_train), as one operation whose output is not in memory. The
 /// convolution computes the batch norm's statistics; the operation that reads the output normalises. In the backward pass of a 1x1
-/// or depthwise convolution, the kernel of the gradients computes the gradient of the batch norm's input while it reads the gradient
-/// of the output. For other convolutions, which read it several times, a pass does.
+/// or depthwise convolution, the kernel of the gradients computes the gradient of the batch norm's input while it reads the
+/// gradient of the output. For other convolutions, which read it several times, a pass does.
 ///
 /// # Panics
 ///

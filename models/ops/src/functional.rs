@@ -13,7 +13,7 @@ use crate::channels::{ChannelOps, Join};
 use crate::dispatch::{
     check_gpu_convolution, has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast,
 };
-use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, NormOps, PoolOptions, TrainingOps};
+use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, LayerOps, NormOps, PoolOptions};
 use crate::features::{Features, conv2d};
 use crate::shape::PoolShape;
 use crate::trace::{Operand, Operation, Started, is_recording, start, start_fused};

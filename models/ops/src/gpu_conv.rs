@@ -12,7 +12,7 @@ const VARIABLE: &str = "TRAINER_GPU_CONV";
 pub enum GpuConv {
     /// This crate's kernels, where the GPU has compute capability 8.0 or higher. They apply the batch norms between convolutions.
     Custom,
-    /// This crate's kernels, with each batch norm in passes of its own.
+    /// This crate's kernels, with separate passes for each batch norm.
     Separate,
     /// burn's kernels. burn selects one by autotuning.
     Burn,
@@ -57,7 +57,7 @@ impl GpuConv {
 pub struct GpuConvError(String);
 
 impl GpuConvError {
-    /// Returns what the user can do.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> String {
         format!("unset {VARIABLE}, or use `custom`, `separate` or `burn`")
     }

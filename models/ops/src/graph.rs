@@ -195,7 +195,7 @@ pub fn address(tensor: &Tensor<1>) -> Option<[u64; 2]> {
 /// Returns the ids ([`address`]) of the memory of this thread's bf16 copies of weights, which the optimizer keeps.
 pub fn bf16_copy_addresses() -> Vec<[u64; 2]> {
     #[cfg(feature = "cuda")]
-    return crate::gpu::copies::memory_ids();
+    return crate::gpu::bf16_weights::memory_ids();
     #[cfg(not(feature = "cuda"))]
     Vec::new()
 }

@@ -1,10 +1,10 @@
 //! Operations of image networks with custom kernels and backward passes: where training spends its time.
 //!
 //! On burn's CPU backend the functions run the kernels of `cpu` for f32 and bf16, which are registered through burn's backend
-//! extension with one autodiff step each ([`Kernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm, activations,
-//! the loss, scaled and joined channels, a batch's images and the optimizer's step run the kernels of `gpu` ([`ConvKernels`],
-//! [`NormKernels`], [`HeadKernels`]). All other operations, devices and element types use burn's operations. Models call the same
-//! functions everywhere.
+//! extension with one autodiff step each ([`LayerKernels`]). On an NVIDIA GPU, convolutions, linear layers, batch norm,
+//! activations, the loss, scaled and joined channels, a batch's images and the optimizer's step run the kernels of `gpu`
+//! ([`ConvKernels`], [`NormKernels`], [`HeadKernels`]). All other operations, devices and element types use burn's operations.
+//! Models call the same functions everywhere.
 //!
 //! # Memory order
 //!
@@ -57,8 +57,8 @@ pub use batch_norm::{BatchNormOutput, Epilogue, batch_norm_eval, batch_norm_trai
 pub use cpu::{CpuIsa, CpuIsaError, tensor_from_blob};
 pub use dispatch::{SMALLER_BATCH, to_bf16, upcast};
 pub use extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, HeadKernels, Kernels, NormKernels, NormOptions,
-    PoolOptions, RunningStats,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, HeadKernels, LayerKernels, NormKernels,
+    NormOptions, PoolOptions, RunningStats,
 };
 pub use features::{ConvNormOutput, Features, FollowingNorm, conv_batch_norm, conv2d, fuses_batch_norm};
 pub use functional::{
@@ -70,7 +70,7 @@ pub use gather::{GatherLines, gather_images};
 pub use gpu::compile_ahead;
 pub use gpu_conv::{GpuConv, GpuConvError};
 pub use loss::{backward, cross_entropy};
-pub use optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
+pub use optimizer::{ParameterUpdate, StepScalars, UpdateRule, UpdatedParameter};
 pub use orthogonalize::orthogonalize;
 pub use statistics::{DeviceGather, StatisticsReduce};
 pub use update::{ema_update, square_sum, update};

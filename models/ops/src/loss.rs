@@ -30,8 +30,8 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2>, scale: f64) -> Tenso
     (log_softmax(logits, 1) * targets).sum().mul_scalar(-scale)
 }
 
-/// Computes the gradients of a loss `[1]` of [`cross_entropy`], as burn's `loss.backward()`. The gradient of the loss itself is one, so
-/// the backward pass does not multiply by it. Other losses are supported too.
+/// Computes the gradients of a loss `[1]` of [`cross_entropy`], as burn's `loss.backward()`. The gradient of the loss itself is
+/// one, so the backward pass does not multiply by it. Other losses are supported too.
 pub fn backward(loss: Tensor<1>) -> Gradients {
     let loss = Tensor::<1>::from_dispatch(Dispatch::starts_backward(loss.into_dispatch()));
     loss.backward()

@@ -35,15 +35,15 @@ pub enum UpdateRule {
 impl UpdateRule {
     /// Returns the number of state tensors that kernels need: none for SGD without momentum.
     #[cfg(feature = "cuda")]
-    pub(crate) fn slots(&self) -> usize {
+    pub(crate) fn state_tensors(&self) -> usize {
         match *self {
             Self::Sgd { momentum, .. } => usize::from(momentum != 0.0),
             Self::AdamW { .. } => 2,
         }
     }
 
-    /// Returns the numbers that change from step to step, for [`StepNumbers::numbers`].
-    pub fn numbers(&self) -> [f32; 3] {
+    /// Returns the scalars that change from step to step, for [`StepScalars::scalars`].
+    pub fn scalars(&self) -> [f32; 3] {
         match *self {
             Self::Sgd { lr, .. } => [lr as f32, 0.0, 0.0],
             Self::AdamW { lr, betas, step, .. } => {
@@ -54,11 +54,11 @@ impl UpdateRule {
     }
 }
 
-/// Numbers of a step in device memory, all f32 and without autodiff. A captured graph reads them again in each run.
+/// Scalars of a step in device memory, all f32 and without autodiff. A captured graph reads them again in each run.
 #[derive(Debug, Clone)]
-pub struct StepNumbers {
-    /// [`UpdateRule::numbers`], `[3]`: the learning rate; for AdamW also `lr/(1-b1^t)` and `sqrt(1-b2^t)`.
-    pub numbers: Tensor<1>,
+pub struct StepScalars {
+    /// [`UpdateRule::scalars`], `[3]`: the learning rate; for AdamW also `lr/(1-b1^t)` and `sqrt(1-b2^t)`.
+    pub scalars: Tensor<1>,
     /// `[1]`. If it is not finite, values and state stay as they are.
     pub loss: Tensor<1>,
 }
@@ -74,13 +74,13 @@ pub struct ParameterUpdate {
     pub weight_decay: f64,
     /// Optimizer state: SGD's momentum buffer, or AdamW's first and second moments. `None` before the first step, which creates
     /// the state.
-    pub slots: [Option<Tensor<1>>; 2],
+    pub state: [Option<Tensor<1>>; 2],
 }
 
 impl ParameterUpdate {
     /// Returns true if the CPU kernels accept all tensors.
     pub(crate) fn has_kernels(&self) -> bool {
-        let tensors = [&self.value, &self.gradient].into_iter().chain(self.slots.iter().flatten());
+        let tensors = [&self.value, &self.gradient].into_iter().chain(self.state.iter().flatten());
         tensors.into_iter().all(has_parameter_kernels)
     }
 }
@@ -91,7 +91,7 @@ pub struct UpdatedParameter {
     /// `p`.
     pub value: Tensor<1>,
     /// The new optimizer state.
-    pub slots: [Option<Tensor<1>>; 2],
+    pub state: [Option<Tensor<1>>; 2],
 }
 
 /// Returns AdamW's bias corrections, `1 - b^t` of both moments.

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::cpu::{symmetric, update as cpu};
+use crate::cpu::{matrix as cpu, symmetric};
 use crate::dispatch::{has_parameter_kernels, on_gpu};
 use crate::functional::linear;
 use crate::update::square_sum;

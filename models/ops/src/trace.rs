@@ -110,7 +110,7 @@ fn primitive<const D: usize>(tensor: &Tensor<D>) -> FlexTensor {
 /// An operation with its operands and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// What is computed.
+    /// The operation.
     pub operation: Operation,
     /// The operands, in the operation's order.
     pub inputs: Vec<TensorId>,

@@ -12,11 +12,11 @@ use burn::tensor::Tensor;
 
 use crate::cpu::update as cpu;
 use crate::dispatch::has_parameter_kernels;
-use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter, bias_corrections};
+use crate::optimizer::{ParameterUpdate, StepScalars, UpdateRule, UpdatedParameter, bias_corrections};
 
 /// Takes one optimizer step. The gradients are multiplied by `scale`, `[1]`, if given.
 ///
-/// With `numbers`, the GPU kernels read the step's numbers there and not in `rule`. All other code ignores `numbers`.
+/// With `scalars`, the GPU kernels read the step's scalars there and not in `rule`. All other code ignores `scalars`.
 ///
 /// # Panics
 ///
@@ -24,7 +24,7 @@ use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParamete
 #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there are no GPU kernels"))]
 pub fn update(
     rule: &UpdateRule,
-    numbers: Option<&StepNumbers>,
+    scalars: Option<&StepScalars>,
     scale: Option<&Tensor<1>>,
     parameters: Vec<ParameterUpdate>,
 ) -> Vec<UpdatedParameter> {
@@ -33,13 +33,13 @@ pub fn update(
         return cpu::update(rule, scale, parameters);
     }
     #[cfg(feature = "cuda")]
-    if let (Some(first), true) = (parameters.first(), crate::gpu::accepts(rule, &parameters)) {
+    if let (Some(first), true) = (parameters.first(), crate::gpu::supports(rule, &parameters)) {
         let from_rule = || {
-            let numbers = Tensor::from_floats(rule.numbers(), &first.value.device());
-            StepNumbers { loss: numbers.clone(), numbers }
+            let scalars = Tensor::from_floats(rule.scalars(), &first.value.device());
+            StepScalars { loss: scalars.clone(), scalars }
         };
-        let numbers = numbers.cloned().unwrap_or_else(from_rule);
-        return crate::gpu::update(rule, &numbers, scale, parameters);
+        let scalars = scalars.cloned().unwrap_or_else(from_rule);
+        return crate::gpu::update(rule, &scalars, scale, parameters);
     }
     let scaled = |gradient: Tensor<1>| match scale {
         Some(scale) => gradient * scale.clone(),
@@ -53,7 +53,7 @@ pub fn update(
 
 /// Takes the step of one parameter with burn's operations.
 fn update_one(rule: &UpdateRule, parameter: ParameterUpdate) -> UpdatedParameter {
-    let ParameterUpdate { value, gradient, weight_decay, mut slots } = parameter;
+    let ParameterUpdate { value, gradient, weight_decay, mut state } = parameter;
     let value = match *rule {
         UpdateRule::Sgd { lr, momentum, nesterov } => {
             let mut direction = gradient;
@@ -62,7 +62,7 @@ fn update_one(rule: &UpdateRule, parameter: ParameterUpdate) -> UpdatedParameter
             }
             if momentum != 0.0 {
                 // The first buffer is the direction itself: PyTorch applies no dampening to it.
-                let buffer = match slots[0].take() {
+                let buffer = match state[0].take() {
                     Some(buffer) => buffer.mul_scalar(momentum) + direction.clone(),
                     None => direction.clone(),
                 };
@@ -70,12 +70,12 @@ fn update_one(rule: &UpdateRule, parameter: ParameterUpdate) -> UpdatedParameter
                     true => direction + buffer.clone().mul_scalar(momentum),
                     false => buffer.clone(),
                 };
-                slots[0] = Some(buffer);
+                state[0] = Some(buffer);
             }
             value - direction.mul_scalar(lr)
         }
         UpdateRule::AdamW { lr, betas: [beta1, beta2], eps, step } => {
-            let [first, second] = &mut slots;
+            let [first, second] = &mut state;
             let square = (gradient.clone() * gradient.clone()).mul_scalar(1.0 - beta2);
             let gradient = gradient.mul_scalar(1.0 - beta1);
             let mean = match first.take() {
@@ -92,7 +92,7 @@ fn update_one(rule: &UpdateRule, parameter: ParameterUpdate) -> UpdatedParameter
             value.mul_scalar(1.0 - lr * weight_decay) - (mean / denominator).mul_scalar(lr / correction1)
         }
     };
-    UpdatedParameter { value, slots }
+    UpdatedParameter { value, state }
 }
 
 /// Updates exponential moving averages: returns `decay · average + (1 − decay) · value` of each pair `(average, value)` of

@@ -134,7 +134,7 @@ fn norm(
     batch_norm_train(x[0].clone(), p[0].clone(), p[1].clone(), 1e-5, epilogue, shared, None).output
 }
 
-/// The smallest magnitude of what ReLU gets after a batch norm. ReLU passes the gradient of a value or not, by its sign, and a sum
+/// The smallest magnitude of ReLU's input after a batch norm. ReLU passes the gradient of a value or not, by its sign, and a sum
 /// in f32 may have another sign than in f64 when it is almost zero.
 fn nearest_to_zero(images: &[[usize; 4]], seed: u64) -> f64 {
     let c = vec![images[0][1]];
@@ -265,7 +265,7 @@ fn parameters_of_any_type_are_cast_to_f32() {
     assert_eq!(w.grad(&grads).unwrap().dtype(), DType::BF16);
 }
 
-/// Casts and their gradients equal burn's to the bit, in both memory orders. The lengths are no multiples of a vector.
+/// Casts and their gradients equal burn's to the bit, in both memory orders. The lengths are not multiples of a vector's length.
 #[test]
 fn casts_equal_burns() {
     let device = Device::flex().autodiff();

@@ -21,8 +21,8 @@ use self::nvrtc::{Nvrtc, count};
 use self::ptxas::Ptxas;
 use self::source::{Activation, ConvKernel, ConvProduct, Division, NormSums, Pass, Tile};
 
-/// Products of all passes, tiles and element types, with the longest accesses, and those of a network's first convolution. The batch
-/// norms before and after some of them are separate operations, those of others are part of the products.
+/// Products of all passes, tiles and element types, with the longest accesses, and those of a network's first convolution. The
+/// batch norms before and after some of them are separate operations, those of others are part of the products.
 fn products() -> Vec<ConvProduct> {
     let mut products = Vec::new();
     for pass in [Pass::Forward, Pass::DataGradient, Pass::WeightGradient] {

@@ -130,7 +130,7 @@ impl Optimizer {
             let slots = std::mem::take(&mut self.slots[index]);
             // The rules multiply the decay by the learning rate. Divide, so that norm_bias_lr_factor does not change the decay.
             let weight_decay = self.weight_decay(&info) / self.norm_bias_factor(&info);
-            let update = ParameterUpdate { value, gradient, weight_decay, slots };
+            let update = ParameterUpdate { value, gradient, weight_decay, state: slots };
             // The update fills it.
             values.push(None);
             if updated_by_muon[index] {
@@ -148,13 +148,13 @@ impl Optimizer {
             }
         }
         for (index, updated) in muon::step_all(muon_updates, scale.as_ref()) {
-            (values[index], self.slots[index]) = (Some(updated.value), updated.slots);
+            (values[index], self.slots[index]) = (Some(updated.value), updated.state);
         }
         for (factor, indices, updates) in parameter_groups {
             let rule = self.rule(self.steps, lr * factor);
-            let numbers = rates.as_mut().map(|rates| rates.numbers(factor, &rule));
-            let updated = ops::update(&rule, numbers.as_ref(), scale.as_ref(), updates);
-            for (index, UpdatedParameter { value, slots }) in indices.into_iter().zip(updated) {
+            let scalars = rates.as_mut().map(|rates| rates.scalars(factor, &rule));
+            let updated = ops::update(&rule, scalars.as_ref(), scale.as_ref(), updates);
+            for (index, UpdatedParameter { value, state: slots }) in indices.into_iter().zip(updated) {
                 (values[index], self.slots[index]) = (Some(value), slots);
             }
         }

@@ -48,7 +48,7 @@ pub(super) fn step_all(steps: Vec<MuonStep>, scale: Option<&Tensor<1>>) -> Vec<(
 impl MuonOptions {
     /// Takes the step of the weight `info`. Convolutions count as matrices `[out, in * height * width]`.
     fn step(self, info: &ParameterInfo, update: ParameterUpdate, scale: Option<&Tensor<1>>) -> UpdatedParameter {
-        let ParameterUpdate { value, gradient, weight_decay, slots: [buffer, unused] } = update;
+        let ParameterUpdate { value, gradient, weight_decay, state: [buffer, unused] } = update;
         let gradient = match scale {
             Some(scale) => gradient * scale.clone(),
             None => gradient,
@@ -63,9 +63,9 @@ impl MuonOptions {
         // SGD without momentum: `value -= lr factor (direction + decay value)`. The weight decay has no factor.
         let rule = UpdateRule::Sgd { lr: self.lr * factor, momentum: 0.0, nesterov: false };
         let update =
-            ParameterUpdate { value, gradient: direction, weight_decay: weight_decay / factor, slots: [None, None] };
+            ParameterUpdate { value, gradient: direction, weight_decay: weight_decay / factor, state: [None, None] };
         let updated = ops::update(&rule, None, None, vec![update]).remove(0);
-        UpdatedParameter { value: updated.value, slots: [Some(buffer), unused] }
+        UpdatedParameter { value: updated.value, state: [Some(buffer), unused] }
     }
 
     /// Returns `momentum · average + (1 − momentum) · value`.

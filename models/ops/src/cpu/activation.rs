@@ -5,8 +5,8 @@
 
 use super::allocator::Buffer;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{VECTOR, elementwise};
-use super::simd::multiversion;
 use crate::extension::Activation;
 
 /// Computes `e^x` within two units in the last place, for |x| <= 87. Larger magnitudes are clamped to 87. NaN stays

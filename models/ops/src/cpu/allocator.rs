@@ -20,7 +20,7 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 use bytemuck::Pod;
 use parking_lot::Mutex;
 
-use super::arena::{FreeRanges, Range};
+use super::free_ranges::{FreeRanges, Range};
 
 /// Alignment in bytes: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
@@ -142,14 +142,14 @@ impl Pool {
             self.reserved -= unused.bytes;
         }
         self.segments.insert(self.made, Segment::new(bytes));
-        self.free.give(Range { segment: self.made, start: 0, bytes });
+        self.free.release(Range { segment: self.made, start: 0, bytes });
         self.made += 1;
         self.reserved += bytes;
     }
 
     fn release(&mut self, range: Range) {
         self.used -= range.bytes;
-        self.free.give(range);
+        self.free.release(range);
     }
 }
 

@@ -12,8 +12,8 @@
 use super::activation::{ElementwiseFn, relu_grad, with_activation};
 use super::allocator::Buffer;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, elementwise, for_each};
-use super::simd::multiversion;
 use crate::extension::Activation;
 use crate::statistics::StatisticsReduce;
 

@@ -9,7 +9,7 @@ use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProper
 /// External memory of a tensor.
 struct Blob<V> {
     values: V,
-    /// Number of floats. The tensor relies on it, and safe code may implement `Deref` in any way.
+    /// Length when the tensor was made. `Deref` of safe code may return another length later, so every access checks it.
     len: usize,
 }
 

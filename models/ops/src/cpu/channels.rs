@@ -2,8 +2,8 @@
 
 use super::allocator::Buffer;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{PIECE, SharedSlice, VECTOR, elementwise, for_each};
-use super::simd::multiversion;
 
 /// Computes the mean of each channel, `[batch, pixels, channels]` → `[batch, channels]`.
 pub(crate) fn mean<E: Element>(x: &[E], batch: usize, pixels: usize, channels: usize) -> Buffer {

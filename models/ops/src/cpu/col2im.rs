@@ -6,11 +6,11 @@
 //! sums of one kernel row are adjacent in memory.
 
 use super::allocator::Buffer;
-use super::kernel::{Isa, Operand, Tile};
+use super::kernel::{MicroKernels, Operand, TileArgs};
+use super::multiversion::multiversion;
 use super::packing::Weights;
 use super::panels::panels;
 use super::parallel::{SharedSlice, for_each};
-use super::simd::multiversion;
 use crate::shape::ConvShape;
 
 /// Number of input channels from which the convolution of `dy` fills a register tile.
@@ -31,7 +31,13 @@ fn row_columns(shape: &ConvShape) -> usize {
 }
 
 /// Computes `dx` `[batch, h, w, in]`. Each image is one task, so the result does not depend on the number of threads.
-pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
+pub(crate) fn data_grad<E: Operand>(
+    isa: &'static MicroKernels<E>,
+    shape: &ConvShape,
+    weight: &[f32],
+    dy: &[E],
+    dx: &mut [E],
+) {
     let [input, output] = shape.channels;
     let (taps, row_columns) = (shape.taps(), row_columns(shape));
     let columns = shape.kernel[0] * row_columns;
@@ -71,7 +77,7 @@ pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, wei
             a.extend((0..block).map(|row| dy[(first + row.min(count - 1)) * output..][..output].as_ptr()));
             for panel in &panels {
                 for row in (0..count).step_by(isa.rows) {
-                    let call = Tile {
+                    let call = TileArgs {
                         a: a[row..].as_ptr(),
                         offset: 0,
                         taps: 1,

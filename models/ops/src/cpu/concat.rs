@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::allocator::Buffer;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, for_each};
-use super::simd::multiversion;
 use crate::channels::Join;
 
 /// Runs `task` in parallel over ranges of pixels with `channels` elements each.

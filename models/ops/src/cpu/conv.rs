@@ -9,37 +9,37 @@
 
 use super::allocator::Buffer;
 use super::igemm::{Igemm, Image};
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 use super::packing::{Weights, pad_bias};
 use super::{
-    col2im, depthwise, group_conv, group_weight_grad, grouped, weight_grad as direct, winograd, winograd_grad,
+    col2im, depthwise, group_conv, group_weight_grad, merge_groups, weight_grad as direct, winograd, winograd_grad,
 };
 use crate::shape::ConvShape;
 
-/// Returns the instruction set for a convolution: vectors instead of matrix registers, where a group would fill at most half of
-/// a matrix register.
-fn isa_for<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> &'static Isa<E> {
+/// Returns the instruction set for a convolution: vectors instead of AMX tile registers, where a group would fill at most half of
+/// an AMX tile register.
+fn isa_for<E: Operand>(isa: &'static MicroKernels<E>, shape: &ConvShape) -> &'static MicroKernels<E> {
     let [depth, columns] = shape.group_channels();
     let narrow = shape.groups > 1 && 2 * depth.max(columns) <= isa.cols;
-    isa.matrix.filter(|_| narrow).map_or(isa, |matrix| matrix.vectors)
+    isa.amx.filter(|_| narrow).map_or(isa, |amx| amx.vectors)
 }
 
 /// Returns true if Winograd's algorithm is the fastest.
-fn use_winograd<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape) -> bool {
-    isa.matrix.is_none() && winograd::fits(isa, shape)
+fn use_winograd<E: Operand>(isa: &'static MicroKernels<E>, shape: &ConvShape) -> bool {
+    isa.amx.is_none() && winograd::fits(isa, shape)
 }
 
 /// Computes the output `[batch, oh, ow, out]` from `x` `[batch, h, w, in]` and weights in PyTorch's layout. Bias and
 /// ReLU are optional.
 pub(crate) fn forward<E: Operand>(
-    isa: &'static Isa<E>,
+    isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     x: &[E],
     weight: &[f32],
     bias: Option<&[f32]>,
     relu: bool,
 ) -> Buffer<E> {
-    if let Some(merged) = grouped::merge(shape, isa) {
+    if let Some(merged) = merge_groups::merge(shape, isa) {
         return forward(isa, &merged.shape, x, &merged.block_diagonal(weight), bias, relu);
     }
     let isa = isa_for(isa, shape);
@@ -58,7 +58,7 @@ pub(crate) fn forward<E: Operand>(
 
 /// Computes the output as an indirect GEMM.
 pub(crate) fn direct_forward<E: Operand>(
-    isa: &'static Isa<E>,
+    isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     x: &[E],
     weight: &[f32],
@@ -86,11 +86,11 @@ pub(crate) fn direct_forward<E: Operand>(
         grid: shape.output,
         source: x,
         source_image: Image { size: shape.input, channels: shape.channels[0] },
-        source_step: shape.stride,
+        source_stride: shape.stride,
         taps: &offsets,
         weights: &weights,
         target_image: Image { size: shape.output, channels: shape.channels[1] },
-        target_step: [1, 1],
+        target_stride: [1, 1],
         target_first: [0, 0],
         bias: bias.as_deref(),
         relu,
@@ -99,8 +99,13 @@ pub(crate) fn direct_forward<E: Operand>(
 }
 
 /// Computes the data gradient `[batch, h, w, in]` from `dy` `[batch, oh, ow, out]`.
-pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E]) -> Buffer<E> {
-    if let Some(merged) = grouped::merge(shape, isa) {
+pub(crate) fn data_grad<E: Operand>(
+    isa: &'static MicroKernels<E>,
+    shape: &ConvShape,
+    weight: &[f32],
+    dy: &[E],
+) -> Buffer<E> {
+    if let Some(merged) = merge_groups::merge(shape, isa) {
         return data_grad(isa, &merged.shape, &merged.block_diagonal(weight), dy);
     }
     let isa = isa_for(isa, shape);
@@ -123,7 +128,7 @@ pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, wei
 
 /// Computes the data gradient as an indirect GEMM for each class of input pixels.
 pub(crate) fn direct_data_grad<E: Operand>(
-    isa: &'static Isa<E>,
+    isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     weight: &[f32],
     dy: &[E],
@@ -152,11 +157,11 @@ pub(crate) fn direct_data_grad<E: Operand>(
             grid: class.grid,
             source: dy,
             source_image: Image { size: shape.output, channels: shape.channels[1] },
-            source_step: [1, 1],
+            source_stride: [1, 1],
             taps: &class.taps,
             weights: &weights,
             target_image: Image { size: shape.input, channels: shape.channels[0] },
-            target_step: shape.stride,
+            target_stride: shape.stride,
             target_first: class.first,
             bias: None,
             relu: false,
@@ -166,8 +171,8 @@ pub(crate) fn direct_data_grad<E: Operand>(
 }
 
 /// Computes the weight gradient in PyTorch's layout.
-pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
-    if let Some(merged) = grouped::merge(shape, isa) {
+pub(crate) fn weight_grad<E: Operand>(isa: &'static MicroKernels<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+    if let Some(merged) = merge_groups::merge(shape, isa) {
         return merged.diagonal_blocks(&weight_grad(isa, &merged.shape, x, dy));
     }
     let isa = isa_for(isa, shape);

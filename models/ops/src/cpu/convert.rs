@@ -4,8 +4,8 @@ use half::bf16;
 
 use super::allocator::Buffer;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{VECTOR, elementwise};
-use super::simd::multiversion;
 
 /// Rounds to bf16, ties to even.
 pub(crate) fn round(x: &[f32]) -> Buffer<bf16> {

@@ -5,8 +5,8 @@
 use super::allocator::Buffer;
 use super::channels::sum_rows;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{SharedSlice, chunk, for_each};
-use super::simd::multiversion;
 use crate::shape::ConvShape;
 
 /// Returns true if each group has one input and one output channel. One group is accepted too: average pooling relies on
@@ -154,7 +154,8 @@ fn data_grad_row_body<E: Element>(shape: &ConvShape, dy: &[E], weight: &[f32], r
 
 /// Computes the weight gradient in PyTorch's layout.
 pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
-    /// Does not depend on the number of threads.
+    /// Parts of the batch that are summed separately. The number is constant, so the result does not depend on the number of
+    /// threads.
     const PARTS: usize = 16;
     let (channels, taps) = (shape.channels[0], shape.taps());
     let len = channels * taps;

@@ -9,12 +9,12 @@ use burn_flex::FlexTensor;
 use super::allocator::Buffer;
 use super::batch_norm::{self, DerivativeAt, Stats};
 use super::element::{Element, with_element};
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 use super::tensor::{Dense, image, row_major};
 use super::{activation, channels, concat, conv, convert, loss, max_pool};
 use crate::extension::{
-    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, Kernels, NormKernels,
-    NormOptions, PoolOptions, TrainingOps, impl_without_autodiff,
+    Activation, BatchNormGrads, ConvGrads, ConvKernels, ConvOptions, EvalOps, HeadKernels, LayerKernels, LayerOps,
+    NormKernels, NormOptions, PoolOptions, impl_without_autodiff,
 };
 use crate::shape::{ConvShape, PoolShape};
 
@@ -79,14 +79,14 @@ fn conv_backward<E: Operand>(saved: SavedConv, grad: &Dense, required: [bool; 3]
     ConvGrads {
         // The input's gradient comes first, because the next steps of the backward pass need it.
         input: required[0].then(|| {
-            let dx = conv::data_grad(Isa::<E>::best(), &shape, weight.values(), dy);
+            let dx = conv::data_grad(MicroKernels::<E>::best(), &shape, weight.values(), dy);
             match linear {
                 true => row_major(dx, [shape.batch, input_channels]),
                 false => image(dx, [shape.batch, input_channels, shape.input[0], shape.input[1]]),
             }
         }),
         weight: required[1].then(|| {
-            let dw = conv::weight_grad(Isa::<E>::best(), &shape, input.values(), dy);
+            let dw = conv::weight_grad(MicroKernels::<E>::best(), &shape, input.values(), dy);
             match linear {
                 true => row_major(dw, [output_channels, input_channels]),
                 false => row_major(dw, weight.dims4()),
@@ -195,7 +195,7 @@ impl ConvKernels for Flex {
         let (weights, bias) = (weight.values(), bias.as_ref().map(Dense::values::<f32>));
         let dims = [shape.batch, shape.channels[1], shape.output[0], shape.output[1]];
         let output = with_element!(input.dtype(), E => {
-            image(conv::forward(Isa::<E>::best(), &shape, input.values(), weights, bias, relu), dims)
+            image(conv::forward(MicroKernels::<E>::best(), &shape, input.values(), weights, bias, relu), dims)
         });
         let saved = relu.then(|| Dense::channels_last(output.clone()));
         (output, SavedConv { shape, input, weight, output: saved, linear: false })
@@ -216,7 +216,7 @@ impl ConvKernels for Flex {
     }
 }
 
-impl Kernels for Flex {
+impl LayerKernels for Flex {
     type SavedMaxPool = SavedMaxPool;
 
     fn convert_forward(input: FlexTensor, dtype: DType) -> FlexTensor {
@@ -235,7 +235,7 @@ impl Kernels for Flex {
         let shape = ConvShape::new([batch, channels, 1, 1], [columns, depth, 1, 1], &options);
         let (weights, biases) = (weight.values(), Some(bias.values()));
         let output = with_element!(input.dtype(), E => {
-            row_major(conv::forward(Isa::<E>::best(), &shape, input.values(), weights, biases, relu), [batch, columns])
+            row_major(conv::forward(MicroKernels::<E>::best(), &shape, input.values(), weights, biases, relu), [batch, columns])
         });
         let saved = relu.then(|| Dense::row_major(output.clone()));
         (output, SavedConv { shape, input, weight, output: saved, linear: true })
@@ -306,7 +306,7 @@ impl Kernels for Flex {
 
 impl_without_autodiff!(Flex, FlexTensor);
 
-impl TrainingOps for Flex {
+impl LayerOps for Flex {
     fn linear_bias(input: FlexTensor, weight: FlexTensor, bias: FlexTensor, relu: bool) -> FlexTensor {
         Self::linear_forward(input, weight, bias, relu).0
     }

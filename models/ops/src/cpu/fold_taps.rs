@@ -28,7 +28,7 @@ pub(crate) struct FoldedTaps<E> {
 }
 
 /// Folds the taps of each kernel row; `None` where folding does not apply. `taps` are sorted. Output pixel `g < grid` reads the
-/// source at `g · step + tap`.
+/// source at `g · stride + tap`.
 pub(crate) fn fold_taps<E: Element>(
     source: &[E],
     batch: usize,
@@ -36,7 +36,7 @@ pub(crate) fn fold_taps<E: Element>(
     taps: &[[isize; 2]],
     depth: usize,
     grid: [usize; 2],
-    step: [usize; 2],
+    stride: [usize; 2],
 ) -> Option<FoldedTaps<E>> {
     let width = taps.iter().take_while(|tap| tap[0] == taps[0][0]).count();
     let rows = taps.len() / width.max(1);
@@ -50,7 +50,7 @@ pub(crate) fn fold_taps<E: Element>(
     // Padding before and after the image along an axis.
     let padding = |i: usize| {
         let (least, most) = taps.iter().fold((0, 0), |(a, b), tap| (tap[i].min(a), tap[i].max(b)));
-        let last = (grid[i].saturating_sub(1) * step[i]) as isize + most;
+        let last = (grid[i].saturating_sub(1) * stride[i]) as isize + most;
         (least.unsigned_abs(), (last + 1 - image.size[i] as isize).max(0) as usize)
     };
     let [(top, bottom), (left, right)] = [padding(0), padding(1)];

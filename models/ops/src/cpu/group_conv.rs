@@ -13,9 +13,9 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::allocator::Buffer;
-use super::group_kernel::{GroupKernels, GroupTile, TileOf};
+use super::group_kernel::{GroupKernels, GroupTileArgs, GroupTileKernel};
 use super::igemm::Igemm;
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 use super::packing::{Packed, Weights};
 use super::parallel::{SharedSlice, chunk, chunk_count, for_each};
 
@@ -26,7 +26,11 @@ const PIECE: usize = 1 << 14;
 
 /// Returns the instruction set with the narrowest vector that holds a group of `depth` and `columns` channels; `None` if no
 /// vector does, or if more than half of it would be padding.
-pub(crate) fn fits<E: Operand>(isa: &'static Isa<E>, depth: usize, columns: usize) -> Option<&'static Isa<E>> {
+pub(crate) fn fits<E: Operand>(
+    isa: &'static MicroKernels<E>,
+    depth: usize,
+    columns: usize,
+) -> Option<&'static MicroKernels<E>> {
     let widths = [&[isa], isa.narrower].concat().into_iter().rev();
     let isa = widths.filter(|isa| isa.cols == isa.groups.lanes).find(|isa| depth.max(columns) <= isa.cols)?;
     (2 * columns > isa.cols).then_some(isa)
@@ -34,7 +38,7 @@ pub(crate) fn fits<E: Operand>(isa: &'static Isa<E>, depth: usize, columns: usiz
 
 /// Returns the kernels of an instruction set from [`fits`], for two groups at a time where possible.
 pub(super) fn kernels<E>(
-    isa: &'static Isa<E>,
+    isa: &'static MicroKernels<E>,
     depth: usize,
     columns: usize,
     groups: usize,
@@ -49,7 +53,7 @@ pub(super) fn kernels<E>(
 struct PlaneLayout {
     /// The smallest offset of a tap. A plane's first pixel is at this offset.
     least: [isize; 2],
-    /// Number of phases: a plane's row is ordered by the pixels' column modulo the step. So adjacent results read adjacent
+    /// Number of phases: a plane's row is ordered by the pixels' column modulo the stride. So adjacent results read adjacent
     /// pixels.
     phases: usize,
     /// Pixels of a phase.
@@ -67,7 +71,7 @@ struct PlaneLayout {
 impl PlaneLayout {
     fn new(
         taps: &[[isize; 2]],
-        step: [usize; 2],
+        stride: [usize; 2],
         grid: [usize; 2],
         tile: [usize; 2],
         lanes: usize,
@@ -76,32 +80,32 @@ impl PlaneLayout {
         let least = [0, 1].map(|i| taps.iter().map(|tap| tap[i]).min().unwrap_or(0));
         let at = |tap: &[isize; 2], i: usize| (tap[i] - least[i]) as usize;
         let span = [0, 1].map(|i| taps.iter().map(|tap| at(tap, i) + 1).max().unwrap_or(1));
-        let phases = step[1];
-        let columns = ((grid[1].next_multiple_of(tile[1]) - 1) * step[1] + span[1]).div_ceil(phases);
+        let phases = stride[1];
+        let columns = ((grid[1].next_multiple_of(tile[1]) - 1) * stride[1] + span[1]).div_ceil(phases);
         let row = phases * columns * lanes;
-        let most = (limit / row).saturating_sub(span[0]) / step[0] + 1;
+        let most = (limit / row).saturating_sub(span[0]) / stride[0] + 1;
         let band = (most / tile[0] * tile[0]).clamp(tile[0], grid[0].next_multiple_of(tile[0]));
         let offset =
             |tap: &[isize; 2]| at(tap, 0) * row + (at(tap, 1) % phases * columns + at(tap, 1) / phases) * lanes;
         let offsets = taps.iter().map(offset).collect();
-        Self { least, phases, columns, row, band, rows: (band - 1) * step[0] + span[0], offsets }
+        Self { least, phases, columns, row, band, rows: (band - 1) * stride[0] + span[0], offsets }
     }
 }
 
 impl<E: Operand> Igemm<'_, E> {
     /// Computes the result's pixels of the grid for groups that fit into a vector of `isa`.
-    pub(super) fn run_groups(&self, isa: &'static Isa<E>, target: &mut [E]) {
+    pub(super) fn run_groups(&self, isa: &'static MicroKernels<E>, target: &mut [E]) {
         let Weights { depth, columns, groups, .. } = *self.weights;
         // The kernels add a bias in the order of the channels, but a padded bias is not in that order for two groups.
         let kernels = if self.bias.is_some() { &isa.groups } else { kernels(isa, depth, columns, groups) };
-        let wasted = |tile: &&TileOf<E>| {
+        let wasted = |tile: &&GroupTileKernel<E>| {
             self.grid[0].next_multiple_of(tile.size[0]) * self.grid[1].next_multiple_of(tile.size[1])
         };
         let tile = kernels.tiles.iter().min_by_key(wasted).expect("three tiles");
         // Vectors whose channels share a cache line.
         let together = if depth == isa.cols { (64 / (kernels.lanes * size_of::<E>())).max(1) } else { 1 };
         let limit = kernels.groups * PLANE / size_of::<E>();
-        let planes = PlaneLayout::new(self.taps, self.source_step, self.grid, tile.size, kernels.lanes, limit);
+        let planes = PlaneLayout::new(self.taps, self.source_stride, self.grid, tile.size, kernels.lanes, limit);
         let Packed { mut values, width } = self.weights.pack(isa, 1);
         if kernels.groups > 1 {
             values = alternate_groups(&values, isa.cols * width);
@@ -137,7 +141,7 @@ impl<E: Operand> Igemm<'_, E> {
 struct GroupedConv<'a, E: 'static> {
     conv: &'a Igemm<'a, E>,
     kernels: &'static GroupKernels<E>,
-    tile: &'a TileOf<E>,
+    tile: &'a GroupTileKernel<E>,
     packed: &'a [E],
     /// Packed elements per column.
     width: usize,
@@ -150,10 +154,10 @@ impl<E: Operand> GroupedConv<'_, E> {
     fn copy(&self, n: usize, first: usize, vector: usize, to: &mut [E]) {
         let (conv, planes) = (self.conv, &self.planes);
         let [height, width] = conv.source_image.size;
-        let (channels, step) = (conv.source_image.channels, conv.source_step);
+        let (channels, stride) = (conv.source_image.channels, conv.source_stride);
         let GroupKernels { lanes, groups, .. } = *self.kernels;
         let depth = conv.weights.depth * groups;
-        let top = (first * step[0]) as isize + planes.least[0];
+        let top = (first * stride[0]) as isize + planes.least[0];
         let plane = planes.rows * planes.row;
         for row in 0..planes.rows {
             let y = top + row as isize;
@@ -170,7 +174,7 @@ impl<E: Operand> GroupedConv<'_, E> {
                 if from < end {
                     let at = ((from * planes.phases) as isize + left) as usize * channels + vector * depth;
                     let to = &mut to[row * planes.row + (phase * planes.columns + from) * lanes..];
-                    let copy = PixelCopy { step: planes.phases * channels, depth, count: end - from, lanes, plane };
+                    let copy = PixelCopy { stride: planes.phases * channels, depth, count: end - from, lanes, plane };
                     match groups {
                         1 => copy.pixels(&line[at..], to),
                         _ => copy.alternating(self.kernels, &line[at..], to),
@@ -186,21 +190,22 @@ impl<E: Operand> GroupedConv<'_, E> {
         let group = vector * self.kernels.groups;
         let groups = self.kernels.groups.min(conv.weights.groups - group);
         let (image, columns) = (&conv.target_image, conv.weights.columns);
-        let out_step = [conv.target_step[0] * image.size[1], conv.target_step[1]].map(|pixels| pixels * image.channels);
+        let out_stride =
+            [conv.target_stride[0] * image.size[1], conv.target_stride[1]].map(|pixels| pixels * image.channels);
         let first = (n * image.size[0] + conv.target_first[0]) * image.size[1] + conv.target_first[1];
         let first = first * image.channels + group * columns;
-        let x_row = conv.source_step[0] * planes.row;
+        let x_row = conv.source_stride[0] * planes.row;
         for y in rows.clone().step_by(self.tile.size[0]) {
             for x in (0..conv.grid[1]).step_by(self.tile.size[1]) {
-                let call = GroupTile {
+                let call = GroupTileArgs {
                     x: plane[(y - rows.start) * x_row + x * lanes..].as_ptr(),
                     x_row,
                     offsets: planes.offsets.as_ptr(),
                     taps: planes.offsets.len(),
                     steps: conv.weights.depth.div_ceil(E::STEP),
                     w: self.packed[vector * lanes * self.width..].as_ptr(),
-                    out: target.ptr().wrapping_add(first + y * out_step[0] + x * out_step[1]),
-                    out_step,
+                    out: target.ptr().wrapping_add(first + y * out_stride[0] + x * out_stride[1]),
+                    out_stride,
                     size: [rows.end - y, conv.grid[1] - x],
                     channels: groups * columns,
                     bias: conv.bias.map_or(std::ptr::null(), |bias| bias[group * lanes..][..lanes].as_ptr()),
@@ -218,7 +223,7 @@ impl<E: Operand> GroupedConv<'_, E> {
 /// A copy of adjacent pixels from a row of a channels-last image to planes.
 struct PixelCopy {
     /// Elements between adjacent source pixels.
-    step: usize,
+    stride: usize,
     /// Elements per pixel and plane.
     depth: usize,
     /// Number of pixels.
@@ -232,7 +237,7 @@ struct PixelCopy {
 impl PixelCopy {
     /// Copies pixels to planes of one group each.
     fn pixels<E: Pod>(&self, from: &[E], to: &mut [E]) {
-        let Self { step, depth, count, lanes, plane } = *self;
+        let Self { stride, depth, count, lanes, plane } = *self;
         match (lanes, depth, to.len().div_ceil(plane)) {
             (8, 8, 1) => self.whole::<E, 8, 1>(from, to),
             (8, 8, 2) => self.whole::<E, 8, 2>(from, to),
@@ -241,7 +246,7 @@ impl PixelCopy {
                 for group in 0..groups {
                     for pixel in 0..count {
                         let to = &mut to[group * plane + pixel * lanes..][..depth];
-                        to.copy_from_slice(&from[pixel * step + group * depth..][..depth]);
+                        to.copy_from_slice(&from[pixel * stride + group * depth..][..depth]);
                     }
                 }
             }
@@ -250,14 +255,14 @@ impl PixelCopy {
 
     /// Copies whole vectors of `GROUPS` groups.
     fn whole<E: Pod, const LANES: usize, const GROUPS: usize>(&self, from: &[E], to: &mut [E]) {
-        let Self { step, count, plane, .. } = *self;
-        assert!((count - 1) * step + GROUPS * LANES <= from.len());
+        let Self { stride, count, plane, .. } = *self;
+        assert!((count - 1) * stride + GROUPS * LANES <= from.len());
         assert!((GROUPS - 1) * plane + count * LANES <= to.len());
         for pixel in 0..count {
             for group in 0..GROUPS {
                 // SAFETY: both assertions; the pixels of a plane do not overlap.
                 unsafe {
-                    let from = from.as_ptr().add(pixel * step + group * LANES).cast::<[E; LANES]>();
+                    let from = from.as_ptr().add(pixel * stride + group * LANES).cast::<[E; LANES]>();
                     let to = to.as_mut_ptr().add(group * plane + pixel * LANES).cast::<[E; LANES]>();
                     to.write_unaligned(from.read_unaligned());
                 }
@@ -268,19 +273,19 @@ impl PixelCopy {
     /// Copies pixels to planes of several groups each, whose elements alternate. If the last pixel ends before the last plane has
     /// all of its groups, the others get arbitrary values, which no stored result depends on.
     fn alternating<E: Operand>(&self, kernels: &GroupKernels<E>, from: &[E], to: &mut [E]) {
-        let Self { step, depth, count, lanes, plane } = *self;
+        let Self { stride, depth, count, lanes, plane } = *self;
         assert_eq!(lanes, depth);
         for (index, to) in to.chunks_mut(plane).enumerate() {
             let from = &from[index * depth..];
-            let last = (count - 1) * step;
+            let last = (count - 1) * stride;
             let whole = if last + lanes <= from.len() { count } else { count - 1 };
             let mut rest = [E::zeroed(); 16];
             let available = &from[last..from.len().min(last + lanes)];
             rest[..available.len()].copy_from_slice(available);
             // SAFETY: the source has whole pixels, and `rest` has one; the slice of the target has all pixels.
             unsafe {
-                kernels.copy(from.as_ptr(), step, &mut to[..whole * lanes]);
-                kernels.copy(rest.as_ptr(), step, &mut to[whole * lanes..count * lanes]);
+                kernels.copy(from.as_ptr(), stride, &mut to[..whole * lanes]);
+                kernels.copy(rest.as_ptr(), stride, &mut to[whole * lanes..count * lanes]);
             }
         }
     }

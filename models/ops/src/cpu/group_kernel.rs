@@ -15,7 +15,7 @@ use super::vector::{Lanes, Simd};
 ///
 /// Source pixels have `LANES` elements each. With several groups in a vector, they are one group here: their elements alternate in
 /// units of `STEP`.
-pub(crate) struct GroupTile<E> {
+pub(crate) struct GroupTileArgs<E> {
     /// The pixel that the tile's first pixel reads at offset 0.
     pub(crate) x: *const E,
     /// Elements between the source pixels of adjacent rows of the tile. Those of adjacent columns are adjacent.
@@ -30,7 +30,7 @@ pub(crate) struct GroupTile<E> {
     /// The first channel of the tile's first pixel.
     pub(crate) out: *mut E,
     /// Elements between the results of adjacent rows and columns.
-    pub(crate) out_step: [usize; 2],
+    pub(crate) out_stride: [usize; 2],
     /// Rows and columns to store.
     pub(crate) size: [usize; 2],
     /// Channels to store.
@@ -41,11 +41,11 @@ pub(crate) struct GroupTile<E> {
 }
 
 /// Arguments of the outer-product micro-kernel: `sums[row][..] += Σ_line Σ_step x[line][step][row] · dy[line][step][..]`.
-pub(crate) struct GroupOuter<E> {
+pub(crate) struct GroupOuterArgs<E> {
     /// `[line][step][rows][groups][STEP]`, overlapping.
     pub(crate) x: *const E,
     /// Elements between lines, and between steps.
-    pub(crate) x_step: [usize; 2],
+    pub(crate) x_stride: [usize; 2],
     /// `[line][step][LANES][STEP]`.
     pub(crate) dy: *const E,
     pub(crate) lines: usize,
@@ -58,10 +58,10 @@ pub(crate) struct GroupOuter<E> {
 
 /// A tile micro-kernel.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TileOf<E> {
+pub(crate) struct GroupTileKernel<E> {
     /// Rows and columns of pixels.
     pub(crate) size: [usize; 2],
-    pub(super) run: unsafe fn(&GroupTile<E>),
+    pub(super) run: unsafe fn(&GroupTileArgs<E>),
 }
 
 /// The micro-kernels of an instruction set.
@@ -72,13 +72,13 @@ pub(crate) struct GroupKernels<E> {
     /// Groups of a vector. The lanes over this number are the maximum number of a group's channels.
     pub(crate) groups: usize,
     /// Tiles for wide, narrow and very narrow images.
-    pub(crate) tiles: [TileOf<E>; 3],
-    pub(super) outer: unsafe fn(&GroupOuter<E>),
+    pub(crate) tiles: [GroupTileKernel<E>; 3],
+    pub(super) outer: unsafe fn(&GroupOuterArgs<E>),
     pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
     pub(super) copy: unsafe fn(*const E, usize, usize, *mut E),
 }
 
-impl<E> TileOf<E> {
+impl<E> GroupTileKernel<E> {
     /// Computes a tile.
     ///
     /// # Safety
@@ -86,7 +86,7 @@ impl<E> TileOf<E> {
     /// The processor has the kernel's instructions. For every pixel of the kernel's `size`, `x` plus each offset is inside the
     /// source. `w` is as documented. `out` is valid for the pixels and channels to store.
     #[inline]
-    pub(crate) unsafe fn run(&self, call: &GroupTile<E>) {
+    pub(crate) unsafe fn run(&self, call: &GroupTileArgs<E>) {
         // SAFETY: guaranteed by the caller.
         unsafe { (self.run)(call) }
     }
@@ -97,14 +97,14 @@ impl<E> GroupKernels<E> {
     ///
     /// # Safety
     ///
-    /// The processor has the kernel's instructions, and all addresses of [`GroupOuter`] are valid.
+    /// The processor has the kernel's instructions, and all addresses of [`GroupOuterArgs`] are valid.
     #[inline]
-    pub(crate) unsafe fn outer(&self, call: &GroupOuter<E>) {
+    pub(crate) unsafe fn outer(&self, call: &GroupOuterArgs<E>) {
         // SAFETY: guaranteed by the caller.
         unsafe { (self.outer)(call) }
     }
 
-    /// Packs the channels of a vector's groups, from `offset` on, as [`Isa::pack`](super::kernel::Isa::pack).
+    /// Packs the channels of a vector's groups, from `offset` on, as [`MicroKernels::pack`](super::kernel::MicroKernels::pack).
     ///
     /// # Safety
     ///
@@ -115,27 +115,27 @@ impl<E> GroupKernels<E> {
         unsafe { (self.pack)(rows, offset, available, self.lanes, to.as_mut_ptr()) }
     }
 
-    /// Copies pixels of a vector's groups that are `step` elements apart, and alternates their elements. The length of `to` determines
-    /// the number of pixels.
+    /// Copies pixels of a vector's groups that are `stride` elements apart, and alternates their elements. The length of `to`
+    /// determines the number of pixels.
     ///
     /// # Safety
     ///
     /// The processor has the kernel's instructions. The source has all pixels.
-    pub(crate) unsafe fn copy(&self, from: *const E, step: usize, to: &mut [E]) {
+    pub(crate) unsafe fn copy(&self, from: *const E, stride: usize, to: &mut [E]) {
         // SAFETY: guaranteed by the caller; the target has as many pixels.
-        unsafe { (self.copy)(from, step, to.len() / self.lanes, to.as_mut_ptr()) }
+        unsafe { (self.copy)(from, stride, to.len() / self.lanes, to.as_mut_ptr()) }
     }
 }
 
-/// Micro-kernel of [`GroupTile`].
+/// Micro-kernel of [`GroupTileArgs`].
 ///
 /// # Safety
 ///
-/// As for [`TileOf::run`], with `ROWS` and `COLS` as its size.
+/// As for [`GroupTileKernel::run`], with `ROWS` and `COLS` as its size.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
-pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usize>(call: &GroupTile<P::E>) {
-    // SAFETY: `GroupTile` documents every address as valid.
+pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usize>(call: &GroupTileArgs<P::E>) {
+    // SAFETY: `GroupTileArgs` documents every address as valid.
     unsafe {
         let (lanes, step) = (P::S::LANES, P::E::STEP);
         let mut acc = [[P::S::zero(); COLS]; ROWS];
@@ -147,7 +147,7 @@ pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usiz
                 for row in 0..ROWS {
                     let from = from.add(row * call.x_row);
                     for col in 0..COLS {
-                        acc[row][col] = P::add(P::splat(from.add(col * lanes)), vw, acc[row][col]);
+                        acc[row][col] = P::multiply_add(P::splat(from.add(col * lanes)), vw, acc[row][col]);
                     }
                 }
                 from = from.add(step * P::GROUPS);
@@ -164,7 +164,7 @@ pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usiz
                     if call.relu {
                         value = P::S::relu(value);
                     }
-                    let out = call.out.add(row * call.out_step[0] + col * call.out_step[1]);
+                    let out = call.out.add(row * call.out_stride[0] + col * call.out_stride[1]);
                     if call.channels == lanes {
                         P::E::store::<P::S>(out, value);
                     } else {
@@ -184,20 +184,20 @@ pub(super) unsafe fn group_tile<P: Products, const ROWS: usize, const COLS: usiz
 ///
 /// As for [`GroupKernels::copy`], and the target has `count` pixels.
 #[inline(always)]
-pub(super) unsafe fn group_copy<P: Products>(from: *const P::E, step: usize, count: usize, to: *mut P::E) {
+pub(super) unsafe fn group_copy<P: Products>(from: *const P::E, stride: usize, count: usize, to: *mut P::E) {
     for pixel in 0..count {
         // SAFETY: guaranteed by the caller.
-        unsafe { P::copy(from.add(pixel * step), to.add(pixel * P::S::LANES)) };
+        unsafe { P::copy(from.add(pixel * stride), to.add(pixel * P::S::LANES)) };
     }
 }
 
-/// Micro-kernel of [`GroupOuter`]: `MANY` rows at once, then `FEW`, which divides a group's lanes.
+/// Micro-kernel of [`GroupOuterArgs`]: `MANY` rows at once, then `FEW`, which divides a group's lanes.
 ///
 /// # Safety
 ///
 /// As for [`GroupKernels::outer`].
 #[inline(always)]
-pub(super) unsafe fn group_outer<P: Products, const MANY: usize, const FEW: usize>(call: &GroupOuter<P::E>) {
+pub(super) unsafe fn group_outer<P: Products, const MANY: usize, const FEW: usize>(call: &GroupOuterArgs<P::E>) {
     let mut first = 0;
     while first + MANY <= call.rows {
         // SAFETY: guaranteed by the caller.
@@ -216,21 +216,21 @@ pub(super) unsafe fn group_outer<P: Products, const MANY: usize, const FEW: usiz
 /// As for [`group_outer`], with `ROWS` rows from `first`.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the sums in memory")]
-unsafe fn outer_rows<P: Products, const ROWS: usize>(call: &GroupOuter<P::E>, first: usize) {
-    // SAFETY: `GroupOuter` documents every address as valid.
+unsafe fn outer_rows<P: Products, const ROWS: usize>(call: &GroupOuterArgs<P::E>, first: usize) {
+    // SAFETY: `GroupOuterArgs` documents every address as valid.
     unsafe {
         let (lanes, step) = (P::S::LANES, P::E::STEP);
         let of_groups = step * P::GROUPS;
         let mut acc = [P::S::zero(); ROWS];
         let mut dy = call.dy;
         for line in 0..call.lines {
-            let mut x = call.x.add(line * call.x_step[0] + first * of_groups);
+            let mut x = call.x.add(line * call.x_stride[0] + first * of_groups);
             for _ in 0..call.steps {
                 let vdy = P::load(dy);
                 for row in 0..ROWS {
-                    acc[row] = P::add(P::splat(x.add(row * of_groups)), vdy, acc[row]);
+                    acc[row] = P::multiply_add(P::splat(x.add(row * of_groups)), vdy, acc[row]);
                 }
-                x = x.wrapping_add(call.x_step[1]);
+                x = x.wrapping_add(call.x_stride[1]);
                 dy = dy.wrapping_add(lanes * step);
             }
         }

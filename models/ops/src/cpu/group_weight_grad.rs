@@ -5,15 +5,21 @@
 
 use super::allocator::Buffer;
 use super::group_conv::{self, PLANE};
-use super::group_kernel::{GroupKernels, GroupOuter};
-use super::kernel::{Isa, Operand};
+use super::group_kernel::{GroupKernels, GroupOuterArgs};
+use super::kernel::{MicroKernels, Operand};
 use super::parallel::{SharedSlice, chunk, for_each};
 use crate::shape::ConvShape;
 
 /// Computes the weight gradient in PyTorch's layout, for groups that fit into a vector of `isa`; `None` for a dilation along
 /// rows, with which the taps of a row are not adjacent.
-pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Option<Buffer> {
-    /// Does not depend on the number of threads.
+pub(crate) fn weight_grad<E: Operand>(
+    isa: &'static MicroKernels<E>,
+    shape: &ConvShape,
+    x: &[E],
+    dy: &[E],
+) -> Option<Buffer> {
+    /// Parts of the batch that are summed separately. The number is constant, so the result does not depend on the number of
+    /// threads.
     const PARTS: usize = 16;
     if shape.dilation[1] > 1 {
         return None;
@@ -100,9 +106,9 @@ impl<'a, E: Operand> PlanesOfPart<'a, E> {
                 }
                 let taps = sums.chunks_exact_mut(shape.kernel[1] * rows * lanes);
                 for (ky, sums) in taps.enumerate() {
-                    let call = GroupOuter {
+                    let call = GroupOuterArgs {
                         x: self.x_plane[ky * shape.dilation[0] * self.plane[1] * step..].as_ptr(),
-                        x_step: [E::STEP * shape.stride[0] * self.plane[1], shape.stride[1]]
+                        x_stride: [E::STEP * shape.stride[0] * self.plane[1], shape.stride[1]]
                             .map(|pixels| pixels * step),
                         dy: self.dy_plane.as_ptr(),
                         lines,

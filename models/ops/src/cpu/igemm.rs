@@ -20,15 +20,15 @@ use super::convert::{WideRows, WidenTo, widen_all};
 use super::element::Element;
 use super::fold_taps::fold_taps;
 use super::group_conv;
-use super::kernel::{Isa, Operand, Tile, prefetch};
+use super::kernel::{MicroKernels, Operand, TileArgs, prefetch};
 use super::packing::{Packed, Weights};
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each, threads};
 
 /// Number of source channels from which gathering is slower.
 const GATHER_BELOW: usize = 4;
-/// Number of source channels from which a tap fills enough of a matrix register.
-const MATRIX_DEPTH: usize = 16;
+/// Number of source channels from which a tap fills enough of an AMX tile register.
+const AMX_DEPTH: usize = 16;
 /// Minimum number of register tiles per block.
 const TILES: usize = 8;
 /// Number of products per result element from which blocks have the minimum size.
@@ -43,21 +43,21 @@ pub(crate) struct Image {
 
 /// A convolution as an implicit GEMM: M is the pixel of the result's grid, N its channel, and K (tap, source channel).
 pub(crate) struct Igemm<'a, E: 'static> {
-    pub(crate) isa: &'static Isa<E>,
+    pub(crate) isa: &'static MicroKernels<E>,
     pub(crate) batch: usize,
     /// Pixels of the result, `[rows, columns]` per image.
     pub(crate) grid: [usize; 2],
     pub(crate) source: &'a [E],
     pub(crate) source_image: Image,
-    /// Grid pixel `g` reads the source at `g · source_step + tap`.
-    pub(crate) source_step: [usize; 2],
+    /// Grid pixel `g` reads the source at `g · source_stride + tap`.
+    pub(crate) source_stride: [usize; 2],
     /// Sorted.
     pub(crate) taps: &'a [[isize; 2]],
     /// Weights of all `taps`.
     pub(crate) weights: &'a Weights<'a>,
-    /// Grid pixel `g` is written at `g · target_step + target_first`.
+    /// Grid pixel `g` is written at `g · target_stride + target_first`.
     pub(crate) target_image: Image,
-    pub(crate) target_step: [usize; 2],
+    pub(crate) target_stride: [usize; 2],
     pub(crate) target_first: [usize; 2],
     /// Bias from [`super::packing::pad_bias`].
     pub(crate) bias: Option<&'a [f32]>,
@@ -74,17 +74,17 @@ struct Indirection<S, E> {
 
 /// The source pixels that one tap reads, as seen from the grid.
 struct TapRange {
-    /// Offset in elements from the source pixel at `g · step` to the tap's pixel.
+    /// Offset in elements from the source pixel at `g · stride` to the tap's pixel.
     distance: isize,
     /// Rows and columns of the grid whose source pixel is inside the image.
     inside: [Range<usize>; 2],
 }
 
 impl TapRange {
-    fn new(tap: &[isize; 2], image: &Image, grid: [usize; 2], step: [usize; 2]) -> Self {
+    fn new(tap: &[isize; 2], image: &Image, grid: [usize; 2], stride: [usize; 2]) -> Self {
         let inside = [0, 1].map(|i| {
             // The first grid index whose source pixel is at or after `line`.
-            let first_after = |line: isize| (line - tap[i]).max(0).unsigned_abs().div_ceil(step[i]).min(grid[i]);
+            let first_after = |line: isize| (line - tap[i]).max(0).unsigned_abs().div_ceil(stride[i]).min(grid[i]);
             first_after(0)..first_after(image.size[i] as isize)
         });
         Self { distance: (tap[0] * image.size[1] as isize + tap[1]) * image.channels as isize, inside }
@@ -98,10 +98,10 @@ impl<E: Operand> Igemm<'_, E> {
         if let Some(isa) = self.narrow_groups() {
             return self.run_groups(isa, target);
         }
-        if let Some(kernels) = &self.isa.matrix
-            && depth >= MATRIX_DEPTH
+        if let Some(kernels) = &self.isa.amx
+            && depth >= AMX_DEPTH
         {
-            return self.run_by_matrix(kernels, target);
+            return self.run_amx(kernels, target);
         }
         if let Some(isa) = self.isa.widened_source(self.source_image.channels, self.taps.len()) {
             let source = widen_all(self.source);
@@ -116,7 +116,7 @@ impl<E: Operand> Igemm<'_, E> {
     /// Folds the taps where possible, and calls `run` with the result.
     fn fold<S: Element>(&self, source: &[S], run: impl FnOnce(FoldedSource<S>)) {
         let (image, depth) = (self.source_image, self.weights.depth);
-        let folded = fold_taps(source, self.batch, image, self.taps, depth, self.grid, self.source_step);
+        let folded = fold_taps(source, self.batch, image, self.taps, depth, self.grid, self.source_stride);
         run(match &folded {
             Some(folded) => FoldedSource {
                 source: folded.padded.as_deref().unwrap_or(source),
@@ -130,7 +130,7 @@ impl<E: Operand> Igemm<'_, E> {
 
     fn run_blocks<S: Element + WidenTo<T>, T: Operand>(
         &self,
-        isa: &'static Isa<T>,
+        isa: &'static MicroKernels<T>,
         folded: FoldedSource<S>,
         target: &mut [E],
     ) {
@@ -147,7 +147,7 @@ impl<E: Operand> Igemm<'_, E> {
 impl<E: Operand> Igemm<'_, E> {
     /// Returns the instruction set with which [`super::group_conv`] computes the groups; `None` where the tiles of this file are
     /// as fast. A tile of 16 columns hides the loads of its pointers behind its products.
-    fn narrow_groups(&self) -> Option<&'static Isa<E>> {
+    fn narrow_groups(&self) -> Option<&'static MicroKernels<E>> {
         let rows = self.batch * self.grid[0] * self.grid[1];
         let several = self.weights.groups > 1 && self.taps.len() > 1 && rows > 0;
         let isa = several.then(|| group_conv::fits(self.isa, self.weights.depth, self.weights.columns)).flatten()?;
@@ -169,7 +169,7 @@ struct FoldedSource<'a, S> {
 struct PackedConv<'a, S, T: 'static, E: 'static> {
     conv: &'a Igemm<'a, E>,
     /// Multiplies elements of `T`, to which those of the source are converted.
-    isa: &'static Isa<T>,
+    isa: &'static MicroKernels<T>,
     folded: FoldedSource<'a, S>,
     /// Whether the rows of a block are gathered (im2col).
     gather: bool,
@@ -219,7 +219,7 @@ impl<S: Element + WidenTo<T>, T: Operand, E: Operand> PackedConv<'_, S, T, E> {
                 let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
                 let bias = self.conv.bias.map(|bias| &bias[group * padded + panel.column..]);
                 for tile in 0..count.div_ceil(rows) {
-                    let call = Tile {
+                    let call = TileArgs {
                         // The pointers of a tile are adjacent for all taps.
                         a: a[tile * rows * taps..].as_ptr(),
                         offset,
@@ -242,12 +242,12 @@ impl<S: Element + WidenTo<T>, T: Operand, E: Operand> PackedConv<'_, S, T, E> {
         }
     }
 
-    /// Prefetches the source pixels of the next block's last tap, which no earlier block reads. With steps of one, the
-    /// pixels follow this block's pixels; with larger steps, some are missed.
+    /// Prefetches the source pixels of the next block's last tap, which no earlier block reads. With strides of one, the
+    /// pixels follow this block's pixels; with larger strides, some are missed.
     fn prefetch_next(&self, pointers: &Indirection<S, E>, count: usize) {
         let line = 64 / size_of::<S>();
         let (rows, taps) = (self.isa.rows, self.folded.taps.len());
-        let (channels, [sy, sx]) = (self.folded.image.channels, self.conv.source_step);
+        let (channels, [sy, sx]) = (self.folded.image.channels, self.conv.source_stride);
         for row in 0..count {
             let last = pointers.a[(row / rows * taps + taps - 1) * rows + row % rows];
             let next = last.wrapping_add(count * sy * sx * channels);
@@ -263,33 +263,33 @@ impl<S: Element + WidenTo<T>, T: Operand, E: Operand> PackedConv<'_, S, T, E> {
         let (conv, image, target_image) = (self.conv, &self.folded.image, &self.conv.target_image);
         let (rows, taps) = (self.isa.rows, self.folded.taps.len());
         let tap_ranges: Vec<TapRange> =
-            self.folded.taps.iter().map(|tap| TapRange::new(tap, image, conv.grid, conv.source_step)).collect();
+            self.folded.taps.iter().map(|tap| TapRange::new(tap, image, conv.grid, conv.source_stride)).collect();
         let mut a = vec![self.zeros.as_ptr(); count.next_multiple_of(rows) * taps];
         let mut out = Vec::with_capacity(count.next_multiple_of(rows));
         let [height, width] = conv.grid;
         let (mut n, mut y, mut x) = (first / (height * width), first / width % height, first % width);
-        let step = conv.source_step[1] * image.channels;
+        let stride = conv.source_stride[1] * image.channels;
         for (tile, a) in a.chunks_exact_mut((rows * taps).max(1)).enumerate() {
             let rows_here = rows.min(count - tile * rows);
             let mut row = 0;
             while row < rows_here {
                 let run = (width - x).min(rows_here - row);
-                let start = (n * image.size[0] + y * conv.source_step[0]) * image.size[1];
+                let start = (n * image.size[0] + y * conv.source_stride[0]) * image.size[1];
                 let start = self.folded.source.as_ptr().wrapping_add(start * image.channels);
                 for (range, a) in tap_ranges.iter().zip(a.chunks_exact_mut(rows)) {
                     if range.inside[0].contains(&y) {
                         let start = start.wrapping_offset(range.distance);
                         let inside = range.inside[1].start.max(x)..range.inside[1].end.min(x + run);
                         for x_inside in inside {
-                            a[row + x_inside - x] = start.wrapping_add(x_inside * step);
+                            a[row + x_inside - x] = start.wrapping_add(x_inside * stride);
                         }
                     }
                 }
-                let ty = y * conv.target_step[0] + conv.target_first[0];
+                let ty = y * conv.target_stride[0] + conv.target_first[0];
                 let pixel = (n * target_image.size[0] + ty) * target_image.size[1]
-                    + x * conv.target_step[1]
+                    + x * conv.target_stride[1]
                     + conv.target_first[1];
-                let pixels = (0..run).map(|i| pixel + i * conv.target_step[1]);
+                let pixels = (0..run).map(|i| pixel + i * conv.target_stride[1]);
                 // SAFETY: all are pixels of the target tensor.
                 out.extend(pixels.map(|pixel| unsafe { target.ptr().add(pixel * target_image.channels) }));
                 row += run;

@@ -3,15 +3,15 @@
 //! Both keep a tile of the result in registers and add outer products to it. They differ in the side that is contiguous
 //! along the summed index:
 //!
-//! - [`Tile`]: `out[row][col] = Σ_tap Σ_k a[tap][row][k] · b[tap][k][col]`. `a` has one pointer per tap and row (an
+//! - Tile ([`TileArgs`]): `out[row][col] = Σ_tap Σ_k a[tap][row][k] · b[tap][k][col]`. `a` has one pointer per tap and row (an
 //!   indirection buffer as in XNNPACK), so a convolution needs no im2col copy: padding points to zeros.
-//! - [`Outer`]: `out[row][col] += Σ_k a[k][row] · b[k][col]`, the weight gradient, where the summed index is the pixel.
-//!   `a` has one pointer per pixel.
+//! - Outer product ([`OuterArgs`]): `out[row][col] += Σ_k a[k][row] · b[k][col]`, the weight gradient, where the summed index is
+//!   the pixel. `a` has one pointer per pixel.
 //!
 //! Sums are f32. Operands are f32 or bf16. AVX512-BF16 adds two products of bf16 per lane, so bf16 operands are stored in
 //! *steps*: pairs that are adjacent along the summed index. Without these instructions, pairs are widened to f32.
 //!
-//! `b` is packed into panels of [`Isa::cols`] columns, padded with zeros. The order of summation is fixed, so results
+//! `b` is packed into panels of [`MicroKernels::cols`] columns, padded with zeros. The order of summation is fixed, so results
 //! do not depend on the number of threads. They differ between instruction sets by rounding, because fused
 //! multiply-adds round once.
 
@@ -19,8 +19,8 @@ use half::bf16;
 
 use super::allocator::Buffer;
 use super::convert::WidenTo;
-use super::group_kernel::{GroupKernels, TileOf, group_copy, group_outer, group_tile};
-use super::level::{self, CpuIsa};
+use super::cpu_isa::{self, CpuIsa};
+use super::group_kernel::{GroupKernels, GroupTileKernel, group_copy, group_outer, group_tile};
 use super::micro_kernel::{Pairs, Single, outer_any, pack_rows, tile};
 use super::vector::{Lanes, Portable};
 use super::winograd_channels::Widened;
@@ -31,14 +31,15 @@ use super::winograd_tile::{
 use super::{kernel_amx, kernel_x86};
 
 /// Arguments of the tile micro-kernel, for operands `E` and results `O`.
-pub(crate) struct Tile<E, O = E> {
-    /// `[taps][Isa::rows]` pointers.
+pub(crate) struct TileArgs<E, O = E> {
+    /// `[taps][MicroKernels::rows]` pointers.
     pub(crate) a: *const *const E,
     /// Offset in elements from each pointer in `a` to the `depth` elements that are read.
     pub(crate) offset: usize,
     pub(crate) taps: usize,
     pub(crate) depth: usize,
-    /// Packed panel `[taps][depth / STEP][Isa::cols][STEP]`. The depth is rounded up to [`Isa::depth`], and the rest is zero.
+    /// Packed panel `[taps][depth / STEP][MicroKernels::cols][STEP]`. The depth is rounded up to [`MicroKernels::depth`], and the
+    /// rest is zero.
     pub(crate) b: *const E,
     /// One pointer per row, to column 0 of the output row.
     pub(crate) out: *const *mut O,
@@ -47,52 +48,52 @@ pub(crate) struct Tile<E, O = E> {
     /// Number of rows and columns to store.
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    /// Null, or `Isa::cols` floats to add.
+    /// Null, or `MicroKernels::cols` floats to add.
     pub(crate) bias: *const f32,
     pub(crate) relu: bool,
 }
 
 /// Arguments of the outer-product micro-kernel.
-pub(crate) struct Outer<E> {
+pub(crate) struct OuterArgs<E> {
     /// `depth` pointers, one per step of pixels, to `[row][STEP]`.
     pub(crate) a: *const *const E,
     /// Offset in rows from each pointer in `a`.
     pub(crate) offset: usize,
     /// Number of steps.
     pub(crate) depth: usize,
-    /// Packed panel `[depth][Isa::cols][STEP]`.
+    /// Packed panel `[depth][MicroKernels::cols][STEP]`.
     pub(crate) b: *const E,
-    /// Rows of `Isa::cols` floats, `stride` floats apart, to which the products are added.
+    /// Rows of `MicroKernels::cols` floats, `stride` floats apart, to which the products are added.
     pub(crate) out: *mut f32,
     pub(crate) stride: usize,
-    /// At most [`Isa::outer_rows`].
+    /// At most [`MicroKernels::outer_rows`].
     pub(crate) rows: usize,
 }
 
-/// Arguments of the product with matrix registers: `sums[row][col] += Σ_k rows[row][k] · columns[k][col]`.
-pub(crate) struct Product<E> {
-    /// `[depth / Isa::depth][Isa::rows][Isa::depth]`.
+/// Arguments of the product with AMX tile registers: `sums[row][col] += Σ_k rows[row][k] · columns[k][col]`.
+pub(crate) struct AmxProductArgs<E> {
+    /// `[depth / MicroKernels::depth][MicroKernels::rows][MicroKernels::depth]`.
     pub(crate) rows: *const E,
     /// Packed panel `[depth / STEP][16 · blocks][STEP]`.
     pub(crate) columns: *const E,
-    /// A multiple of [`Isa::depth`].
+    /// A multiple of [`MicroKernels::depth`].
     pub(crate) depth: usize,
-    /// [`Isa::rows`] rows of `16 · blocks` floats, `stride` floats apart.
+    /// [`MicroKernels::rows`] rows of `16 · blocks` floats, `stride` floats apart.
     pub(crate) sums: *mut f32,
     pub(crate) stride: usize,
     /// 1 or 2.
     pub(crate) blocks: usize,
 }
 
-/// Arguments of the kernel with matrix registers for adjacent register tiles:
+/// Arguments of the kernel with AMX tile registers for adjacent register tiles:
 /// `out[row][col] = Σ_tap Σ_k rows[row][tap + k] · columns[tap][k][col]`.
-pub(crate) struct MatrixTiles<'a, E> {
+pub(crate) struct AmxTileArgs<'a, E> {
     /// As many rows as `out` has, rounded up to whole register tiles, `row_len` elements apart.
     pub(crate) rows: *const E,
     pub(crate) row_len: usize,
     /// Offset in elements of each tap.
     pub(crate) taps: &'a [usize],
-    /// Elements of a tap, a multiple of [`Isa::depth`].
+    /// Elements of a tap, a multiple of [`MicroKernels::depth`].
     pub(crate) depth: usize,
     /// Packed panel `[taps][depth / STEP][16 · blocks][STEP]`.
     pub(crate) columns: *const E,
@@ -108,22 +109,22 @@ pub(crate) struct MatrixTiles<'a, E> {
     pub(crate) relu: bool,
 }
 
-/// The kernels that only instruction sets with matrix registers have.
+/// The kernels that only instruction sets with AMX have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct MatrixKernels<E: 'static> {
-    /// The set for products that do not fill matrix registers.
-    pub(super) vectors: &'static Isa<E>,
+pub(crate) struct AmxKernels<E: 'static> {
+    /// The set for products that do not fill AMX tile registers.
+    pub(super) vectors: &'static MicroKernels<E>,
     /// Rounds to the element type.
     pub(super) round: fn(&[f32]) -> Buffer<E>,
-    /// Transposes a square of [`Isa::depth`] rows and columns. Arguments: one pointer per row, the offset in elements from each
-    /// pointer, the number of elements that can be read there (the rest is zero), the target, and the target's row stride.
+    /// Transposes a square of [`MicroKernels::depth`] rows and columns. Arguments: one pointer per row, the offset in elements from
+    /// each pointer, the number of elements that can be read there (the rest is zero), the target, and the target's row stride.
     pub(super) transpose: unsafe fn(&[*const E], usize, usize, *mut E, usize),
-    /// Prepares this thread's matrix registers for `tiles` and `product`.
+    /// Prepares this thread's AMX tile registers for `tiles` and `product`.
     pub(super) begin: fn(),
-    /// Releases this thread's matrix registers: the system would save registers in use at every context switch.
+    /// Releases this thread's AMX tile registers: the system would save registers in use at every context switch.
     pub(super) end: fn(),
-    pub(super) tiles: unsafe fn(&MatrixTiles<E>),
-    pub(super) product: unsafe fn(&Product<E>),
+    pub(super) tiles: unsafe fn(&AmxTileArgs<E>),
+    pub(super) product: unsafe fn(&AmxProductArgs<E>),
 }
 
 /// Elements from which a row of bf16 is converted to f32 once, where products are computed in f32. Shorter rows are converted in
@@ -139,33 +140,34 @@ pub(crate) trait Operand: Lanes + WidenTo<f32> {
     const STEP: usize;
 
     /// Returns the micro-kernel that stores this type.
-    fn tile_of<E: Operand>(isa: &Isa<E>) -> unsafe fn(&Tile<E, Self>);
+    fn tile_of<E: Operand>(isa: &MicroKernels<E>) -> unsafe fn(&TileArgs<E, Self>);
 
     /// Returns the micro-kernels of an instruction set.
-    fn of(level: CpuIsa) -> &'static Isa<Self>;
+    fn for_isa(isa: CpuIsa) -> &'static MicroKernels<Self>;
 }
 
-/// An instruction set for operands `E`: the shapes of its register tiles, and its micro-kernels.
+/// The micro-kernels of one instruction set for operands `E`, and the shapes of its register tiles. Variables of this type are
+/// called `isa`.
 #[derive(Debug)]
-pub(crate) struct Isa<E: 'static = f32> {
+pub(crate) struct MicroKernels<E: 'static = f32> {
     #[cfg_attr(not(test), expect(dead_code, reason = "names the instruction set in a failing test"))]
     pub(crate) name: &'static str,
-    /// Rows of a [`Tile`].
+    /// Rows of a register tile ([`TileArgs`]).
     pub(crate) rows: usize,
     /// Columns of a packed panel.
     pub(crate) cols: usize,
     /// Elements of a tap in packed weights are a multiple of this number.
     pub(crate) depth: usize,
-    /// Maximum number of rows of an [`Outer`].
+    /// Maximum number of rows of an outer product ([`OuterArgs`]).
     pub(crate) outer_rows: usize,
     /// Variants with fewer columns and the same number of rows, for the remaining columns of a matrix; widest first.
-    pub(super) narrower: &'static [&'static Isa<E>],
-    /// Set where the processor has matrix registers. Products then take less time than the transforms of Winograd's algorithm.
-    pub(super) matrix: Option<MatrixKernels<E>>,
-    /// The micro-kernels of [`Tile`], by the type that they store.
-    pub(super) tile_f32: unsafe fn(&Tile<E, f32>),
-    pub(super) tile_bf16: unsafe fn(&Tile<E, bf16>),
-    pub(super) outer: unsafe fn(&Outer<E>),
+    pub(super) narrower: &'static [&'static MicroKernels<E>],
+    /// Only for instruction sets with AMX. Products then take less time than the transforms of Winograd's algorithm.
+    pub(super) amx: Option<AmxKernels<E>>,
+    /// The tile micro-kernels ([`TileArgs`]), by the type that they store.
+    pub(super) tile_f32: unsafe fn(&TileArgs<E, f32>),
+    pub(super) tile_bf16: unsafe fn(&TileArgs<E, bf16>),
+    pub(super) outer: unsafe fn(&OuterArgs<E>),
     pub(super) pack: unsafe fn(&[*const E], usize, usize, usize, *mut E),
     pub(super) winograd: Winograd<E>,
     pub(super) groups: GroupKernels<E>,
@@ -173,20 +175,20 @@ pub(crate) struct Isa<E: 'static = f32> {
     pub(super) two_groups: Option<GroupKernels<E>>,
 }
 
-impl<E: Operand> Isa<E> {
+impl<E: Operand> MicroKernels<E> {
     /// Returns the micro-kernels of the selected instruction set.
-    pub(crate) fn best() -> &'static Isa<E> {
-        E::of(level::selected())
+    pub(crate) fn best() -> &'static MicroKernels<E> {
+        E::for_isa(cpu_isa::selected())
     }
 
     /// Returns the micro-kernels of all instruction sets that this processor has.
     #[cfg(test)]
-    pub(crate) fn supported() -> Vec<&'static Isa<E>> {
-        CpuIsa::ALL.into_iter().filter(|level| *level <= CpuIsa::detected()).map(E::of).collect()
+    pub(crate) fn supported() -> Vec<&'static MicroKernels<E>> {
+        CpuIsa::ALL.into_iter().filter(|isa| *isa <= CpuIsa::detected()).map(E::for_isa).collect()
     }
 
     /// Returns the set for f32, with tiles of as many columns, if products of `E` are computed in f32.
-    pub(crate) fn widened(&self) -> Option<&'static Isa> {
+    pub(crate) fn widened(&self) -> Option<&'static MicroKernels> {
         match self.winograd {
             Winograd::Same(_) => None,
             Winograd::Widened(_, isa) => Some(isa),
@@ -195,12 +197,12 @@ impl<E: Operand> Isa<E> {
 
     /// Returns [`Self::widened`] if the whole source of a convolution of `taps` taps is converted before the products, since its
     /// pixels are short and in the windows of many results.
-    pub(crate) fn widened_source(&self, channels: usize, taps: usize) -> Option<&'static Isa> {
+    pub(crate) fn widened_source(&self, channels: usize, taps: usize) -> Option<&'static MicroKernels> {
         self.widened().filter(|_| taps > 1 && channels < WHOLE_SOURCE_BELOW)
     }
 
     /// Returns [`Self::widened`] if rows of `depth` elements are long enough to be converted before the products.
-    pub(crate) fn widened_for(&self, depth: usize) -> Option<&'static Isa> {
+    pub(crate) fn widened_for(&self, depth: usize) -> Option<&'static MicroKernels> {
         self.widened().filter(|_| depth >= CONVERT_FROM)
     }
 
@@ -208,10 +210,10 @@ impl<E: Operand> Isa<E> {
     ///
     /// # Safety
     ///
-    /// All pointers of the call are valid as documented in [`Tile`].
+    /// All pointers of the call are valid as documented in [`TileArgs`].
     #[inline]
-    pub(crate) unsafe fn tile<O: Operand>(&self, call: &Tile<E, O>) {
-        // SAFETY: `of` gets only instruction sets of this processor; the caller guarantees the pointers.
+    pub(crate) unsafe fn tile<O: Operand>(&self, call: &TileArgs<E, O>) {
+        // SAFETY: `for_isa` gets only instruction sets of this processor; the caller guarantees the pointers.
         unsafe { O::tile_of(self)(call) }
     }
 
@@ -219,14 +221,14 @@ impl<E: Operand> Isa<E> {
     ///
     /// # Safety
     ///
-    /// All pointers of the call are valid as documented in [`Outer`].
+    /// All pointers of the call are valid as documented in [`OuterArgs`].
     #[inline]
-    pub(crate) unsafe fn outer(&self, call: &Outer<E>) {
+    pub(crate) unsafe fn outer(&self, call: &OuterArgs<E>) {
         // SAFETY: as in `tile`.
         unsafe { (self.outer)(call) }
     }
 
-    /// Packs `stride` elements of each row for [`Outer`]: `[rows / STEP][stride][STEP]`. Elements from `available` are zero.
+    /// Packs `stride` elements of each row for [`OuterArgs`]: `[rows / STEP][stride][STEP]`. Elements from `available` are zero.
     /// Fast where at least `stride` are available, and `stride` is [`Self::cols`].
     ///
     /// # Safety
@@ -242,12 +244,12 @@ impl<E: Operand> Isa<E> {
 impl Operand for f32 {
     const STEP: usize = 1;
 
-    fn tile_of<E: Operand>(isa: &Isa<E>) -> unsafe fn(&Tile<E, f32>) {
+    fn tile_of<E: Operand>(isa: &MicroKernels<E>) -> unsafe fn(&TileArgs<E, f32>) {
         isa.tile_f32
     }
 
-    fn of(level: CpuIsa) -> &'static Isa {
-        match level {
+    fn for_isa(isa: CpuIsa) -> &'static MicroKernels {
+        match isa {
             #[cfg(target_arch = "x86_64")]
             CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => &kernel_x86::AVX512,
             #[cfg(target_arch = "x86_64")]
@@ -260,12 +262,12 @@ impl Operand for f32 {
 impl Operand for bf16 {
     const STEP: usize = 2;
 
-    fn tile_of<E: Operand>(isa: &Isa<E>) -> unsafe fn(&Tile<E, bf16>) {
+    fn tile_of<E: Operand>(isa: &MicroKernels<E>) -> unsafe fn(&TileArgs<E, bf16>) {
         isa.tile_bf16
     }
 
-    fn of(level: CpuIsa) -> &'static Isa<bf16> {
-        match level {
+    fn for_isa(isa: CpuIsa) -> &'static MicroKernels<bf16> {
+        match isa {
             #[cfg(target_arch = "x86_64")]
             CpuIsa::AmxBf16 => &kernel_amx::AMX_BF16,
             #[cfg(target_arch = "x86_64")]
@@ -295,14 +297,14 @@ pub(super) fn prefetch<E>(address: *const E) {
 /// every processor.
 macro_rules! portable {
     ($element:ty, $products:ty, $winograd:ident, $channels:ty $(, $wide:expr)?) => {
-        Isa {
+        MicroKernels {
             name: "portable",
             rows: 4,
             cols: 8,
             depth: <$element as Operand>::STEP,
             outer_rows: 4,
             narrower: &[],
-            matrix: None,
+            amx: None,
             tile_f32: tile::<$products, f32, 4, 1>,
             tile_bf16: tile::<$products, bf16, 4, 1>,
             outer: outer_any::<$products, 1>,
@@ -323,9 +325,9 @@ macro_rules! portable {
                 lanes: 8,
                 groups: 1,
                 tiles: [
-                    TileOf { size: [1, 4], run: group_tile::<$products, 1, 4> },
-                    TileOf { size: [2, 2], run: group_tile::<$products, 2, 2> },
-                    TileOf { size: [4, 1], run: group_tile::<$products, 4, 1> },
+                    GroupTileKernel { size: [1, 4], run: group_tile::<$products, 1, 4> },
+                    GroupTileKernel { size: [2, 2], run: group_tile::<$products, 2, 2> },
+                    GroupTileKernel { size: [4, 1], run: group_tile::<$products, 4, 1> },
                 ],
                 outer: group_outer::<$products, 4, 4>,
                 pack: pack_rows::<$products>,
@@ -336,5 +338,5 @@ macro_rules! portable {
     };
 }
 
-static PORTABLE: Isa = portable!(f32, Single<Portable>, Same, Single<Portable>);
-static PORTABLE_PAIRS: Isa<bf16> = portable!(bf16, Pairs<Portable>, Widened, Widened<Portable>, &PORTABLE);
+static PORTABLE: MicroKernels = portable!(f32, Single<Portable>, Same, Single<Portable>);
+static PORTABLE_PAIRS: MicroKernels<bf16> = portable!(bf16, Pairs<Portable>, Widened, Widened<Portable>, &PORTABLE);

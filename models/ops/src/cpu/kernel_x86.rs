@@ -6,8 +6,10 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::group_kernel::{GroupKernels, GroupOuter, GroupTile, TileOf, group_copy, group_outer, group_tile};
-use super::kernel::{Isa, Operand, Outer, Tile};
+use super::group_kernel::{
+    GroupKernels, GroupOuterArgs, GroupTileArgs, GroupTileKernel, group_copy, group_outer, group_tile,
+};
+use super::kernel::{MicroKernels, Operand, OuterArgs, TileArgs};
 use super::micro_kernel::{Pairs, PartialStep, Products, Single, outer_any, pack_pairs, pack_rows, tile};
 use super::vector::Simd;
 use super::vector_x86::{Avx2, Avx512, Avx512Bf16, Avx512Bf16Half};
@@ -40,7 +42,7 @@ macro_rules! dot_products {
                 unsafe { pack_pairs::<$simd>(rows, to) }
             }
             #[inline(always)]
-            unsafe fn add(a: $steps, b: $steps, c: $v) -> $v {
+            unsafe fn multiply_add(a: $steps, b: $steps, c: $v) -> $v {
                 // SAFETY: the instructions are enabled. A vector of bf16 has the bits of one of integers.
                 unsafe { $dot(c, transmute::<$steps, $bf16>(a), transmute::<$steps, $bf16>(b)) }
             }
@@ -161,9 +163,9 @@ unsafe impl<P: Wide<S: Simd<V = __m512>>> Products for TwoGroups<P> {
         unsafe { P::copy_two(from, to) }
     }
     #[inline(always)]
-    unsafe fn add(a: P::Steps, b: P::Steps, c: __m512) -> __m512 {
+    unsafe fn multiply_add(a: P::Steps, b: P::Steps, c: __m512) -> __m512 {
         // SAFETY: guaranteed by the caller.
-        unsafe { P::add(a, b, c) }
+        unsafe { P::multiply_add(a, b, c) }
     }
     #[inline(always)]
     unsafe fn by_group(sums: __m512) -> __m512 {
@@ -186,7 +188,7 @@ macro_rules! groups {
     };
     ($features:literal, $element:ty, $products:ty, $simd:ty, [$($rows:literal x $cols:literal),*], $many:literal | $few:literal) => {{
         #[target_feature(enable = $features)]
-        unsafe fn outer(call: &GroupOuter<$element>) {
+        unsafe fn outer(call: &GroupOuterArgs<$element>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { group_outer::<$products, $many, $few>(call) }
         }
@@ -205,11 +207,11 @@ macro_rules! groups {
             groups: <$products as Products>::GROUPS,
             tiles: [$({
                 #[target_feature(enable = $features)]
-                unsafe fn tile(call: &GroupTile<$element>) {
+                unsafe fn tile(call: &GroupTileArgs<$element>) {
                     // SAFETY: as above.
                     unsafe { group_tile::<$products, $rows, $cols>(call) }
                 }
-                TileOf { size: [$rows, $cols], run: tile }
+                GroupTileKernel { size: [$rows, $cols], run: tile }
             }),*],
             outer,
             pack,
@@ -285,17 +287,17 @@ macro_rules! transforms {
 macro_rules! isa {
     ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $winograd:expr, $registers:tt, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
         #[target_feature(enable = $features)]
-        unsafe fn tile_f32(call: &Tile<$element, f32>) {
+        unsafe fn tile_f32(call: &TileArgs<$element, f32>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { tile::<$products, f32, $rows, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn tile_bf16(call: &Tile<$element, bf16>) {
+        unsafe fn tile_bf16(call: &TileArgs<$element, bf16>) {
             // SAFETY: as above.
             unsafe { tile::<$products, bf16, $rows, $vecs>(call) }
         }
         #[target_feature(enable = $features)]
-        unsafe fn outer(call: &Outer<$element>) {
+        unsafe fn outer(call: &OuterArgs<$element>) {
             // SAFETY: as above.
             unsafe { outer_any::<$products, $vecs>(call) }
         }
@@ -304,14 +306,14 @@ macro_rules! isa {
             // SAFETY: as above.
             unsafe { pack_rows::<$products>(rows, offset, available, stride, to) }
         }
-        Isa {
+        MicroKernels {
             name: $name,
             rows: $rows,
             cols: $vecs * <$simd as Simd>::LANES,
             depth: <$element as Operand>::STEP,
             outer_rows: $outer_rows,
             narrower: $narrower,
-            matrix: None,
+            amx: None,
             tile_f32,
             tile_bf16,
             outer,
@@ -333,15 +335,16 @@ macro_rules! single {
     };
 }
 
-pub(super) static AVX512: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
-static AVX512_16: Isa = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[]);
+pub(super) static AVX512: MicroKernels =
+    single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 2, 8, &[&AVX512_16, &AVX512_8]);
+static AVX512_16: MicroKernels = single!("avx512", "avx512f,avx512vl", Avx512, 32, 12 x 1, 8, &[]);
 /// Vectors of half the width, with all of AVX-512's registers.
-static AVX512_8: Isa = Isa {
+static AVX512_8: MicroKernels = MicroKernels {
     two_groups: Some(groups!(32, "avx512f,avx512vl", f32, TwoGroups<Single<Avx512>>, Avx512)),
     ..single!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, 32, 12 x 1, 8, &[])
 };
-pub(super) static AVX2: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 2, 6, &[&AVX2_8]);
-static AVX2_8: Isa = single!("avx2", "avx2,fma", Avx2, 16, 6 x 1, 6, &[]);
+pub(super) static AVX2: MicroKernels = single!("avx2", "avx2,fma", Avx2, 16, 6 x 2, 6, &[&AVX2_8]);
+static AVX2_8: MicroKernels = single!("avx2", "avx2,fma", Avx2, 16, 6 x 1, 6, &[]);
 
 /// An [`isa!`] for bf16 with products of AVX512-BF16.
 macro_rules! dot {
@@ -356,9 +359,9 @@ macro_rules! dot {
     };
 }
 
-pub(super) static AVX512_BF16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
-pub(super) static AVX512_BF16_16: Isa<bf16> = dot!(Avx512Bf16, 32, 12 x 1, 8, &[&AVX512_BF16_8]);
-static AVX512_BF16_8: Isa<bf16> = Isa {
+pub(super) static AVX512_BF16: MicroKernels<bf16> = dot!(Avx512Bf16, 32, 12 x 2, 8, &[&AVX512_BF16_16, &AVX512_BF16_8]);
+pub(super) static AVX512_BF16_16: MicroKernels<bf16> = dot!(Avx512Bf16, 32, 12 x 1, 8, &[&AVX512_BF16_8]);
+static AVX512_BF16_8: MicroKernels<bf16> = MicroKernels {
     two_groups: Some(groups!(32, "avx512f,avx512vl,avx512bw,avx512bf16", bf16, TwoGroups<Avx512Bf16>, Avx512Bf16)),
     ..dot!(Avx512Bf16Half, 32, 12 x 1, 8, &[])
 };
@@ -373,14 +376,15 @@ macro_rules! pairs {
     };
 }
 
-pub(super) static AVX512_PAIRS: Isa<bf16> =
+pub(super) static AVX512_PAIRS: MicroKernels<bf16> =
     pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512, 32, 12 x 2, 8, &[&AVX512_PAIRS_16, &AVX512_PAIRS_8]);
-static AVX512_PAIRS_16: Isa<bf16> =
+static AVX512_PAIRS_16: MicroKernels<bf16> =
     pairs!("avx512", "avx512f,avx512vl", Avx512, &AVX512_16, 32, 12 x 1, 8, &[&AVX512_PAIRS_8]);
-static AVX512_PAIRS_8: Isa<bf16> = Isa {
+static AVX512_PAIRS_8: MicroKernels<bf16> = MicroKernels {
     two_groups: Some(groups!(32, "avx512f,avx512vl", bf16, TwoGroups<Pairs<Avx512>>, Avx512)),
     ..pairs!("avx512", "avx512f,avx512vl,avx2,fma", Avx2, &AVX512_8, 32, 12 x 1, 8, &[])
 };
 /// With two vectors of both halves of the pairs, fewer registers are left for sums than in f32.
-pub(super) static AVX2_PAIRS: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, &AVX2, 16, 4 x 2, 4, &[&AVX2_PAIRS_8]);
-static AVX2_PAIRS_8: Isa<bf16> = pairs!("avx2", "avx2,fma", Avx2, &AVX2_8, 16, 4 x 1, 4, &[]);
+pub(super) static AVX2_PAIRS: MicroKernels<bf16> =
+    pairs!("avx2", "avx2,fma", Avx2, &AVX2, 16, 4 x 2, 4, &[&AVX2_PAIRS_8]);
+static AVX2_PAIRS_8: MicroKernels<bf16> = pairs!("avx2", "avx2,fma", Avx2, &AVX2_8, 16, 4 x 1, 4, &[]);

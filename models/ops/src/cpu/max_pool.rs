@@ -9,8 +9,8 @@ use bytemuck::Pod;
 
 use super::allocator::Buffer;
 use super::element::Element;
+use super::multiversion::multiversion;
 use super::parallel::{PIECE, SharedSlice, chunk, chunk_count, for_each};
-use super::simd::multiversion;
 use crate::shape::PoolShape;
 
 /// Number of channels up to which half-width vectors are used.

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::bf16;
 
-use super::kernel::{Operand, Outer, Tile, prefetch};
+use super::kernel::{Operand, OuterArgs, TileArgs, prefetch};
 use super::vector::{Lanes, Simd};
 
 /// The sum of a step's products in each lane, for one element type and instruction set. A step is [`Operand::STEP`]
@@ -28,7 +28,7 @@ pub(super) unsafe trait Products {
     /// Packs `LANES` columns of a step's rows.
     unsafe fn pack(rows: &[*const Self::E], to: *mut Self::E);
     /// `a · b + c`
-    unsafe fn add(a: Self::Steps, b: Self::Steps, c: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
+    unsafe fn multiply_add(a: Self::Steps, b: Self::Steps, c: <Self::S as Simd>::V) -> <Self::S as Simd>::V;
     /// Copies `LANES` channels of a pixel, and alternates those of the groups.
     #[inline(always)]
     unsafe fn copy(from: *const Self::E, to: *mut Self::E) {
@@ -76,7 +76,7 @@ unsafe impl<S: Simd> Products for Single<S> {
         unsafe { S::store(to, S::load(rows[0])) }
     }
     #[inline(always)]
-    unsafe fn add(a: S::V, b: S::V, c: S::V) -> S::V {
+    unsafe fn multiply_add(a: S::V, b: S::V, c: S::V) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { S::fma(a, b, c) }
     }
@@ -115,7 +115,7 @@ unsafe impl<S: Simd> Products for Pairs<S> {
         unsafe { pack_pairs::<S>(rows, to) }
     }
     #[inline(always)]
-    unsafe fn add(a: [S::V; 2], b: [S::V; 2], c: S::V) -> S::V {
+    unsafe fn multiply_add(a: [S::V; 2], b: [S::V; 2], c: S::V) -> S::V {
         // SAFETY: guaranteed by the caller.
         unsafe { S::fma(a[1], b[1], S::fma(a[0], b[0], c)) }
     }
@@ -158,22 +158,22 @@ unsafe fn add_step<P: Products, const ROWS: usize, const VECS: usize>(
         for (row, acc) in acc.iter_mut().enumerate() {
             let va = splat(row);
             for (acc, vb) in acc.iter_mut().zip(vb) {
-                *acc = P::add(va, vb, *acc);
+                *acc = P::multiply_add(va, vb, *acc);
             }
         }
     }
 }
 
-/// Micro-kernel of [`Tile`].
+/// Micro-kernel of [`TileArgs`].
 ///
 /// # Safety
 ///
-/// As for [`Isa::tile`](super::kernel::Isa::tile), with `P`'s instructions available, `ROWS = Isa::rows` and
-/// `VECS · LANES = Isa::cols`.
+/// As for [`MicroKernels::tile`](super::kernel::MicroKernels::tile), with `P`'s instructions available, `ROWS = MicroKernels::rows`
+/// and `VECS · LANES = MicroKernels::cols`.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "with iterators the compiler keeps the tile in memory")]
-pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VECS: usize>(call: &Tile<P::E, O>) {
-    // SAFETY: `Tile` documents every address as valid.
+pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VECS: usize>(call: &TileArgs<P::E, O>) {
+    // SAFETY: `TileArgs` documents every address as valid.
     unsafe {
         let lanes = P::S::LANES;
         let mut acc = [[P::S::zero(); VECS]; ROWS];
@@ -193,8 +193,8 @@ pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VEC
                 b = b.add(VECS * lanes * P::E::STEP);
             }
         }
-        // The compiler unrolls this loop, and not the next one, which is longer. If the next one read `acc`, the compiler would keep
-        // the tile in memory and store each sum after each product.
+        // The compiler unrolls this loop, and not the next one, which is longer. If the next one read `acc`, the compiler would
+        // keep the tile in memory and store each sum after each product.
         let mut sums = std::mem::MaybeUninit::<[[<P::S as Simd>::V; VECS]; ROWS]>::uninit();
         let sums = sums.as_mut_ptr().cast::<f32>();
         for row in 0..ROWS {
@@ -232,14 +232,14 @@ pub(super) unsafe fn tile<P: PartialStep, O: Lanes, const ROWS: usize, const VEC
     }
 }
 
-/// Micro-kernel of [`Outer`] for a fixed number of rows.
+/// Micro-kernel of [`OuterArgs`] for a fixed number of rows.
 ///
 /// # Safety
 ///
-/// As for [`Isa::outer`](super::kernel::Isa::outer), with `P`'s instructions available and `call.rows = ROWS`.
+/// As for [`MicroKernels::outer`](super::kernel::MicroKernels::outer), with `P`'s instructions available and `call.rows = ROWS`.
 #[inline(always)]
-unsafe fn outer<P: Products, const ROWS: usize, const VECS: usize>(call: &Outer<P::E>) {
-    // SAFETY: `Outer` documents every address as valid.
+unsafe fn outer<P: Products, const ROWS: usize, const VECS: usize>(call: &OuterArgs<P::E>) {
+    // SAFETY: `OuterArgs` documents every address as valid.
     unsafe {
         // The sums of large layers do not stay in cache.
         for row in 0..ROWS {
@@ -263,13 +263,13 @@ unsafe fn outer<P: Products, const ROWS: usize, const VECS: usize>(call: &Outer<
     }
 }
 
-/// Micro-kernel of [`Outer`] for any number of rows.
+/// Micro-kernel of [`OuterArgs`] for any number of rows.
 ///
 /// # Safety
 ///
-/// As for [`Isa::outer`](super::kernel::Isa::outer), with `P`'s instructions available.
+/// As for [`MicroKernels::outer`](super::kernel::MicroKernels::outer), with `P`'s instructions available.
 #[inline(always)]
-pub(super) unsafe fn outer_any<P: Products, const VECS: usize>(call: &Outer<P::E>) {
+pub(super) unsafe fn outer_any<P: Products, const VECS: usize>(call: &OuterArgs<P::E>) {
     // SAFETY: guaranteed by the caller, and `ROWS` equals `call.rows`.
     unsafe {
         match call.rows {
@@ -285,11 +285,11 @@ pub(super) unsafe fn outer_any<P: Products, const VECS: usize>(call: &Outer<P::E
     }
 }
 
-/// Packs rows as [`Isa::pack`](super::kernel::Isa::pack).
+/// Packs rows as [`MicroKernels::pack`](super::kernel::MicroKernels::pack).
 ///
 /// # Safety
 ///
-/// As for [`Isa::pack`](super::kernel::Isa::pack), with `P`'s instructions available.
+/// As for [`MicroKernels::pack`](super::kernel::MicroKernels::pack), with `P`'s instructions available.
 #[inline(always)]
 pub(super) unsafe fn pack_rows<P: Products>(
     rows: &[*const P::E],

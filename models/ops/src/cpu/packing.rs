@@ -1,7 +1,7 @@
 //! Packing of weights, and of rows of pixels, into the panels of the micro-kernels.
 
 use super::allocator::Buffer;
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each};
 
@@ -24,7 +24,7 @@ pub(crate) struct Weights<'a> {
 
 /// Packed weights.
 pub(crate) struct Packed<E> {
-    /// `[group][panel][tap][depth / STEP][columns of the panel's tile][STEP]`, padded with zeros to [`Isa::depth`].
+    /// `[group][panel][tap][depth / STEP][columns of the panel's tile][STEP]`, padded with zeros to [`MicroKernels::depth`].
     pub(crate) values: Buffer<E>,
     /// Elements per column, including padding.
     pub(crate) width: usize,
@@ -32,7 +32,7 @@ pub(crate) struct Packed<E> {
 
 impl Weights<'_> {
     /// Packs the weights. `merged` adjacent taps become one tap with as many times the depth.
-    pub(crate) fn pack<E: Operand>(&self, isa: &'static Isa<E>, merged: usize) -> Packed<E> {
+    pub(crate) fn pack<E: Operand>(&self, isa: &'static MicroKernels<E>, merged: usize) -> Packed<E> {
         let depth = self.depth * merged;
         let padded_depth = depth.next_multiple_of(isa.depth);
         let width = self.taps.len() / merged * padded_depth;
@@ -68,7 +68,7 @@ impl Weights<'_> {
 }
 
 /// Pads each group's bias with zeros to the columns of its panels.
-pub(crate) fn pad_bias<E: Operand>(isa: &'static Isa<E>, bias: &[f32], groups: usize) -> Buffer {
+pub(crate) fn pad_bias<E: Operand>(isa: &'static MicroKernels<E>, bias: &[f32], groups: usize) -> Buffer {
     let columns = bias.len() / groups;
     let padded = padded(&panels(isa, columns));
     let mut to = Buffer::zeroed(groups * padded);
@@ -78,7 +78,7 @@ pub(crate) fn pad_bias<E: Operand>(isa: &'static Isa<E>, bias: &[f32], groups: u
     to
 }
 
-/// Packed rows of pixels, for the rows of [`Outer`](super::kernel::Outer).
+/// Packed rows of pixels, for the rows of [`OuterArgs`](super::kernel::OuterArgs).
 pub(crate) struct RowPanels<E: 'static> {
     panels: Vec<Panel<E>>,
     /// `[panel][rows / STEP][columns of the panel's tile][STEP]`.
@@ -89,9 +89,10 @@ pub(crate) struct RowPanels<E: 'static> {
 
 impl<E: Operand> RowPanels<E> {
     /// Makes room for `rows` rows of `len` elements.
-    pub(crate) fn new(isa: &'static Isa<E>, rows: usize, len: usize) -> Self {
-        // Without matrix registers, a kernel reads at most `Isa::outer_rows` columns at once, so a narrow panel suffices.
-        let isa = if isa.matrix.is_some() { isa } else { isa.narrower.first().unwrap_or(&isa) };
+    pub(crate) fn new(isa: &'static MicroKernels<E>, rows: usize, len: usize) -> Self {
+        // Without AMX tile registers, a kernel reads at most `MicroKernels::outer_rows` columns at once, so a narrow panel
+        // suffices.
+        let isa = if isa.amx.is_some() { isa } else { isa.narrower.first().unwrap_or(&isa) };
         let panels = panels(isa, len);
         Self { values: Buffer::new(rows * padded(&panels)), panels, pointers: Vec::new() }
     }
@@ -116,7 +117,7 @@ impl<E: Operand> RowPanels<E> {
         &self.panels
     }
 
-    /// Returns the packed elements of a panel, and what follows them.
+    /// Returns the packed elements from a panel on.
     pub(crate) fn values(&self, panel: &Panel<E>) -> &[E] {
         let steps = self.pointers.len() / self.panels.len();
         &self.values[panel.column * steps * E::STEP..]

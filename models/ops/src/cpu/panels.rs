@@ -3,13 +3,13 @@
 //! A register tile costs the same for 6 channels as for its full width. Full tiles therefore come first, and narrower
 //! tiles cover the rest: 40 channels are a tile of 32 and a tile of 8.
 
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 
 /// Adjacent columns that one register tile computes.
 #[derive(Debug)]
 pub(crate) struct Panel<E: 'static = f32> {
     /// The instruction set whose tiles have this panel's width.
-    pub(crate) isa: &'static Isa<E>,
+    pub(crate) isa: &'static MicroKernels<E>,
     /// The first column.
     pub(crate) column: usize,
     /// Number of columns to store; the tile may be wider.
@@ -18,7 +18,7 @@ pub(crate) struct Panel<E: 'static = f32> {
 
 /// Divides `columns` into panels. The packed data of a panel starts after the packed data of all columns before it,
 /// which fill their tiles.
-pub(crate) fn panels<E: Operand>(isa: &'static Isa<E>, columns: usize) -> Vec<Panel<E>> {
+pub(crate) fn panels<E: Operand>(isa: &'static MicroKernels<E>, columns: usize) -> Vec<Panel<E>> {
     let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
     let mut panels = Vec::new();
     let mut column = 0;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     fn panels_cover_columns<E: Operand>() {
-        for isa in Isa::<E>::supported() {
+        for isa in MicroKernels::<E>::supported() {
             let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
             for columns in 1..200 {
                 let panels = panels(isa, columns);
@@ -63,10 +63,10 @@ mod tests {
     /// Padded biases and sums have the same places in both sets.
     #[test]
     fn sets_that_multiply_in_f32_have_the_panels_of_f32() {
-        fn places<E: Operand>(isa: &'static Isa<E>, columns: usize) -> Vec<[usize; 3]> {
+        fn places<E: Operand>(isa: &'static MicroKernels<E>, columns: usize) -> Vec<[usize; 3]> {
             panels(isa, columns).iter().map(|panel| [panel.column, panel.cols, panel.isa.cols]).collect()
         }
-        for isa in Isa::<half::bf16>::supported() {
+        for isa in MicroKernels::<half::bf16>::supported() {
             let Some(widened) = isa.widened() else { continue };
             for columns in 1..200 {
                 assert_eq!(places(isa, columns), places(widened, columns), "{}", isa.name);

@@ -6,7 +6,7 @@ use burn::backend::Flex;
 use burn::tensor::Tensor;
 
 use super::allocator::Buffer;
-use super::kernel::{Isa, Tile};
+use super::kernel::{MicroKernels, TileArgs};
 use super::packing::Weights;
 use super::panels::panels;
 use super::parallel::{SharedSlice, for_each};
@@ -24,12 +24,12 @@ pub(crate) fn product(left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
     let [n, depth] = left.dims();
     assert_eq!(right.dims(), [n, depth], "factors of a symmetric product");
     let [left, right] = [left, right].map(|factor| contiguous(factor.reshape([n * depth])));
-    let result = row_major(lower_product(Isa::best(), values(&left), values(&right), n), [n, n]);
+    let result = row_major(lower_product(MicroKernels::best(), values(&left), values(&right), n), [n, n]);
     Tensor::<2>::from_primitive::<Flex>(result)
 }
 
 /// Computes the lower triangle of `left · rightᵀ`, both `[n, depth]`, and copies it to the upper one.
-fn lower_product(isa: &'static Isa, left: &[f32], right: &[f32], n: usize) -> Buffer {
+fn lower_product(isa: &'static MicroKernels, left: &[f32], right: &[f32], n: usize) -> Buffer {
     let mut result = Buffer::new(n * n);
     if n == 0 {
         return result;
@@ -64,7 +64,7 @@ fn lower_product(isa: &'static Isa, left: &[f32], right: &[f32], n: usize) -> Bu
                 if first + row + rows <= panel.column {
                     continue;
                 }
-                let call = Tile {
+                let call = TileArgs {
                     a: a[row..].as_ptr(),
                     offset: 0,
                     taps: 1,
@@ -113,7 +113,7 @@ mod tests {
             let x = noise(n * depth, n);
             let row = |row: usize| &x[row * depth..(row + 1) * depth];
             let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
-            for isa in Isa::<f32>::supported() {
+            for isa in MicroKernels::<f32>::supported() {
                 let result = lower_product(isa, &x, &x, n);
                 for i in 0..n {
                     for j in 0..n {
@@ -124,6 +124,6 @@ mod tests {
                 }
             }
         }
-        assert!(lower_product(Isa::best(), &[], &[], 0).is_empty());
+        assert!(lower_product(MicroKernels::best(), &[], &[], 0).is_empty());
     }
 }

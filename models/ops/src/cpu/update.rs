@@ -9,17 +9,17 @@ use burn_flex::{FlexTensor, Layout};
 use burn_std::Bytes;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 
+use super::multiversion::multiversion;
 use super::parallel::threads;
-use super::simd::multiversion;
 use crate::optimizer::{ParameterUpdate, UpdateRule, UpdatedParameter, bias_corrections};
 
 /// Elements per chunk. Sums of squares are computed per chunk, so this size determines their order, and nothing else.
-const CHUNK: usize = 1 << 14;
+pub(super) const CHUNK: usize = 1 << 14;
 /// Elements from which another thread is worth waking: some 20 microseconds of memory traffic.
 const TASK: usize = 1 << 16;
 
 /// Runs `work` for all chunks, on several threads if there are enough elements.
-fn for_each_chunk<T: Send>(elements: usize, chunks: Vec<T>, work: impl Fn(T) + Send + Sync) {
+pub(super) fn for_each_chunk<T: Send>(elements: usize, chunks: Vec<T>, work: impl Fn(T) + Send + Sync) {
     if elements < 2 * TASK || threads() == 1 {
         chunks.into_iter().for_each(work);
     } else {
@@ -42,20 +42,20 @@ pub(super) fn values(tensor: &FlexTensor) -> &[f32] {
     tensor.as_slice().expect("contiguous f32")
 }
 
-fn from_vec(values: Vec<f32>) -> FlexTensor {
+pub(super) fn from_vec(values: Vec<f32>) -> FlexTensor {
     let layout = Layout::contiguous(Shape::from([values.len()]));
     FlexTensor::new(Bytes::from_elems(values), layout, DType::F32)
 }
 
 /// Returns storage that can be written in place: the tensor's own if no other tensor shares it and the tensor is all of
 /// it, else a copy.
-fn exclusive(tensor: Tensor<1>) -> FlexTensor {
+pub(super) fn exclusive(tensor: Tensor<1>) -> FlexTensor {
     let tensor = contiguous(tensor);
     let whole = tensor.storage::<f32>().len() == tensor.layout().num_elements();
     if tensor.is_unique() && whole { tensor } else { from_vec(values(&tensor).to_vec()) }
 }
 
-fn values_mut(tensor: &mut FlexTensor) -> &mut [f32] {
+pub(super) fn values_mut(tensor: &mut FlexTensor) -> &mut [f32] {
     tensor.try_storage_mut().expect("made exclusive: nobody else holds it")
 }
 
@@ -64,17 +64,17 @@ struct ParameterStorage {
     value: FlexTensor,
     gradient: FlexTensor,
     weight_decay: f64,
-    slots: [Option<FlexTensor>; 2],
+    state: [Option<FlexTensor>; 2],
 }
 
 impl ParameterStorage {
-    /// Takes `used` slots for writing. A further slot is kept as it is.
+    /// Makes the first `used` state tensors writable. A further state tensor is kept as it is.
     fn new(parameter: ParameterUpdate, used: usize) -> Self {
-        let ParameterUpdate { value, gradient, weight_decay, slots } = parameter;
+        let ParameterUpdate { value, gradient, weight_decay, state } = parameter;
         let value = exclusive(value);
         let len = value.layout().num_elements();
         let mut index = 0;
-        let slots = slots.map(|slot| {
+        let state = state.map(|slot| {
             index += 1;
             match slot {
                 Some(slot) if index <= used => Some(exclusive(slot)),
@@ -83,12 +83,12 @@ impl ParameterStorage {
                 None => (index <= used).then(|| from_vec(vec![0.0; len])),
             }
         });
-        Self { value, gradient: contiguous(gradient), weight_decay, slots }
+        Self { value, gradient: contiguous(gradient), weight_decay, state }
     }
 
     fn into_tensors(self) -> UpdatedParameter {
-        let slots = self.slots.map(|slot| slot.map(Tensor::from_primitive::<Flex>));
-        UpdatedParameter { value: Tensor::from_primitive::<Flex>(self.value), slots }
+        let state = self.state.map(|slot| slot.map(Tensor::from_primitive::<Flex>));
+        UpdatedParameter { value: Tensor::from_primitive::<Flex>(self.value), state }
     }
 }
 
@@ -97,7 +97,7 @@ struct ParameterChunk<'a> {
     value: &'a mut [f32],
     gradient: &'a [f32],
     /// Empty if the rule has no such state.
-    slots: [&'a mut [f32]; 2],
+    state: [&'a mut [f32]; 2],
     weight_decay: f64,
 }
 
@@ -112,19 +112,19 @@ pub(crate) fn update(rule: &UpdateRule, scale: f32, parameters: Vec<ParameterUpd
         parameters.into_iter().map(|parameter| ParameterStorage::new(parameter, used)).collect();
     let mut chunks = Vec::new();
     let mut elements = 0;
-    for ParameterStorage { value, gradient, weight_decay, slots } in &mut storage {
+    for ParameterStorage { value, gradient, weight_decay, state } in &mut storage {
         let (value, gradient) = (values_mut(value), values(gradient));
-        let lengths = slots[..used].iter().flatten().map(|slot| slot.layout().num_elements());
+        let lengths = state[..used].iter().flatten().map(|slot| slot.layout().num_elements());
         assert!(
             std::iter::once(gradient.len()).chain(lengths).all(|len| len == value.len()),
             "value, gradient and state of a parameter differ in length"
         );
         elements += value.len();
-        let mut slots = slots[..used].iter_mut().flatten().map(|slot| values_mut(slot).chunks_mut(CHUNK));
-        let mut slots = [slots.next(), slots.next()];
+        let mut state = state[..used].iter_mut().flatten().map(|slot| values_mut(slot).chunks_mut(CHUNK));
+        let mut state = [state.next(), state.next()];
         for (value, gradient) in value.chunks_mut(CHUNK).zip(gradient.chunks(CHUNK)) {
-            let slots = slots.each_mut().map(|slot| slot.as_mut().and_then(Iterator::next).unwrap_or_default());
-            chunks.push(ParameterChunk { value, gradient, slots, weight_decay: *weight_decay });
+            let state = state.each_mut().map(|slot| slot.as_mut().and_then(Iterator::next).unwrap_or_default());
+            chunks.push(ParameterChunk { value, gradient, state, weight_decay: *weight_decay });
         }
     }
     for_each_chunk(elements, chunks, |chunk| step(rule, scale, chunk));
@@ -132,7 +132,7 @@ pub(crate) fn update(rule: &UpdateRule, scale: f32, parameters: Vec<ParameterUpd
 }
 
 fn step(rule: &UpdateRule, scale: f32, chunk: ParameterChunk<'_>) {
-    let ParameterChunk { value, gradient, slots: [first, second], weight_decay } = chunk;
+    let ParameterChunk { value, gradient, state: [first, second], weight_decay } = chunk;
     match *rule {
         UpdateRule::Sgd { lr, momentum, nesterov } => {
             let coefficients = [scale, weight_decay as f32, momentum as f32, lr as f32];
@@ -227,50 +227,6 @@ fn lerp_body(average: &mut [f32], value: &[f32], decay: f32, rest: f32) {
     for (average, value) in average.iter_mut().zip(value) {
         *average = decay * *average + rest * value;
     }
-}
-
-/// Returns `factors[0] · left + factors[1] · right`, elementwise.
-pub(crate) fn combine(factors: [f32; 2], left: Tensor<1>, right: Tensor<1>) -> Tensor<1> {
-    let (mut left, right) = (exclusive(left), contiguous(right));
-    let (sums, terms) = (values_mut(&mut left), values(&right));
-    assert_eq!(sums.len(), terms.len(), "the terms differ in length");
-    let chunks = sums.chunks_mut(CHUNK).zip(terms.chunks(CHUNK)).collect();
-    for_each_chunk(terms.len(), chunks, |(sum, term)| lerp(sum, term, factors[0], factors[1]));
-    Tensor::from_primitive::<Flex>(left)
-}
-
-/// Replaces the elements whose magnitude is below `limit` by zeros.
-pub(crate) fn zero_below(limit: f32, tensor: Tensor<1>) -> Tensor<1> {
-    let mut tensor = exclusive(tensor);
-    let elements = tensor.layout().num_elements();
-    for_each_chunk(elements, values_mut(&mut tensor).chunks_mut(CHUNK).collect(), |chunk| cut_off(chunk, limit));
-    Tensor::from_primitive::<Flex>(tensor)
-}
-
-multiversion!(fn cut_off(x: &mut [f32], limit: f32) = cut_off_body);
-
-#[inline(always)]
-fn cut_off_body(x: &mut [f32], limit: f32) {
-    for x in x {
-        *x = if x.abs() < limit { 0.0 } else { *x };
-    }
-}
-
-/// Returns the transposed matrix in row-major order. Burn's copy is several times slower in this build.
-pub(crate) fn transpose(matrix: Tensor<2>) -> Tensor<2> {
-    let [rows, columns] = matrix.dims();
-    let matrix = contiguous(matrix.reshape([rows * columns]));
-    let mut transposed = vec![0.0; rows * columns];
-    super::tensor::transpose(values(&matrix), &mut transposed, 1, rows, columns);
-    Tensor::<1>::from_primitive::<Flex>(from_vec(transposed)).reshape([columns, rows])
-}
-
-/// Returns the square matrix with `value` added to its diagonal.
-pub(crate) fn add_to_diagonal(matrix: Tensor<2>, value: f32) -> Tensor<2> {
-    let shape = matrix.dims();
-    let mut matrix = exclusive(matrix.reshape([shape[0] * shape[1]]));
-    values_mut(&mut matrix).iter_mut().step_by(shape[0] + 1).for_each(|entry| *entry += value);
-    Tensor::<1>::from_primitive::<Flex>(matrix).reshape(shape)
 }
 
 /// See [`square_sum`](crate::square_sum).

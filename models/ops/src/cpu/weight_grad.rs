@@ -14,11 +14,11 @@ use super::convert::{WideRows, WidenTo, widen_all};
 use super::element::Element;
 use super::fold_taps::fold_taps;
 use super::igemm::Image;
-use super::kernel::{Isa, MatrixKernels, Operand, Outer};
+use super::kernel::{AmxKernels, MicroKernels, Operand, OuterArgs};
 use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
-use super::weight_grad_matrix::SumLayout;
+use super::weight_grad_amx::SumLayout;
 use crate::shape::ConvShape;
 
 /// Pixels per chunk: 32 KiB of a packed panel.
@@ -31,27 +31,27 @@ pub(super) const MAX_SUMS: usize = 64 << 20;
 const GATHER_BELOW: usize = 4;
 
 /// Computes `[out, in / groups, kh, kw]` from channels-last `x` and `dy`.
-pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+pub(crate) fn weight_grad<E: Operand>(isa: &'static MicroKernels<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
     if let Some(wide) = isa.widened_source(shape.channels[0], shape.taps()) {
         return split_k(isa, shape, &widen_all(x), dy, |gemm, _, sums, range| gemm.add::<f32>(wide, sums, range));
     }
-    split_k(isa, shape, x, dy, |gemm, matrix, sums, range| match (matrix, isa.widened_for(gemm.depth)) {
-        (Some((kernels, layout)), _) => gemm.add_by_matrix(kernels, layout, sums, range),
+    split_k(isa, shape, x, dy, |gemm, amx, sums, range| match (amx, isa.widened_for(gemm.depth)) {
+        (Some((kernels, layout)), _) => gemm.add_amx(kernels, layout, sums, range),
         (None, Some(wide)) => gemm.add::<f32>(wide, sums, range),
         (None, None) => gemm.add::<E>(isa, sums, range),
     })
 }
 
-/// The kernels for matrix registers, and the layout of their sums.
-type Matrix<E> = (MatrixKernels<E>, SumLayout);
+/// The kernels for AMX tile registers, and the layout of their sums.
+type Amx<E> = (AmxKernels<E>, SumLayout);
 
 /// Divides the output pixels into parts, calls `add` for each of them, and adds up the parts' sums.
 fn split_k<S: Element, E: Operand>(
-    isa: &'static Isa<E>,
+    isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     x: &[S],
     dy: &[E],
-    add: impl Fn(&WeightGradGemm<S, E>, Option<&Matrix<E>>, &mut [f32], Range<usize>) + Send + Sync,
+    add: impl Fn(&WeightGradGemm<S, E>, Option<&Amx<E>>, &mut [f32], Range<usize>) + Send + Sync,
 ) -> Buffer {
     let [depth, columns] = shape.group_channels();
     let padded = padded(&panels(isa, columns));
@@ -66,8 +66,8 @@ fn split_k<S: Element, E: Operand>(
     };
     let gathers = depth < GATHER_BELOW && taps.len() > 1;
     let [tap_count, tap_depth] = if gathers { [1, taps.len() * depth] } else { [taps.len(), depth] };
-    let matrix = isa.matrix.map(|kernels| (kernels, SumLayout::new(isa, shape, tap_count, tap_depth)));
-    let sums_len = matrix.as_ref().map_or(shape.groups * tap_count * tap_depth * padded, |(_, layout)| layout.len());
+    let amx = isa.amx.map(|kernels| (kernels, SumLayout::new(isa, shape, tap_count, tap_depth)));
+    let sums_len = amx.as_ref().map_or(shape.groups * tap_count * tap_depth * padded, |(_, layout)| layout.len());
     let pixels = shape.batch * shape.output[0] * shape.output[1];
     let parts = threads().min(pixels.div_ceil(UNIT)).min(MAX_SUMS / sums_len).max(1);
 
@@ -81,9 +81,9 @@ fn split_k<S: Element, E: Operand>(
         let range = chunk(pixels, UNIT, parts, index);
         let gemm =
             WeightGradGemm { isa, shape, x, image, taps, depth, readable, dy, x_zeros: &x_zeros, dy_zeros: &dy_zeros };
-        add(&gemm, matrix.as_ref(), sums, range);
+        add(&gemm, amx.as_ref(), sums, range);
     });
-    match &matrix {
+    match &amx {
         Some((_, layout)) => layout.reduce(shape, &sums, parts, tap_depth),
         None => reduce_parts(shape, &sums, parts, padded),
     }
@@ -92,7 +92,7 @@ fn split_k<S: Element, E: Operand>(
 /// The matrix product of a weight gradient, as an implicit GEMM: M is (tap, channel of `x`), N the output channel, and K, the
 /// summed index, the output pixel. Threads take parts of K (split-K).
 pub(super) struct WeightGradGemm<'a, S, E: 'static> {
-    pub(super) isa: &'static Isa<E>,
+    pub(super) isa: &'static MicroKernels<E>,
     pub(super) shape: &'a ConvShape,
     /// `[batch, height, width, channels]` of `image`.
     pub(super) x: &'a [S],
@@ -111,7 +111,7 @@ pub(super) struct WeightGradGemm<'a, S, E: 'static> {
 
 impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
     /// Adds the products of `pixels` to `sums`. `isa` multiplies elements of `T`, to which those of `x` and `dy` are converted.
-    fn add<T: Operand>(&self, isa: &'static Isa<T>, sums: &mut [f32], pixels: Range<usize>)
+    fn add<T: Operand>(&self, isa: &'static MicroKernels<T>, sums: &mut [f32], pixels: Range<usize>)
     where
         S: WidenTo<T>,
         E: WidenTo<T>,
@@ -211,29 +211,29 @@ impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
     pub(super) fn fill_pointers(&self, to: &mut Vec<*const S>, offset: [isize; 2], first: usize, count: usize) {
         let image = &self.image;
         let [height, width] = self.shape.output;
-        let [step_y, step_x] = self.shape.stride;
+        let [stride_y, stride_x] = self.shape.stride;
         let end = first + count;
         let mut at = first;
         while at < end {
             let (n, y, x) = (at / (height * width), at / width % height, at % width);
             let run = (width - x).min(end - at);
             at += run;
-            let sy = (y * step_y) as isize + offset[0];
+            let sy = (y * stride_y) as isize + offset[0];
             // A negative row wraps around to a large number.
             if sy as usize >= image.size[0] {
                 to.resize(to.len() + run, self.x_zeros.as_ptr());
                 continue;
             }
-            // The range of columns `x` whose source column `x · step + offset` is inside the image.
-            let first_after = |limit: isize| (limit - offset[1]).max(0).unsigned_abs().div_ceil(step_x);
+            // The range of columns `x` whose source column `x · stride + offset` is inside the image.
+            let first_after = |limit: isize| (limit - offset[1]).max(0).unsigned_abs().div_ceil(stride_x);
             let (left, right) =
                 (first_after(0).clamp(x, x + run), first_after(image.size[1] as isize).clamp(x, x + run));
             let pixel = (n * image.size[0] + sy as usize) * image.size[1];
             let start = (pixel as isize + offset[1]) * image.channels as isize;
-            let step = step_x * image.channels;
+            let stride = stride_x * image.channels;
             to.resize(to.len() + left - x, self.x_zeros.as_ptr());
             let row = self.x.as_ptr().wrapping_offset(start);
-            to.extend((left..right).map(|x| row.wrapping_add(x * step)));
+            to.extend((left..right).map(|x| row.wrapping_add(x * stride)));
             to.resize(to.len() + x + run - right.max(left), self.x_zeros.as_ptr());
         }
     }
@@ -259,7 +259,7 @@ unsafe fn add_products<E: Operand>(
         let outer_rows = panel.isa.outer_rows;
         for first in (0..rows).step_by(outer_rows) {
             let (a, offset) = row(first);
-            let call = Outer {
+            let call = OuterArgs {
                 a,
                 offset,
                 depth: steps,

@@ -4,7 +4,7 @@
 //! An output tile of 2x2 pixels takes 16 products per pair of channels instead of 36. Input tiles of 4x4 pixels are
 //! transformed (by additions only), each of the 16 positions is a matrix product `[tiles, in] · [in, out]` with the
 //! transformed weights, and the products are transformed back. The larger F(4x4, 3x3) would save more products but
-//! loses a decimal digit; F(2x2, 3x3) is as accurate as direct summation.
+//! loses a decimal digit; in f32, F(2x2, 3x3) is as accurate as direct sums.
 //!
 //! With AVX512-BF16, transformed tiles and filters of bf16 are rounded once more than in a direct convolution. Sets that multiply
 //! bf16 in f32 keep them in f32 ([`Winograd::Widened`]). Root mean square errors of bf16 against f64, relative to the values, of
@@ -24,7 +24,7 @@
 //! Speed for a batch of 128, on two cores (Zen 4 with AVX512-BF16 at 3.7 GHz), in GFLOP/s: the operations of direct sums divided
 //! by the time, for forward pass, data gradient and weight gradient. Direct sums can reach 236 in f32 and 472 in bf16.
 //!
-//! | channels, image | f32 | direct bf16 | bf16 |
+//! | channels, image | Winograd f32 | direct bf16 | Winograd bf16 |
 //! |---|---|---|---|
 //! | 64 -> 64, 32x32 | 358, 326, 339 | 412, 416, 363 | 591, 666, 601 |
 //! | 64 -> 128, 16x16 | 372, 357, 355 | 428, 422, 381 | 668, 660, 613 |
@@ -40,13 +40,13 @@
 //! computation with the filters rotated by 180 degrees and their channels exchanged.
 
 use super::allocator::Buffer;
-use super::kernel::{Isa, Operand, Tile};
+use super::kernel::{MicroKernels, Operand, TileArgs};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::winograd_tile::{Filters, Transforms, Winograd};
 use crate::shape::ConvShape;
 
 /// Returns true if [`forward`] and the gradients support the convolution.
-pub(crate) fn fits<E: Operand>(isa: &Isa<E>, shape: &ConvShape) -> bool {
+pub(crate) fn fits<E: Operand>(isa: &MicroKernels<E>, shape: &ConvShape) -> bool {
     let step = if isa.widened().is_some() { f32::STEP } else { E::STEP };
     shape.kernel == [3, 3]
         && shape.stride == [1, 1]
@@ -59,7 +59,7 @@ pub(crate) fn fits<E: Operand>(isa: &Isa<E>, shape: &ConvShape) -> bool {
 
 /// Computes `y` `[batch, oh, ow, out]`. Bias and ReLU are optional.
 pub(crate) fn forward<E: Operand>(
-    isa: &'static Isa<E>,
+    isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     x: &[E],
     weight: &[f32],
@@ -74,7 +74,13 @@ pub(crate) fn forward<E: Operand>(
 }
 
 /// Computes `dx` `[batch, h, w, in]`.
-pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, weight: &[f32], dy: &[E], dx: &mut [E]) {
+pub(crate) fn data_grad<E: Operand>(
+    isa: &'static MicroKernels<E>,
+    shape: &ConvShape,
+    weight: &[f32],
+    dy: &[E],
+    dx: &mut [E],
+) {
     match &isa.winograd {
         Winograd::Same(transforms) => Kernels { isa, transforms }.data_grad(shape, weight, dy, dx),
         Winograd::Widened(transforms, isa) => Kernels { isa, transforms }.data_grad(shape, weight, dy, dx),
@@ -85,7 +91,7 @@ pub(crate) fn data_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, wei
 #[derive(Clone, Copy)]
 pub(super) struct Kernels<E: 'static, T: 'static> {
     /// Multiplies transformed tiles.
-    pub(super) isa: &'static Isa<T>,
+    pub(super) isa: &'static MicroKernels<T>,
     pub(super) transforms: &'static Transforms<E, T>,
 }
 
@@ -113,22 +119,22 @@ impl<E: Operand, T: Operand> Kernels<E, T> {
         .run(dx);
     }
 
-    /// Transforms each filter to `G g Gᵀ`, packed as `[panel][16][depth / STEP][Isa::cols][STEP]`; rotated filters for the
+    /// Transforms each filter to `G g Gᵀ`, packed as `[panel][16][depth / STEP][MicroKernels::cols][STEP]`; rotated filters for the
     /// data gradient.
     fn transform_weights(self, weight: &[f32], [input, output]: [usize; 2], rotated: bool) -> Buffer<T> {
         let Self { isa, transforms } = self;
         let (depth, columns, stride) =
             if rotated { (output, input, [9, 9 * input]) } else { (input, output, [9 * input, 9]) };
-        let (filters, step) = (Filters { stride, rotated }, transforms.lanes);
+        let (filters, lanes) = (Filters { stride, rotated }, transforms.lanes);
         let panel_len = depth * isa.cols;
         let mut packed = Buffer::<T>::new(16 * columns.div_ceil(isa.cols) * panel_len);
         let target = SharedSlice::new(&mut packed);
-        for_each(columns.div_ceil(step), |block| {
-            let column = block * step;
+        for_each(columns.div_ceil(lanes), |block| {
+            let column = block * lanes;
             for d in (0..depth).step_by(T::STEP) {
                 let from = weight[column * stride[0] + d * stride[1]..].as_ptr();
                 let at = column / isa.cols * 16 * panel_len + d * isa.cols + column % isa.cols * T::STEP;
-                // SAFETY: `step` divides the columns and the panel's width, and each task has its own columns.
+                // SAFETY: `lanes` divides the columns and the panel's width, and each task has its own columns.
                 unsafe { (transforms.filters)(from, &filters, target.ptr().add(at), panel_len) };
             }
         });
@@ -217,7 +223,7 @@ struct WinogradConv<'a, E: 'static, T: 'static> {
     /// Channels of source and target.
     channels: [usize; 2],
     source: &'a [E],
-    /// `[panel][16][source channel / STEP][Isa::cols][STEP]`.
+    /// `[panel][16][source channel / STEP][MicroKernels::cols][STEP]`.
     weights: &'a [T],
     bias: Option<&'a [f32]>,
     relu: bool,
@@ -266,7 +272,7 @@ impl<E: Operand, T: Operand> WinogradConv<'_, E, T> {
             let cols = isa.cols.min(columns - column);
             for (xi, weights) in weights.chunks_exact(depth * isa.cols).enumerate() {
                 for row in (0..count).step_by(isa.rows) {
-                    let call = Tile {
+                    let call = TileArgs {
                         a: a[xi * padded + row..].as_ptr(),
                         offset: 0,
                         taps: 1,
@@ -279,7 +285,7 @@ impl<E: Operand, T: Operand> WinogradConv<'_, E, T> {
                         bias: std::ptr::null(),
                         relu: false,
                     };
-                    // SAFETY: rows have `depth` and `Isa::cols` elements, and the pointers cover whole register tiles.
+                    // SAFETY: rows have `depth` and `MicroKernels::cols` elements, and the pointers cover whole register tiles.
                     unsafe { isa.tile(&call) };
                 }
             }
@@ -291,7 +297,7 @@ impl<E: Operand, T: Operand> WinogradConv<'_, E, T> {
                     pixel => unsafe { target.ptr().add(pixel * columns + column) },
                 });
                 let from = products[tile * isa.cols..].as_ptr();
-                // SAFETY: position ξ of the tile is at offset ξ · count · Isa::cols; pixels have `cols` elements left.
+                // SAFETY: position ξ of the tile is at offset ξ · count · MicroKernels::cols; pixels have `cols` elements left.
                 unsafe { (transforms.output)(from, count * isa.cols, cols, &pixels, bias, self.relu) };
             }
         }

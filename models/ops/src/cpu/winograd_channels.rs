@@ -105,7 +105,7 @@ pub(super) struct OneTile<S>(PhantomData<S>);
 /// bf16 channels of both tiles of a step.
 pub(super) struct TwoTiles<S>(PhantomData<S>);
 
-/// Implements what is common to both kinds of bf16 channels.
+/// Implements the methods that both kinds of bf16 channels share.
 macro_rules! pairs {
     ($name:ident, $count:expr, |$tiles:ident, $pixel:ident, $channel:ident| $load:expr) => {
         // SAFETY: the instructions are `S`'s.

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use super::allocator::Buffer;
-use super::kernel::{Isa, Operand, Outer};
+use super::kernel::{MicroKernels, Operand, OuterArgs};
 use super::parallel::{SharedSlice, chunk, for_each, threads};
 use super::weight_grad::MAX_SUMS;
 use super::winograd::{Grid, Kernels, block_len};
@@ -26,7 +26,7 @@ const STEPS: usize = 128;
 const SHARED: usize = 2 << 20;
 
 /// Computes `[out, in, 3, 3]` from channels-last `x` and `dy`.
-pub(crate) fn weight_grad<E: Operand>(isa: &'static Isa<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
+pub(crate) fn weight_grad<E: Operand>(isa: &'static MicroKernels<E>, shape: &ConvShape, x: &[E], dy: &[E]) -> Buffer {
     match &isa.winograd {
         Winograd::Same(transforms) => sum(Kernels { isa, transforms }, shape, x, dy),
         Winograd::Widened(transforms, isa) => sum(Kernels { isa, transforms }, shape, x, dy),
@@ -67,7 +67,7 @@ fn sum<E: Operand, T: Operand>(kernels: Kernels<E, T>, shape: &ConvShape, x: &[E
 struct WinogradWeightGrad<'a, E: 'static, T: 'static> {
     kernels: Kernels<E, T>,
     grid: Grid,
-    /// Channels of `x` and `dy`, and their packing panels of `Isa::cols` channels.
+    /// Channels of `x` and `dy`, and their packing panels of `MicroKernels::cols` channels.
     channels: [usize; 2],
     panels: [usize; 2],
     x: &'a [E],
@@ -85,7 +85,7 @@ struct TileBlock {
 }
 
 impl<E: Operand, T: Operand> WinogradWeightGrad<'_, E, T> {
-    /// Returns buffers for the transformed tiles of `x` and `dy`, `[16][panel][step][Isa::cols][STEP]`.
+    /// Returns buffers for the transformed tiles of `x` and `dy`, `[16][panel][step][MicroKernels::cols][STEP]`.
     fn buffers(&self, tiles: usize) -> [Buffer<T>; 2] {
         std::array::from_fn(|i| {
             let columns = self.panels[i] * self.kernels.isa.cols;
@@ -117,7 +117,8 @@ impl<E: Operand, T: Operand> WinogradWeightGrad<'_, E, T> {
         const TASK: usize = 8;
         let tiles = self.grid.len();
         let tile_bytes = 16 * (self.panels[0] + self.panels[1]) * self.kernels.isa.cols * size_of::<T>();
-        // The length is a multiple of what is added to the sums at once, so that it does not change the order of sums.
+        // A multiple of the number of tiles that are added to the sums at once, so that the length does not change the order of
+        // sums.
         let unit = STEPS * T::STEP;
         let block_len = (threads() * SHARED / tile_bytes).max(1).next_multiple_of(unit).min(tiles);
         let mut buffers = self.buffers(block_len);
@@ -161,7 +162,7 @@ impl<E: Operand, T: Operand> WinogradWeightGrad<'_, E, T> {
     }
 
     /// Adds a block's products of position `xi` and one panel of input channels to
-    /// `sums[input panel][output panel][ξ][Isa::cols][Isa::cols]`.
+    /// `sums[input panel][output panel][ξ][MicroKernels::cols][MicroKernels::cols]`.
     fn multiply(
         &self,
         block: TileBlock,
@@ -189,7 +190,7 @@ impl<E: Operand, T: Operand> WinogradWeightGrad<'_, E, T> {
                     unsafe { sums.slice(at..at + cols * cols) }.fill(0.0);
                 }
                 for row in (0..rows).step_by(isa.outer_rows) {
-                    let call = Outer {
+                    let call = OuterArgs {
                         a: pointers.as_ptr(),
                         offset: row,
                         depth,

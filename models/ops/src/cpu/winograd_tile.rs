@@ -5,12 +5,12 @@
 //! so the transforms are additions, in f32. Position `ξ = 4 · row + column` of a transformed tile is at offset
 //! `ξ · stride`. Filters `g` become `G g Gᵀ`, and their gradients come back as `Gᵀ s G`.
 //!
-//! Transformed tiles are rounded to the type of the products' operands. For the weight gradient, which sums over tiles, the elements of
-//! a step's tiles are adjacent ([`Operand::STEP`]).
+//! Transformed tiles are rounded to the type of the products' operands. For the weight gradient, which sums over tiles, the
+//! elements of a step's tiles are adjacent ([`Operand::STEP`]).
 
 #![expect(clippy::needless_range_loop, reason = "the index is part of several addresses")]
 
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 use super::vector::{Lanes, Simd};
 use super::winograd_channels::{Channels, MAX_LANES, half};
 
@@ -35,7 +35,7 @@ pub(crate) enum Winograd<E: 'static> {
     Same(Transforms<E, E>),
     /// Transformed tiles are f32, and the other instruction set multiplies them. For sets that multiply bf16 in f32, and would
     /// convert every tile once per panel of columns.
-    Widened(Transforms<E, f32>, &'static Isa),
+    Widened(Transforms<E, f32>, &'static MicroKernels),
 }
 
 /// The transforms of one instruction set, for images of `E` and transformed tiles of `T`. Channel counts are multiples of
@@ -51,7 +51,7 @@ pub(crate) struct Transforms<E: 'static, T: 'static> {
     pub(crate) input_steps: unsafe fn(&[[*const E; 16]; 2], usize, *mut T, &StepLayout),
     /// From the four pixels of the gradient of each of a step's tiles.
     pub(crate) grad_steps: unsafe fn(&[[*const E; 4]; 2], usize, *mut T, &StepLayout),
-    /// Number of columns of `filters` and `filter_grads`, which divides 16 and [`Isa::cols`].
+    /// Number of columns of `filters` and `filter_grads`, which divides 16 and [`MicroKernels::cols`].
     pub(crate) lanes: usize,
     /// From one step of the depth to `to[ξ · stride + column · STEP + depth]`.
     pub(crate) filters: unsafe fn(*const f32, &Filters, *mut T, usize),

@@ -8,13 +8,13 @@ use super::activation::{activation_grad, activation_value};
 use super::block_sums::{sum_of_pieces, sum_over_block, sum_pair_over_block, thread_position};
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
-use super::rows::{Blocks, Rows, UNITS, all};
+use super::rows::{Blocks, Rows, THREADS_PER_BLOCK, all};
 use super::side_results::NormGradient;
 use crate::extension::Activation;
 
 /// Computes `activation(x · scale + shift + residual)`. With `norm_of_residual`, normalises the residual too. Statistics are
 /// `[4][columns]`, see [`DeferredNorm`](crate::deferred::DeferredNorm). If `pooled`, also computes the means over the `pixels` of
-/// each image, `means[images][columns]`; the grid's second axis is then the image. `share` is `1 / pixels`.
+/// each image, `means[images][columns]`; the grid's second axis is then the image. `inv_pixels` is `1 / pixels`.
 #[cube(launch_unchecked)]
 fn apply<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -30,7 +30,7 @@ fn apply<F: Float, N: Size>(
     out_pitch: usize,
     means_pitch: usize,
     pixels: usize,
-    share: f32,
+    inv_pixels: f32,
     #[comptime] has_residual: bool,
     #[comptime] norm_of_residual: bool,
     #[comptime] pooled: bool,
@@ -73,15 +73,15 @@ fn apply<F: Float, N: Size>(
         }
     }
     if comptime!(pooled) {
-        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
         let sum = sum_over_block::<N>(sum, &mut shared);
         if y == 0 && column < columns {
-            means[block * means_pitch + column] = sum * Vector::new(share);
+            means[block * means_pitch + column] = sum * Vector::new(inv_pixels);
         }
     }
 }
 
-/// What a pass that computes the output of a batch norm writes.
+/// Results of a pass that computes the output of a batch norm.
 pub(super) struct Applied {
     /// The output; `None` if only the means are required.
     pub(super) out: Option<Rows>,
@@ -89,8 +89,8 @@ pub(super) struct Applied {
     pub(super) means: Option<Rows>,
 }
 
-/// Computes the output of a batch norm and, if `pooled`, its mean over all pixels. Then it writes the output only if the backward pass
-/// reads it (`keeps`).
+/// Computes the output of a batch norm and, if `pooled`, its mean over all pixels. Then it writes the output only if the backward
+/// pass reads it (`keeps`).
 pub(super) fn launch_apply(
     x: &Rows,
     residual: Option<&Rows>,
@@ -107,12 +107,12 @@ pub(super) fn launch_apply(
     let residual_statistics = of_residual.map_or(statistics, Deferred::statistics);
     let vector = x.vector_size(&[second, third, fourth], &[statistics, residual_statistics]);
     let blocks = Blocks::over(x, vector);
-    // SAFETY: matrices have the rows and columns that the kernel gets, statistics four vectors over the columns, and `x` the pixels of
-    // as many images as there are means.
+    // SAFETY: matrices have the rows and columns that the kernel gets, statistics four vectors over the columns, and `x` the pixels
+    // of as many images as there are means.
     unsafe {
         apply::launch_unchecked(
             x.client(),
-            if pooled { blocks.each(batch) } else { blocks.elementwise() },
+            if pooled { blocks.per_image(batch) } else { blocks.elementwise() },
             blocks.dim(),
             vector,
             x.arg(),
@@ -141,7 +141,7 @@ pub(super) fn launch_apply(
 }
 
 /// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradient` in
-/// `implicit_gemm/prologue.cu`), from the sums over all rows. `part` is the reciprocal of the number of rows.
+/// `implicit_gemm/prologue.cu`), from the sums over all rows. `inv_rows` is the reciprocal of the number of rows.
 #[cube]
 pub(super) fn write_gradient<N: Size>(
     sum: Vector<f32, N>,
@@ -152,23 +152,23 @@ pub(super) fn write_gradient<N: Size>(
     factors: &mut [Vector<f32, N>],
     column: usize,
     columns: usize,
-    part: f32,
+    inv_rows: f32,
 ) {
     bias[column] = sum;
     weight[column] = product;
-    let part = Vector::<f32, N>::new(part);
+    let inv_rows = Vector::<f32, N>::new(inv_rows);
     // The factor that normalises is that of the gradient too.
     let scale = statistics[2 * columns + column];
-    let of_input = -(scale * statistics[columns + column] * (product * part));
+    let of_input = -(scale * statistics[columns + column] * (product * inv_rows));
     factors[column] = scale;
     factors[columns + column] = of_input;
-    factors[2 * columns + column] = -(scale * (sum * part)) - of_input * statistics[column];
+    factors[2 * columns + column] = -(scale * (sum * inv_rows)) - of_input * statistics[column];
 }
 
 /// Computes the sums over all rows of `g` and of `g · x̂`, where `g` is the gradient of the activation's input, and everything that
-/// [`write_gradient`] writes. With `writes`, also writes `g`. If `of_residual`, does the same for the batch norm of the residual, whose
-/// gradient is `g` too. If `pooled`, the gradient is that of the means over the `pixels` of each image, `dy_means[images][columns]`;
-/// `share` is `1 / pixels`.
+/// [`write_gradient`] writes. With `writes`, also writes `g`. If `of_residual`, does the same for the batch norm of the residual,
+/// whose gradient is `g` too. If `pooled`, the gradient is that of the means over the `pixels` of each image,
+/// `dy_means[images][columns]`; `inv_pixels` is `1 / pixels`.
 #[cube(launch_unchecked)]
 fn norm_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -195,10 +195,10 @@ fn norm_gradient<F: Float, N: Size>(
     out_pitch: usize,
     g_pitch: usize,
     pixels: usize,
-    share: f32,
+    inv_pixels: f32,
     piece: usize,
     count_of_pieces: usize,
-    part: f32,
+    inv_rows: f32,
     #[comptime] from_output: bool,
     #[comptime] writes: bool,
     #[comptime] of_residual: bool,
@@ -213,13 +213,13 @@ fn norm_gradient<F: Float, N: Size>(
     let mut product = Vector::<f32, N>::new(0.0);
     let mut residual_product = Vector::<f32, N>::new(0.0);
     if column < columns {
-        let (mean, inverse) = (statistics[column], statistics[columns + column]);
+        let (mean, inv_std) = (statistics[column], statistics[columns + column]);
         let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
         let mut residual_mean = Vector::<f32, N>::new(0.0);
-        let mut residual_inverse = Vector::<f32, N>::new(0.0);
+        let mut residual_inv_std = Vector::<f32, N>::new(0.0);
         if comptime!(of_residual) {
             residual_mean = residual_statistics[column];
-            residual_inverse = residual_statistics[columns + column];
+            residual_inv_std = residual_statistics[columns + column];
         }
         let mut row = start + y;
         while row < end {
@@ -230,7 +230,7 @@ fn norm_gradient<F: Float, N: Size>(
                 x * scale + shift
             };
             let dy = if comptime!(pooled) {
-                dy_means[row / pixels * dy_pitch + column] * Vector::new(share)
+                dy_means[row / pixels * dy_pitch + column] * Vector::new(inv_pixels)
             } else {
                 Vector::<f32, N>::cast_from(dy[row * dy_pitch + column])
             };
@@ -241,10 +241,10 @@ fn norm_gradient<F: Float, N: Size>(
                 g_out[row * g_pitch + column] = rounded;
             }
             sum += g;
-            product += g * ((x - mean) * inverse);
+            product += g * ((x - mean) * inv_std);
             if comptime!(of_residual) {
                 let other = Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
-                residual_product += g * ((other - residual_mean) * residual_inverse);
+                residual_product += g * ((other - residual_mean) * residual_inv_std);
             }
             row += depth;
         }
@@ -258,7 +258,7 @@ fn norm_gradient<F: Float, N: Size>(
         pieces[at + columns] = product;
     }
     if comptime!(of_residual) {
-        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
         let residual_product = sum_over_block::<N>(residual_product, &mut shared);
         if y == 0 && column < columns {
             pieces[at + 2 * columns] = residual_product;
@@ -267,7 +267,7 @@ fn norm_gradient<F: Float, N: Size>(
     if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
         let (sum, product) = sum_of_pieces::<N>(pieces, 0usize, step, count_of_pieces, columns);
         if y == 0 && column < columns {
-            write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors, column, columns, part);
+            write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors, column, columns, inv_rows);
         }
         if comptime!(of_residual) {
             let (_, residual_product) = sum_of_pieces::<N>(pieces, columns, step, count_of_pieces, columns);
@@ -281,7 +281,7 @@ fn norm_gradient<F: Float, N: Size>(
                     residual_factors,
                     column,
                     columns,
-                    part,
+                    inv_rows,
                 );
             }
         }
@@ -323,8 +323,8 @@ impl GradientPass<'_> {
         let workspace = x.of_columns(if of_residual.is_some() { 3 } else { 2 } * pieces);
         let [zeros, _] = counters(&workspace);
         let pixels = if pooled { x.rows() / dy.rows() } else { 1 };
-        // SAFETY: matrices have the rows and columns that the kernel gets, the means a row for each image; statistics have four vectors
-        // over the columns, factors three, the workspace one per piece and sum, and a tile of columns has a counter.
+        // SAFETY: matrices have the rows and columns that the kernel gets, the means a row for each image; statistics have four
+        // vectors over the columns, factors three, the workspace one per piece and sum, and a tile of columns has a counter.
         unsafe {
             norm_gradient::launch_unchecked(
                 x.client(),

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::rows::UNITS;
+use super::rows::THREADS_PER_BLOCK;
 
 /// Returns the thread's column, its row within the block, its index within the block, and the rows that a block
 /// processes at a time.
@@ -36,8 +36,8 @@ pub(super) fn sum_pair_over_block<N: Size>(
     first: Vector<f32, N>,
     second: Vector<f32, N>,
 ) -> (Vector<f32, N>, Vector<f32, N>) {
-    let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let mut seconds = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut firsts = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
+    let mut seconds = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
     let (_, y, unit, depth) = thread_position();
     firsts[unit] = first;
     seconds[unit] = second;

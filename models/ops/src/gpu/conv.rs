@@ -1,5 +1,5 @@
-//! Convolutions on a GPU. [`implicit_gemm`] computes all but depthwise ones on tensor cores. Depthwise convolutions and, on older GPUs,
-//! groups with few channels have custom kernels without tensor cores. On older GPUs, all others run burn's kernels.
+//! Convolutions on a GPU. [`implicit_gemm`] computes all but depthwise ones on tensor cores. Depthwise convolutions and, on older
+//! GPUs, groups with few channels have custom kernels without tensor cores. On older GPUs, all others run burn's kernels.
 //!
 //! burn has no kernel for the weight gradient of a grouped convolution. It runs group by group, with about six launches each:
 //! thousands of launches in a training step of RegNet. For depthwise convolutions, burn uses few threads, each of which adds up
@@ -17,12 +17,12 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::deferred::Deferred;
-use super::direct::Reads;
+use super::direct::ConvSource;
 use super::implicit_gemm::{Fused, OutputGradient};
-use super::rows::{Rows, UNITS, all, arg};
+use super::rows::{Rows, THREADS_PER_BLOCK, all, arg};
 use super::side_results::NormOutput;
 use super::weight_kernels::{SizesLaunch, Taps, add_pieces, depthwise_pieces, grouped_pieces};
-use super::{activation, copies, depthwise_norms, direct, head, implicit_gemm};
+use super::{activation, bf16_weights, depthwise_norms, direct, head, implicit_gemm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
 use crate::gpu_conv::GpuConv;
 
@@ -49,7 +49,8 @@ pub struct SavedConv {
     input_norm: Option<Deferred>,
 }
 
-/// Returns true for a convolution that [`implicit_gemm`] computes: all but depthwise ones. `weight`: `[out, in / groups, height, width]`.
+/// Returns true for a convolution that [`implicit_gemm`] computes: all but depthwise ones. `weight`:
+/// `[out, in / groups, height, width]`.
 pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
     !direct::is_depthwise(weight, options)
         && GpuConv::chosen() != GpuConv::Burn
@@ -85,7 +86,7 @@ pub(super) fn forward(
         return (output, saved);
     }
     let (x, b, weight_dtype) = (input.clone(), bias.clone(), weight.dtype);
-    let weight = copies::cast(weight, input.dtype);
+    let weight = bf16_weights::cast(weight, input.dtype);
     let in_type = |bias: Option<CubeTensor>| bias.map(|bias| cast(bias, x.dtype));
     let (output, weight) = if options.groups == 1 {
         // Convert the weight to the order of burn's kernels once, for both passes.
@@ -113,7 +114,7 @@ pub(super) fn on_cores(
     fused: Fused,
 ) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
     let weight_dtype = weight.dtype;
-    let weight = implicit_gemm::ordered(copies::cast(weight, input.dtype));
+    let weight = implicit_gemm::ordered(bf16_weights::cast(weight, input.dtype));
     let b = bias.clone().map(|bias| cast(bias, DType::F32));
     let images = Rows::new(input);
     let input_norm = fused.input.clone();
@@ -132,7 +133,7 @@ pub(super) fn on_cores(
     (output, saved, statistics)
 }
 
-/// Computes a depthwise convolution. Returns what [`on_cores`] returns.
+/// Computes a depthwise convolution. Returns the same values as [`on_cores`].
 pub(super) fn depthwise(
     input: CubeTensor,
     weight: CubeTensor,
@@ -140,7 +141,7 @@ pub(super) fn depthwise(
     fused: Fused,
 ) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
     let weight_dtype = weight.dtype;
-    let weight = copies::cast(weight, input.dtype);
+    let weight = bf16_weights::cast(weight, input.dtype);
     let images = Rows::new(input);
     let Fused { input: input_norm, statistics } = fused;
     let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
@@ -151,8 +152,8 @@ pub(super) fn depthwise(
             (output, Some(of_batch))
         }
         None => {
-            let reads = Reads::images(input_norm.as_ref());
-            (direct::depthwise_forward(&images, reads, weight.clone(), None, options), None)
+            let from = ConvSource::images(input_norm.as_ref());
+            (direct::depthwise_forward(&images, from, weight.clone(), None, options), None)
         }
     };
     let input = images.into_tensor();
@@ -209,21 +210,22 @@ fn depthwise_gradients(
         norm.done();
     }
     let (images, dy) = (Rows::new(input), &grad.grad);
-    let reads = [Reads::images(input_norm.as_ref()), Reads::gradient(grad.norm.as_ref())];
+    let sources = [ConvSource::images(input_norm.as_ref()), ConvSource::gradient(grad.norm.as_ref())];
     let input_grad = required[0].then(|| {
         if let Some(norm) = &input_norm {
             assert!(addend.is_none(), "this convolution is the only reader of a deferred batch norm");
-            return depthwise_norms::data_gradient(&images, norm, dy, reads[1], weight.clone(), &options);
+            return depthwise_norms::data_gradient(&images, norm, dy, sources[1], weight.clone(), &options);
         }
         let [batch, height, width, channels] = images.dims();
         let shape = [batch, channels, height, width];
-        let gradient = direct::depthwise_data_gradient(shape, dy, reads[1], weight.clone(), &options);
+        let gradient = direct::depthwise_data_gradient(shape, dy, sources[1], weight.clone(), &options);
         match addend {
             Some(addend) => Cube::float_add(addend, gradient),
             None => gradient,
         }
     });
-    let weight_grad = required[1].then(|| grouped_weight_gradient(&images, &weight, dy, reads, &options, weight_dtype));
+    let weight_grad =
+        required[1].then(|| grouped_weight_gradient(&images, &weight, dy, sources, &options, weight_dtype));
     ConvGrads { input: input_grad, weight: weight_grad, bias: None }
 }
 
@@ -263,7 +265,7 @@ fn weight_gradient(
     if options.groups == 1 || each > NARROW || height * width > MAX_TAPS {
         return cast(Cube::conv2d_weight_backward(input, weight, grad, burn_options(options)), dtype);
     }
-    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), [Reads::Plain; 2], options, dtype)
+    grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), [ConvSource::Plain; 2], options, dtype)
 }
 
 /// Computes the weight gradient `[out, in / groups, height, width]` in type `result`, channels-last in memory.
@@ -271,7 +273,7 @@ fn grouped_weight_gradient(
     x: &Rows,
     weight: &CubeTensor,
     dy: &Rows,
-    [of_x, of_dy]: [Reads<'_>; 2],
+    [of_x, of_dy]: [ConvSource<'_>; 2],
     options: &ConvOptions,
     result: DType,
 ) -> CubeTensor {
@@ -280,14 +282,14 @@ fn grouped_weight_gradient(
     let depthwise = direct::is_depthwise(weight.shape().dims(), options);
     // Vector of the channels that a thread processes.
     let vector = if depthwise {
-        let factors: Vec<_> = [of_x, of_dy].into_iter().filter_map(Reads::factors).collect();
+        let factors: Vec<_> = [of_x, of_dy].into_iter().filter_map(ConvSource::factors).collect();
         x.vector_size(&[dy, of_dy.norm_input().unwrap_or(dy)], &factors)
     } else {
         x.vector_of(inputs)
     };
     let (columns, vectors) = if depthwise { (outputs / vector, 1) } else { (outputs, inputs / vector) };
     let lanes = columns.next_power_of_two().min(32);
-    let (tiles, depth) = (columns.div_ceil(lanes), UNITS / lanes);
+    let (tiles, depth) = (columns.div_ceil(lanes), THREADS_PER_BLOCK / lanes);
     let (pixels, taps) = (batch * out_height * out_width, kernel_height * kernel_width);
     /// Number of blocks that occupies a large GPU.
     const BLOCKS: usize = 1024;
@@ -322,7 +324,7 @@ fn grouped_weight_gradient(
                 dim,
                 vector,
                 x.arg(),
-                // Not read without a change.
+                // The kernel reads the factors only if it applies a batch norm (`NormOnLoad`).
                 all(of_x.factors().unwrap_or(&workspace)),
                 dy.arg(),
                 of_dy.norm_input().unwrap_or(dy).arg(),
@@ -330,8 +332,8 @@ fn grouped_weight_gradient(
                 arg(&workspace, pieces * length),
                 columns,
                 sizes,
-                of_x.change(),
-                of_dy.change(),
+                of_x.norm_on_load(),
+                of_dy.norm_on_load(),
                 windows,
                 dtype,
             );
@@ -371,8 +373,8 @@ pub(super) fn sum_pieces(pieces: &CubeTensor, sum: &CubeTensor, count: usize) {
     let length = sum.meta.num_elements();
     let vector = if length.is_multiple_of(4) { 4 } else { 1 };
     // As many threads for each column as there are pieces, at most half a block.
-    let depth = count.next_power_of_two().min(UNITS / 2);
-    let lanes = UNITS / depth;
+    let depth = count.next_power_of_two().min(THREADS_PER_BLOCK / 2);
+    let lanes = THREADS_PER_BLOCK / depth;
     let grid = CubeCount::Static((length / vector).div_ceil(lanes) as u32, 1, 1);
     let dim = CubeDim::new_2d(lanes as u32, depth as u32);
     // SAFETY: the kernel stays within its size arguments, which are those of the tensors.

@@ -1,9 +1,9 @@
-//! Deferred batch norms: convolutions apply them to what they read (`implicit_gemm/prologue.cu`).
+//! Deferred batch norms: convolutions apply them to the values that they load (`implicit_gemm/prologue.cu`).
 //!
-//! Launches: none where a 1x1 or depthwise convolution reads the output and no other operation does. A pass that computes the output
-//! where others read it ([`apply_forward`]); this pass also computes the mean over all pixels where nothing else reads the output. In
-//! the backward pass one more where no convolution has computed the sums over the gradient, and one more where the convolution before
-//! the batch norm has windows ([`launch_input_gradient`]).
+//! Number of launches: no launch for the batch norm if only a 1x1 or depthwise convolution reads its output. One launch if other
+//! operations read the output ([`apply_forward`]); it also computes the pooled mean if only pooling reads it. The backward pass
+//! takes one more launch if no convolution has computed the sums over the gradient, and one more if the convolution before the
+//! batch norm has windows ([`launch_input_gradient`]).
 
 use std::sync::Arc;
 
@@ -63,11 +63,11 @@ impl Deferred {
         &self.statistics
     }
 
-    /// Returns the batch norm for the operations that read its output and compute the output's gradient. `out` is `x` if the output is
-    /// not in memory.
+    /// Returns the batch norm for the operations that read its output and compute the output's gradient. `out` is `x` if the output
+    /// is not in memory.
     pub(super) fn output(&self, [x, out]: [&Rows; 2], from_output: bool) -> NormOutput {
-        let [mean, inverse] = [Statistic::Mean, Statistic::InvStd].map(|which| self.statistic(which));
-        let mut output = NormOutput::new([x, out], [&mean, &inverse], &self.affine, self.activation, from_output);
+        let [mean, inv_std] = [Statistic::Mean, Statistic::InvStd].map(|which| self.statistic(which));
+        let mut output = NormOutput::new([x, out], [&mean, &inv_std], &self.affine, self.activation, from_output);
         output.masked = true;
         output
     }
@@ -105,8 +105,8 @@ fn storage(images: &Tensor<4>) -> Option<CubeTensor> {
     }
 }
 
-/// Returns true if the kernels of a convolution can apply a batch norm to its input (`side` 0) or output (1): on tensor cores, and those
-/// of depthwise convolutions.
+/// Returns true if the kernels of a convolution can apply a batch norm to its input (`side` 0) or output (1): on tensor cores, and
+/// those of depthwise convolutions.
 fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, side: usize) -> bool {
     crate::dispatch::on_gpu(input)
         && Groups::of(weight, options).has_whole_chunks(side, input.dtype())
@@ -183,7 +183,7 @@ pub(super) fn conv_norm_backward(
     addend: Option<CubeTensor>,
     [input, weight]: [bool; 2],
 ) -> ConvNormGrads<Cube> {
-    NormOutput::forget();
+    NormOutput::clear();
     let SavedConvNorm { conv, x, norm } = saved;
     let grad = Rows::new(grad);
     let NormGradient { affine, factors } = NormGradient::take(&grad, &x).unwrap_or_else(|| {
@@ -230,15 +230,15 @@ pub(super) fn apply_forward(
         launch_apply(&x, residual.as_ref(), &norm, residual_norm.as_ref(), [pooled, from_output]);
     let saved_out = out.clone().filter(|_| from_output);
     let residual = residual.zip(residual_norm);
-    // Several operations may read the output, and only some of them count. If another operation adds its gradient later, this
-    // operation's step masks the sum once more, which changes nothing for these activations.
+    // Other readers of the output do not count themselves. If such a reader adds its gradient later, this operation masks the sum a
+    // second time, which has no effect for these activations.
     let known = matches!(norm.activation, Activation::Identity | Activation::Relu | Activation::Relu6);
     if let Some(out) = out.as_ref().filter(|_| known && !pooled) {
         let mut output = norm.output([&x, out], from_output);
         output.residual = residual.as_ref().map(|(x, norm)| ResidualNorm {
             x: x.clone(),
             mean: norm.statistic(Statistic::Mean),
-            inverse: norm.statistic(Statistic::InvStd),
+            inv_std: norm.statistic(Statistic::InvStd),
             weight: norm.affine[0].clone(),
         });
         output.keep();
@@ -249,7 +249,7 @@ pub(super) fn apply_forward(
 
 /// Computes the gradient of the normalised values.
 pub(super) fn apply_backward(saved: SavedApply, grad: CubeTensor) -> CubeTensor {
-    NormOutput::forget();
+    NormOutput::clear();
     let SavedApply { x, out, norm, residual, source, pooled } = saved;
     // The batch norm in front counts this operation as a reader, but it computes no sums for it.
     if let Some(source) = source {

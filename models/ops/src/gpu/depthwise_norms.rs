@@ -1,5 +1,5 @@
-//! Depthwise convolutions that also compute what the deferred batch norms around them need: the statistics of their output, and in the
-//! backward pass the sums over their data gradient. Each thread computes runs of [`PIXELS`] adjacent pixels of a piece.
+//! Depthwise convolutions that also compute what the deferred batch norms around them need: the statistics of their output, and in
+//! the backward pass the sums over their data gradient. Each thread computes runs of [`PIXELS`] adjacent pixels of a piece.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -11,17 +11,17 @@ use super::apply_kernels::write_gradient;
 use super::block_sums::{sum_of_pieces, sum_pair_over_block, thread_position};
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
-use super::direct::{Reads, taps_first};
+use super::direct::{ConvSource, taps_first};
 use super::direct_kernels::{Images, ImagesLaunch, PIXELS, add_windows, init_sums};
 use super::implicit_gemm::StatisticsOfBatch;
 use super::norm_moments::{merge_blocks, write_of_batch};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::NormGradient;
-use super::weight_kernels::{Change, Taps, load_factors};
+use super::weight_kernels::{NormOnLoad, Taps, load_factors};
 use crate::extension::{Activation, ConvOptions};
 
-/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_of_batch`] writes
-/// them. `pieces[piece][2][columns]` is a workspace.
+/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_of_batch`]
+/// writes them. `pieces[piece][2][columns]` is a workspace.
 #[cube(launch_unchecked)]
 fn convolve_with_statistics<F: Float, N: Size>(
     source: &[Vector<F, N>],
@@ -41,7 +41,7 @@ fn convolve_with_statistics<F: Float, N: Size>(
     rows: f32,
     epsilon: f32,
     momentum: f32,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -54,13 +54,25 @@ fn convolve_with_statistics<F: Float, N: Size>(
     let mut squares = Vector::<f32, N>::new(0.0);
     let mut count = 0.0f32;
     if column < images.columns {
-        let (scale, second, third) = load_factors::<N>(factors, column, images.columns, change);
+        let (scale, second, third) = load_factors::<N>(factors, column, images.columns, norm_on_load);
         let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
         let mut first = start + y * PIXELS;
         while first < end {
             init_sums::<F, N>(&mut sums, weight, column, false);
             add_windows::<F, N>(
-                &mut sums, source, source, weight, first, column, images, scale, second, third, false, change, taps,
+                &mut sums,
+                source,
+                source,
+                weight,
+                first,
+                column,
+                images,
+                scale,
+                second,
+                third,
+                false,
+                norm_on_load,
+                taps,
             );
             #[unroll]
             for k in 0..PIXELS {
@@ -111,9 +123,10 @@ fn convolve_with_statistics<F: Float, N: Size>(
     }
 }
 
-/// Computes the gradient of the images of a depthwise convolution and, from it, `g`, the gradient of the values before the activation.
-/// The images are the output of the deferred batch norm of `x`. Also computes the sums over all pixels of `g` and of `g · x̂`, and
-/// everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `part` is the reciprocal of the number of rows.
+/// Computes the gradient of the images of a depthwise convolution and, from it, `g`, the gradient of the values before the
+/// activation. The images are the output of the deferred batch norm of `x`. Also sums `g` and `g · x̂` over all pixels, and
+/// computes everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `inv_rows` is the reciprocal of
+/// the number of rows.
 #[cube(launch_unchecked)]
 fn gradient_with_sums<F: Float, N: Size>(
     grad: &[Vector<F, N>],
@@ -132,9 +145,9 @@ fn gradient_with_sums<F: Float, N: Size>(
     x_pitch: usize,
     piece: usize,
     count_of_pieces: usize,
-    part: f32,
+    inv_rows: f32,
     #[comptime] activation: Activation,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -145,9 +158,9 @@ fn gradient_with_sums<F: Float, N: Size>(
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut product = Vector::<f32, N>::new(0.0);
     if column < columns {
-        let (mean, inverse) = (statistics[column], statistics[columns + column]);
+        let (mean, inv_std) = (statistics[column], statistics[columns + column]);
         let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
-        let (first_factor, second, third) = load_factors::<N>(factors, column, columns, change);
+        let (first_factor, second, third) = load_factors::<N>(factors, column, columns, norm_on_load);
         let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
         let mut first = start + y * PIXELS;
         while first < end {
@@ -164,7 +177,7 @@ fn gradient_with_sums<F: Float, N: Size>(
                 second,
                 third,
                 true,
-                change,
+                norm_on_load,
                 taps,
             );
             #[unroll]
@@ -177,7 +190,7 @@ fn gradient_with_sums<F: Float, N: Size>(
                     g_out[(first + k) * images.pitch + column] = rounded;
                     let g = Vector::<f32, N>::cast_from(rounded);
                     sum += g;
-                    product += g * ((x - mean) * inverse);
+                    product += g * ((x - mean) * inv_std);
                 }
             }
             first += depth * PIXELS;
@@ -192,7 +205,7 @@ fn gradient_with_sums<F: Float, N: Size>(
     if is_last_block(counters, CUBE_POS_X as usize, count_of_pieces) {
         let (sum, product) = sum_of_pieces::<N>(pieces, 0usize, 2 * columns, count_of_pieces, columns);
         if y == 0 && column < columns {
-            write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors_out, column, columns, part);
+            write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors_out, column, columns, inv_rows);
         }
     }
 }
@@ -204,8 +217,8 @@ fn sizes_of(target: &Rows, source: &Rows, vector: usize) -> ImagesLaunch {
     ImagesLaunch::new(pixels, height, width, source_height, source_width, channels / vector, pitch, source_pitch)
 }
 
-/// Convolves images, to which `input_norm` is applied, with the weight `[channels, 1, kh, kw]` of a depthwise convolution. Also returns
-/// the statistics of the batch norm that follows, `[4·C]`.
+/// Convolves images, to which `input_norm` is applied, with the weight `[channels, 1, kh, kw]` of a depthwise convolution. Also
+/// returns the statistics of the batch norm that follows, `[4·C]`.
 pub(super) fn forward(
     images: &Rows,
     input_norm: Option<&Deferred>,
@@ -216,11 +229,11 @@ pub(super) fn forward(
     let taps = Taps::of(&weight, options);
     let [batch, channels, height, width] = taps.output_of(images, options.groups);
     let weight = into_contiguous(taps_first(weight));
-    let (out, reads) = (images.images(batch, height, width, channels), Reads::images(input_norm));
+    let (out, from) = (images.images(batch, height, width, channels), ConvSource::images(input_norm));
     let StatisticsOfBatch { affine: [scale, bias], running: [mean, variance], epsilon, momentum } = norm;
     let of_batch = out.of_columns(4);
-    // Not read without a change.
-    let factors = reads.factors().unwrap_or(&of_batch);
+    // The kernel reads the factors only if it applies a batch norm (`NormOnLoad`).
+    let factors = from.factors().unwrap_or(&of_batch);
     let vector = images.vector_size(&[&out], &[&weight, factors, scale, bias, mean, variance]);
     let blocks = Blocks::over(&out, vector);
     let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
@@ -251,7 +264,7 @@ pub(super) fn forward(
             out.rows() as f32,
             *epsilon,
             *momentum,
-            reads.change(),
+            from.norm_on_load(),
             taps,
             dtype_to_storage_type(images.dtype()),
         );
@@ -259,13 +272,13 @@ pub(super) fn forward(
     (out.into_tensor(), of_batch)
 }
 
-/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps [`NormGradient`] for
-/// it. `x` is the batch norm's input, `grad` the gradient of the convolution's output.
+/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps [`NormGradient`]
+/// for it. `x` is the batch norm's input, `grad` the gradient of the convolution's output.
 pub(super) fn data_gradient(
     x: &Rows,
     norm: &Deferred,
     grad: &Rows,
-    reads: Reads<'_>,
+    from: ConvSource<'_>,
     weight: CubeTensor,
     options: &ConvOptions,
 ) -> CubeTensor {
@@ -273,16 +286,16 @@ pub(super) fn data_gradient(
     let weight = into_contiguous(taps_first(weight));
     let (out, values, statistics) = (x.output(), NormGradient::of(x), norm.statistics());
     let NormGradient { affine: [norm_weight, norm_bias], factors: factors_out } = &values;
-    // Not read without a change.
-    let (norm_input, factors) = (reads.norm_input().unwrap_or(grad), reads.factors().unwrap_or(statistics));
+    // The kernel reads the factors only if it applies a batch norm (`NormOnLoad`).
+    let (norm_input, factors) = (from.norm_input().unwrap_or(grad), from.factors().unwrap_or(statistics));
     let columns = [&weight, factors, statistics, norm_weight, norm_bias, factors_out];
     let vector = x.vector_size(&[&out, grad, norm_input], &columns);
     let blocks = Blocks::over(&out, vector);
     let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
     let workspace = out.of_columns(2 * pieces);
     let [zeros, _] = counters(&workspace);
-    // SAFETY: the sizes are those of the images; statistics have four vectors over the columns, factors three, the workspace two per
-    // piece, and a tile of columns has a counter.
+    // SAFETY: the sizes are those of the images; statistics have four vectors over the columns, factors three, the workspace two
+    // per piece, and a tile of columns has a counter.
     unsafe {
         gradient_with_sums::launch_unchecked(
             x.client(),
@@ -307,7 +320,7 @@ pub(super) fn data_gradient(
             pieces,
             1.0 / x.rows() as f32,
             norm.activation,
-            reads.change(),
+            from.norm_on_load(),
             taps,
             dtype_to_storage_type(x.dtype()),
         );

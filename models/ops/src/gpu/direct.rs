@@ -1,5 +1,5 @@
-//! Grouped convolutions without tensor cores: custom kernels for depthwise ones and narrow groups, burn's convolution of each group for
-//! wide ones.
+//! Grouped convolutions without tensor cores: custom kernels for depthwise ones and narrow groups, burn's convolution of each group
+//! for wide ones.
 //!
 //! burn's grouped kernels sum in the element type of the images. For bf16, a long sum then loses the digits beyond its
 //! 8 bits.
@@ -17,8 +17,8 @@ use super::conv::{NARROW, burn_options};
 use super::deferred::Deferred;
 use super::direct_kernels::{ImagesLaunch, PIXELS, depthwise, grouped};
 use super::implicit_gemm::NormFactors;
-use super::rows::{Rows, UNITS, aligned, all, arg};
-use super::weight_kernels::{Change, Taps};
+use super::rows::{Rows, THREADS_PER_BLOCK, aligned, all, arg};
+use super::weight_kernels::{NormOnLoad, Taps};
 use crate::extension::ConvOptions;
 
 impl Taps {
@@ -42,9 +42,9 @@ impl Taps {
     }
 }
 
-/// What a depthwise convolution reads.
+/// Source of a depthwise convolution.
 #[derive(Clone, Copy)]
-pub(super) enum Reads<'a> {
+pub(super) enum ConvSource<'a> {
     /// Images, or the gradient of its output.
     Plain,
     /// The output of a deferred batch norm, computed from its input.
@@ -53,7 +53,7 @@ pub(super) enum Reads<'a> {
     NormGradient(&'a NormFactors),
 }
 
-impl<'a> Reads<'a> {
+impl<'a> ConvSource<'a> {
     pub(super) fn images(norm: Option<&'a Deferred>) -> Self {
         norm.map_or(Self::Plain, Self::Normalised)
     }
@@ -62,11 +62,11 @@ impl<'a> Reads<'a> {
         norm.map_or(Self::Plain, Self::NormGradient)
     }
 
-    pub(super) fn change(self) -> Change {
+    pub(super) fn norm_on_load(self) -> NormOnLoad {
         match self {
-            Self::Plain => Change::Nothing,
-            Self::Normalised(norm) => Change::Normalise(norm.activation),
-            Self::NormGradient(_) => Change::NormGradient,
+            Self::Plain => NormOnLoad::Nothing,
+            Self::Normalised(norm) => NormOnLoad::Normalise(norm.activation),
+            Self::NormGradient(_) => NormOnLoad::NormGradient,
         }
     }
 
@@ -114,14 +114,14 @@ pub(super) fn forward(
     }
     let images = Rows::new(input);
     if is_depthwise(weight.shape().dims(), options) {
-        return depthwise_forward(&images, Reads::Plain, weight, bias, options);
+        return depthwise_forward(&images, ConvSource::Plain, weight, bias, options);
     }
     let taps = Taps::of(&weight, options);
     let target = taps.output_of(&images, outputs);
     // [groups, out, in, taps] -> [taps, in, groups, out]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 2, 0, 1]);
-    launch(images, Reads::Plain, weight, bias, target, options.groups, taps, false)
+    launch(images, ConvSource::Plain, weight, bias, target, options.groups, taps, false)
 }
 
 /// Computes the gradient of an input of `shape`.
@@ -146,45 +146,45 @@ pub(super) fn data_gradient(
     }
     let grad = Rows::new(grad);
     if is_depthwise(weight.shape().dims(), options) {
-        return depthwise_data_gradient(shape, &grad, Reads::Plain, weight, options);
+        return depthwise_data_gradient(shape, &grad, ConvSource::Plain, weight, options);
     }
     let taps = Taps::of(&weight, options);
     // [groups, out, in, taps] -> [taps, out, groups, in]
     let split = Shape::from([options.groups, outputs / options.groups, inputs, height * width]);
     let weight = Cube::float_permute(Cube::float_reshape(weight, split), &[3, 1, 0, 2]);
-    launch(grad, Reads::Plain, weight, None, shape, options.groups, taps, true)
+    launch(grad, ConvSource::Plain, weight, None, shape, options.groups, taps, true)
 }
 
 /// Convolves images with the weight `[channels, 1, kh, kw]` of a depthwise convolution.
 pub(super) fn depthwise_forward(
     images: &Rows,
-    reads: Reads<'_>,
+    from: ConvSource<'_>,
     weight: CubeTensor,
     bias: Option<CubeTensor>,
     options: &ConvOptions,
 ) -> CubeTensor {
     let taps = Taps::of(&weight, options);
     let target = taps.output_of(images, options.groups);
-    launch(images.clone(), reads, taps_first(weight), bias, target, options.groups, taps, false)
+    launch(images.clone(), from, taps_first(weight), bias, target, options.groups, taps, false)
 }
 
 /// Computes the gradient of the images of a depthwise convolution. `shape`: that of the images, `[B, C, H, W]`.
 pub(super) fn depthwise_data_gradient(
     shape: [usize; 4],
     grad: &Rows,
-    reads: Reads<'_>,
+    from: ConvSource<'_>,
     weight: CubeTensor,
     options: &ConvOptions,
 ) -> CubeTensor {
     let taps = Taps::of(&weight, options);
-    launch(grad.clone(), reads, taps_first(weight), None, shape, options.groups, taps, true)
+    launch(grad.clone(), from, taps_first(weight), None, shape, options.groups, taps, true)
 }
 
 /// Launches a kernel with `weight` `[taps, source channels of a group, groups, target channels of a group]`. Only depthwise kernels
-/// change what they read.
+/// apply a batch norm to the source.
 fn launch(
     source: Rows,
-    reads: Reads<'_>,
+    from: ConvSource<'_>,
     weight: CubeTensor,
     bias: Option<CubeTensor>,
     [batch, channels, height, width]: [usize; 4],
@@ -199,14 +199,14 @@ fn launch(
     // Vector of the target's channels. In a grouped convolution, a vector must be inside one group.
     let vector = match bias.as_ref().is_none_or(aligned) {
         true if is_depthwise => {
-            source.vector_size(&[&out, reads.norm_input().unwrap_or(&out)], reads.factors().as_slice())
+            source.vector_size(&[&out, from.norm_input().unwrap_or(&out)], from.factors().as_slice())
         }
         true => out.vector_of(channels / groups),
         false => 1,
     };
     let (columns, pixels) = (channels / vector, batch * height * width);
     let lanes = columns.next_power_of_two().min(32);
-    let depth = UNITS / lanes;
+    let depth = THREADS_PER_BLOCK / lanes;
     let [_, source_height, source_width, _] = source.dims();
     let narrow = if is_depthwise { vector } else { source.vector_of(inputs) };
     let images = ImagesLaunch::new(
@@ -234,16 +234,16 @@ fn launch(
                 dim,
                 vector,
                 source.arg(),
-                reads.norm_input().unwrap_or(&source).arg(),
-                // Not read without a change.
-                all(reads.factors().unwrap_or(&weight)),
+                from.norm_input().unwrap_or(&source).arg(),
+                // The kernel reads the factors only if it applies a batch norm (`NormOnLoad`).
+                all(from.factors().unwrap_or(&weight)),
                 all(&weight),
                 start,
                 out.arg(),
                 images,
                 bias.is_some(),
                 transposed,
-                reads.change(),
+                from.norm_on_load(),
                 taps,
                 dtype,
             );

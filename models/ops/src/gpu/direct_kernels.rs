@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;
 
-use super::weight_kernels::{Change, Taps, load_factors, read_changed};
+use super::weight_kernels::{NormOnLoad, Taps, load_factors, load_normalised};
 
 /// Pixels per thread.
 pub(super) const PIXELS: usize = 4;
@@ -144,7 +144,7 @@ pub(super) fn add_windows<F: Float, N: Size>(
     second: Vector<f32, N>,
     third: Vector<f32, N>,
     #[comptime] transposed: bool,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
 ) {
     let mut pixels = Array::<usize>::new(PIXELS);
@@ -157,13 +157,15 @@ pub(super) fn add_windows<F: Float, N: Size>(
         for k in 0..PIXELS {
             if inside[k] {
                 let at = pixels[k] * images.source_pitch + column;
-                sums[k] += weights * read_changed::<F, N>(source, norm_input, at, scale, second, third, change);
+                sums[k] +=
+                    weights * load_normalised::<F, N>(source, norm_input, at, scale, second, third, norm_on_load);
             }
         }
     }
 }
 
-/// Depthwise convolution with `weight[tap][channels]`. The source is changed while it is read; `norm_input` has its layout.
+/// Depthwise convolution with `weight[tap][channels]`. The source is normalised when it is loaded; `norm_input` has
+/// the source's layout.
 #[cube(launch_unchecked)]
 pub(super) fn depthwise<F: Float, N: Size>(
     source: &[Vector<F, N>],
@@ -175,7 +177,7 @@ pub(super) fn depthwise<F: Float, N: Size>(
     images: &Images,
     #[comptime] has_bias: bool,
     #[comptime] transposed: bool,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -183,11 +185,23 @@ pub(super) fn depthwise<F: Float, N: Size>(
     if column >= images.columns || first >= images.pixels {
         terminate!();
     }
-    let (scale, second, third) = load_factors::<N>(factors, column, images.columns, change);
+    let (scale, second, third) = load_factors::<N>(factors, column, images.columns, norm_on_load);
     let mut sums = Array::<Vector<f32, N>>::new(PIXELS);
     init_sums::<F, N>(&mut sums, bias, column, has_bias);
     add_windows::<F, N>(
-        &mut sums, source, norm_input, weight, first, column, images, scale, second, third, transposed, change, taps,
+        &mut sums,
+        source,
+        norm_input,
+        weight,
+        first,
+        column,
+        images,
+        scale,
+        second,
+        third,
+        transposed,
+        norm_on_load,
+        taps,
     );
     write::<F, N>(&sums, out, first, column, images);
 }

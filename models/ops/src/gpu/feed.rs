@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::counters::{counters, is_last_block};
 use super::graph::{Values, read_words};
-use super::rows::{UNITS, all};
+use super::rows::{THREADS_PER_BLOCK, all};
 use super::update::is_finite;
 
 /// Tensors of 32-bit values.
@@ -33,7 +33,7 @@ const NAN: u32 = 0x7fc0_0000;
 #[cube]
 fn word_of(part: &Part) -> (bool, usize) {
     let block = CUBE_POS_X as usize;
-    let at = (block - min(part.first, block)) * UNITS + UNIT_POS as usize;
+    let at = (block - min(part.first, block)) * THREADS_PER_BLOCK + UNIT_POS as usize;
     (block >= part.first && block < part.next && at < part.length, at)
 }
 
@@ -95,7 +95,7 @@ fn parts(tensors: &[CubeTensor]) -> (SequenceArg<Part>, CubeCount) {
     let floats = |tensor: &CubeTensor| u32::from(tensor.dtype == DType::F32);
     let (mut offset, mut first) = (0, 0);
     let part = |tensor: &CubeTensor| {
-        let (length, next) = (length(tensor), first + length(tensor).div_ceil(UNITS));
+        let (length, next) = (length(tensor), first + length(tensor).div_ceil(THREADS_PER_BLOCK));
         let part = PartLaunch::new(length, offset, first, next, floats(tensor));
         (offset, first) = (offset + length, next);
         part
@@ -145,7 +145,7 @@ impl Feed {
             take_inputs::launch_unchecked(
                 &self.table.client,
                 blocks,
-                CubeDim::new_1d(UNITS as u32),
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                 all(&self.table),
                 all(&self.failed),
                 self.inputs.iter().map(all).collect(),
@@ -164,7 +164,7 @@ impl Feed {
             keep_results::launch_unchecked(
                 &self.table.client,
                 blocks,
-                CubeDim::new_1d(UNITS as u32),
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                 results.iter().map(all).collect(),
                 all(loss),
                 all(&self.failed),

@@ -7,7 +7,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::Device;
 use cubecl::prelude::*;
 
-use super::rows::{UNITS, all, unnoted};
+use super::rows::{THREADS_PER_BLOCK, all, untracked_arg};
 use super::storage::{storage_of, tensor_of_storage};
 
 /// Looks up the pixel's channels. `lines` are those of `GatherLines`, `count` is the number of pixels of the batch.
@@ -22,7 +22,7 @@ fn gather(
     width: usize,
     channels: usize,
 ) {
-    let at = CUBE_POS_X as usize * UNITS + UNIT_POS as usize;
+    let at = CUBE_POS_X as usize * THREADS_PER_BLOCK + UNIT_POS as usize;
     if at >= count {
         terminate!();
     }
@@ -80,10 +80,10 @@ pub(crate) fn gather_images(
         unsafe {
             gather::launch_unchecked(
                 &source.client,
-                CubeCount::Static(count.div_ceil(UNITS) as u32, 1, 1),
-                CubeDim::new_1d(UNITS as u32),
+                CubeCount::Static(count.div_ceil(THREADS_PER_BLOCK) as u32, 1, 1),
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                 // Only the batch's pixels are read.
-                unnoted(&source, source.meta.num_elements()),
+                untracked_arg(&source, source.meta.num_elements()),
                 all(&table),
                 all(&lines),
                 all(&out),

@@ -12,7 +12,7 @@ use cubecl::prelude::Client;
 use cubecl::server::CopyDescriptor;
 use parking_lot::Mutex;
 
-use super::copies::memory_id;
+use super::bf16_weights::memory_id;
 use super::storage::storage_of;
 
 /// A captured graph.

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 
 use super::block_sums::{sum_over_block, thread_position};
 use super::counters::{counters, is_last_block};
-use super::rows::{Blocks, Rows, UNITS, all};
+use super::rows::{Blocks, Rows, THREADS_PER_BLOCK, all};
 
 /// Computes the mean over the pixels of an image: `out[images][columns]`. The grid's second axis is the image.
 #[cube(launch_unchecked)]
@@ -18,7 +18,7 @@ fn mean_of_pixels<F: Float, N: Size>(
     columns: usize,
     pitch: usize,
     out_pitch: usize,
-    part: f32,
+    inv_pixels: f32,
     #[define(F)] _dtype: ElemType,
 ) {
     let (column, y, _, depth) = thread_position();
@@ -31,10 +31,10 @@ fn mean_of_pixels<F: Float, N: Size>(
             pixel += depth;
         }
     }
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
     let sum = sum_over_block::<N>(sum, &mut shared);
     if y == 0 && column < columns {
-        out[image * out_pitch + column] = sum * Vector::new(part);
+        out[image * out_pitch + column] = sum * Vector::new(inv_pixels);
     }
 }
 
@@ -50,7 +50,7 @@ fn mean_gradient<F: Float, N: Size>(
     grad_pitch: usize,
     addend_pitch: usize,
     pitch: usize,
-    part: f32,
+    inv_pixels: f32,
     #[comptime] add: bool,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -60,7 +60,7 @@ fn mean_gradient<F: Float, N: Size>(
     }
     let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {
-        let mut value = grad[row / pixels * grad_pitch + column] * Vector::new(part);
+        let mut value = grad[row / pixels * grad_pitch + column] * Vector::new(inv_pixels);
         if comptime!(add) {
             value += Vector::<f32, N>::cast_from(addend[row * addend_pitch + column]);
         }
@@ -94,7 +94,7 @@ fn sum_of_rows<F: Float, N: Size>(
             row += depth;
         }
     }
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
     let sum = sum_over_block::<N>(sum, &mut shared);
     if y == 0 && column < columns {
         pieces[CUBE_POS_Y as usize * columns + column] = sum;
@@ -126,7 +126,7 @@ pub(super) fn global_avg_pool(x: CubeTensor) -> CubeTensor {
     unsafe {
         mean_of_pixels::launch_unchecked(
             x.client(),
-            blocks.each(batch),
+            blocks.per_image(batch),
             blocks.dim(),
             vector,
             x.arg(),
@@ -154,7 +154,8 @@ pub(super) fn global_avg_pool_gradient(
     let second = addend.as_ref().unwrap_or(&dx);
     let vector = dx.vector_size(&[&grad, second], &[]);
     let blocks = Blocks::over(&dx, vector);
-    // SAFETY: `dx` and the addend have the pixels of as many images as `grad` has rows. Without an addend, the kernel does not read it.
+    // SAFETY: `dx` and the addend have the pixels of as many images as `grad` has rows. Without an addend, the kernel does not read
+    // it.
     unsafe {
         mean_gradient::launch_unchecked(
             dx.client(),

@@ -4,7 +4,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::counters::{counters, is_last_block};
-use super::rows::{Rows, UNITS, all, reduce_block, reduce_row};
+use super::rows::{Rows, THREADS_PER_BLOCK, all, reduce_block, reduce_row};
 
 /// Threads that share a row of logits.
 const LANES: usize = 32;
@@ -69,7 +69,7 @@ fn cross_entropy_rows(
         let mut at = UNIT_POS as usize;
         while at < rows {
             sum += losses[at];
-            at += UNITS;
+            at += THREADS_PER_BLOCK;
         }
         let sum = reduce_block(sum);
         if UNIT_POS == 0 {
@@ -82,7 +82,7 @@ fn cross_entropy_rows(
 pub(super) fn cross_entropy(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
     let (logits, targets) = (Rows::new(logits), Rows::new(targets));
     let (gradient, rows) = (logits.output(), logits.rows());
-    let height = UNITS / LANES;
+    let height = THREADS_PER_BLOCK / LANES;
     let client = logits.client();
     let losses = logits.values(rows);
     let loss = logits.values(1);

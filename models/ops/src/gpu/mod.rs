@@ -1,8 +1,18 @@
 //! Kernels for NVIDIA GPUs, for operations that take burn many launches or many passes over memory: convolutions with the batch
 //! norms around them, batch norm with its epilogue, activations, global average pooling, the sums of a bias's gradient,
-//! squeeze-and-excitation, the concatenation of two images, the loss, a batch's images, and the optimizer's step. Also CUDA graphs of
-//! whole steps, and the memory that feeds them. The kernels are written with CubeCL, except the convolutions on tensor cores, which
-//! are CUDA C++ ([`implicit_gemm`]).
+//! squeeze-and-excitation, the concatenation of two images, the loss, a batch's images, and the optimizer's step. Also CUDA graphs
+//! of whole steps, and the memory that feeds them. The kernels are written with CubeCL, except the convolutions on tensor cores,
+//! which are CUDA C++ ([`implicit_gemm`]).
+//!
+//! - Entry: `backend` implements the traits of `crate::extension`, `crate::deferred` and `crate::channels` for burn's CUDA backend.
+//! - Convolution: `conv` chooses. `implicit_gemm` runs on tensor cores. `direct`, `direct_kernels` and `weight_kernels` are
+//!   depthwise convolutions and narrow groups, `depthwise_norms` the depthwise ones with deferred batch norms around them.
+//! - Batch norm: `norm`, `norm_kernels`, `norm_moments` and `norm_backward`. Deferred batch norms: `deferred`, `apply_kernels` and
+//!   `norm_input_gradient`. `side_results` passes moments, sums and gradients from one operation to the next.
+//! - Other layers: `activation`, `head`, `scale`, `join`, `loss`, `gather`.
+//! - Optimizer: `update`, `parameter_batch`, `squares`, and `bf16_weights` for the rounded copies of weights.
+//! - CUDA graphs: `graph`, and `feed` for a graph's inputs and results.
+//! - Shared code: `rows` (tensors as matrices, launch geometry), `block_sums`, `counters`, `storage`, `traffic`.
 //!
 //! The kernels see images as matrices with one row of channels per pixel. Activations have a kernel because burn's ReLU returns
 //! its result in another memory order (its masked fill follows the shape), which the next convolution would have to convert.
@@ -10,9 +20,9 @@
 mod activation;
 mod apply_kernels;
 mod backend;
+pub(crate) mod bf16_weights;
 mod block_sums;
 mod conv;
-pub(crate) mod copies;
 mod counters;
 mod deferred;
 mod depthwise_norms;
@@ -44,4 +54,4 @@ pub(crate) use deferred::{defers_norm, reads_deferred};
 pub(crate) use gather::gather_images;
 pub use implicit_gemm::compile_ahead;
 pub(crate) use squares::square_sum;
-pub(crate) use update::{accepts, ema_update, update};
+pub(crate) use update::{ema_update, supports, update};

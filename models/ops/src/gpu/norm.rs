@@ -47,10 +47,10 @@ pub struct SavedNorm {
 pub(super) struct Shared {
     pub(super) ranks: Arc<dyn StatisticsReduce>,
     /// The reciprocal of the number of all ranks' rows, for each column.
-    pub(super) inverse_count: CubeTensor,
+    pub(super) inv_rows: CubeTensor,
 }
 
-/// What a batch norm normalises with, `[C]` each.
+/// Statistics with which a batch norm normalises, `[C]` each.
 #[derive(Clone, Copy)]
 enum Statistics<'a> {
     /// A batch's mean and reciprocal of the standard deviation.
@@ -167,10 +167,10 @@ pub(super) fn forward(
     let (out, shared) = match shared {
         None => (normalise_own(&x, residual.as_ref(), &moments, batch, &affine, activation), None),
         Some(ranks) => {
-            let inverse_count = share_statistics(&x, &*ranks, &moments, batch, (&blocks, vector));
+            let inv_rows = share_statistics(&x, &*ranks, &moments, batch, (&blocks, vector));
             let statistics = Statistics::Batch { mean: &mean, inv_std: &inv_std };
             let out = apply(&x, residual.as_ref(), statistics, &affine, epsilon, activation);
-            (out, Some(Shared { ranks, inverse_count }))
+            (out, Some(Shared { ranks, inv_rows }))
         }
     };
     let has_residual = residual.is_some();
@@ -255,7 +255,7 @@ fn share_statistics(
     let BatchStatistics { mean, inv_std, updated: [new_mean, new_variance], momentum, epsilon } = batch;
     let count = full_of_columns(x, x.rows() as f32);
     let (gathered, world_size) = gather(ranks, &[moments, &count]);
-    let inverse_count = x.of_columns(1);
+    let inv_rows = x.of_columns(1);
     // SAFETY: as in `apply`; `gathered` has three vectors per rank.
     unsafe {
         shared_moments::launch_unchecked(
@@ -268,7 +268,7 @@ fn share_statistics(
             all(inv_std),
             all(new_mean),
             all(new_variance),
-            all(&inverse_count),
+            all(&inv_rows),
             blocks.columns,
             world_size,
             epsilon,
@@ -276,7 +276,7 @@ fn share_statistics(
             momentum.is_some(),
         );
     }
-    inverse_count
+    inv_rows
 }
 
 /// Allocates a vector over the columns, filled with a value.

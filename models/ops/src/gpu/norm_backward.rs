@@ -20,7 +20,7 @@ pub(super) struct Grads {
 
 /// Computes all gradients.
 pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
-    NormOutput::forget();
+    NormOutput::clear();
     // The batch norms in front count this operation as a reader, but it computes no sums for them.
     for source in saved.sources.iter().flatten() {
         source.done();
@@ -38,7 +38,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     let blocks = Blocks::over(x, vector);
     let own = SideResults::take_sums(&dy).unwrap_or_else(|| sums_of_gradient(&saved, &dy, &blocks, vector));
     // The gradients of weight and bias are sums over this rank's rows. They are all-reduced with all other gradients.
-    let (sums, inverse_count) = match &saved.shared {
+    let (sums, inv_rows) = match &saved.shared {
         None => (own.clone(), 1.0 / x.rows() as f32),
         Some(shared) => (share_sums(x, shared, &own, &blocks, vector), 1.0),
     };
@@ -68,7 +68,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
             dy.pitch(vector),
             second.pitch(vector),
             dx.pitch(vector),
-            inverse_count,
+            inv_rows,
             saved.out.is_some(),
             separate_residual,
             saved.activation,
@@ -79,7 +79,8 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     Grads { input: dx.into_tensor(), weight: weight_out, bias: bias_out, residual }
 }
 
-/// Returns the sums over this rank's rows of `g` and of `g · x̂`, `[2][columns]`, where `g` is the gradient of the activation's input.
+/// Returns the sums over this rank's rows of `g` and of `g · x̂`, `[2][columns]`, where `g` is the gradient of the activation's
+/// input.
 fn sums_of_gradient(saved: &SavedNorm, dy: &Rows, blocks: &Blocks, vector: usize) -> CubeTensor {
     let SavedNorm { x, out, mean, inv_std, affine: [weight, bias], activation, .. } = saved;
     let second = out.as_ref().unwrap_or(x);
@@ -130,7 +131,7 @@ fn share_sums(x: &Rows, shared: &Shared, own: &CubeTensor, blocks: &Blocks, vect
             blocks.per_column_dim(),
             vector,
             all(&gathered),
-            all(&shared.inverse_count),
+            all(&shared.inv_rows),
             all(&means),
             blocks.columns,
             world_size,

@@ -9,15 +9,15 @@ use cubecl::prelude::*;
 use super::activation::{activation_grad, activation_value};
 use super::block_sums::{sum_of_pieces, sum_pair_over_block, thread_position};
 use super::counters::is_last_block;
-use super::norm_moments::{inverse_of, write_statistics};
+use super::norm_moments::{inv_std_of, write_statistics};
 use crate::extension::Activation;
 
 /// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
-/// rank order: `out[2][columns]`. `inverse_count` is the reciprocal of the number of rows.
+/// rank order: `out[2][columns]`. `inv_rows` is the reciprocal of the number of rows.
 #[cube(launch_unchecked)]
 pub(super) fn shared_gradients<N: Size>(
     ranks: &[Vector<f32, N>],
-    inverse_count: &[Vector<f32, N>],
+    inv_rows: &[Vector<f32, N>],
     out: &mut [Vector<f32, N>],
     columns: usize,
     world_size: usize,
@@ -35,18 +35,18 @@ pub(super) fn shared_gradients<N: Size>(
         product += ranks[at + columns];
         rank += 1;
     }
-    out[column] = sum * inverse_count[column];
-    out[columns + column] = product * inverse_count[column];
+    out[column] = sum * inv_rows[column];
+    out[columns + column] = product * inv_rows[column];
 }
 
-/// Computes `y = activation((x - mean) · inverse · weight + bias + residual)`. With `given` statistics, `inverse` is
-/// the variance.
+/// Computes `y = activation((x - mean) · inv_std · weight + bias + residual)`. `inv_std_or_variance` is the variance with `given`
+/// statistics, else `inv_std`.
 #[cube(launch_unchecked)]
 pub(super) fn normalise<F: Float, N: Size>(
     x: &[Vector<F, N>],
     residual: &[Vector<F, N>],
     mean: &[Vector<f32, N>],
-    inverse: &[Vector<f32, N>],
+    inv_std_or_variance: &[Vector<f32, N>],
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
     out: &mut [Vector<F, N>],
@@ -65,12 +65,12 @@ pub(super) fn normalise<F: Float, N: Size>(
     if column >= columns {
         terminate!();
     }
-    let inverse = if comptime!(given) {
-        Vector::new(1.0) / (inverse[column] + Vector::new(epsilon)).sqrt()
+    let inv_std = if comptime!(given) {
+        Vector::new(1.0) / (inv_std_or_variance[column] + Vector::new(epsilon)).sqrt()
     } else {
-        inverse[column]
+        inv_std_or_variance[column]
     };
-    let scale = inverse * weight[column];
+    let scale = inv_std * weight[column];
     let (first, step) = (CUBE_POS_Y as usize * depth + y, depth * CUBE_COUNT_Y as usize);
     let (mean, bias) = (mean[column], bias[column]);
     normalise_rows::<F, N>(
@@ -132,7 +132,7 @@ pub(super) fn normalise_batch<F: Float, N: Size>(
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
-    inverse_out: &mut [Vector<f32, N>],
+    inv_std_out: &mut [Vector<f32, N>],
     running_mean: &mut [Vector<f32, N>],
     running_variance: &mut [Vector<f32, N>],
     out: &mut [Vector<F, N>],
@@ -161,7 +161,7 @@ pub(super) fn normalise_batch<F: Float, N: Size>(
             count,
             column,
             mean_out,
-            inverse_out,
+            inv_std_out,
             running_mean,
             running_variance,
             epsilon,
@@ -169,7 +169,7 @@ pub(super) fn normalise_batch<F: Float, N: Size>(
             updates,
         );
     }
-    let scale = inverse_of::<N>(squares, count, epsilon) * weight[column];
+    let scale = inv_std_of::<N>(squares, count, epsilon) * weight[column];
     let (first, step) = (CUBE_POS_Y as usize * depth + y, depth * CUBE_COUNT_Y as usize);
     normalise_rows::<F, N>(
         x,
@@ -214,7 +214,7 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
     dy: &[Vector<F, N>],
     out: &[Vector<F, N>],
     mean: &[Vector<f32, N>],
-    inverse: &[Vector<f32, N>],
+    inv_std: &[Vector<f32, N>],
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
     pieces: &mut [Vector<f32, N>],
@@ -237,11 +237,11 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut product = Vector::<f32, N>::new(0.0);
     if column < columns {
-        let (mean, inverse) = (mean[column], inverse[column]);
+        let (mean, inv_std) = (mean[column], inv_std[column]);
         let (weight, bias) = (weight[column], bias[column]);
         let mut row = start + y;
         while row < end {
-            let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
+            let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inv_std;
             let g = activation_input_grad::<F, N>(
                 dy[row * dy_pitch + column],
                 out[row * out_pitch + column],
@@ -271,7 +271,7 @@ pub(super) fn gradient_sums<F: Float, N: Size>(
     }
 }
 
-/// Computes the input's gradient, `scale · (g - inverse_count · sum - inverse_count · x̂ · product)` with `sums[2][columns]`. With
+/// Computes the input's gradient, `scale · (g - inv_rows · sum - inv_rows · x̂ · product)` with `sums[2][columns]`. With
 /// `separate_residual`, also writes the residual's gradient, `g`. The gradients of bias and weight are this rank's sums,
 /// `own[2][columns]`.
 #[cube(launch_unchecked)]
@@ -280,7 +280,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     dy: &[Vector<F, N>],
     out: &[Vector<F, N>],
     mean: &[Vector<f32, N>],
-    inverse: &[Vector<f32, N>],
+    inv_std: &[Vector<f32, N>],
     weight: &[Vector<f32, N>],
     bias: &[Vector<f32, N>],
     sums: &[Vector<f32, N>],
@@ -295,7 +295,7 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     dy_pitch: usize,
     out_pitch: usize,
     dx_pitch: usize,
-    inverse_count: f32,
+    inv_rows: f32,
     #[comptime] from_output: bool,
     #[comptime] separate_residual: bool,
     #[comptime] activation: Activation,
@@ -305,18 +305,18 @@ pub(super) fn input_gradient<F: Float, N: Size>(
     if column >= columns {
         terminate!();
     }
-    let (mean, inverse) = (mean[column], inverse[column]);
+    let (mean, inv_std) = (mean[column], inv_std[column]);
     let (weight, bias) = (weight[column], bias[column]);
-    let inverse_count = Vector::new(inverse_count);
-    let (sum, product) = (sums[column] * inverse_count, sums[columns + column] * inverse_count);
+    let inv_rows = Vector::new(inv_rows);
+    let (sum, product) = (sums[column] * inv_rows, sums[columns + column] * inv_rows);
     if CUBE_POS_Y == 0 && y == 0 {
         bias_out[column] = own[column];
         weight_out[column] = own[columns + column];
     }
-    let scale = inverse * weight;
+    let scale = inv_std * weight;
     let mut row = CUBE_POS_Y as usize * depth + y;
     while row < rows {
-        let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inverse;
+        let normalised = (Vector::<f32, N>::cast_from(x[row * pitch + column]) - mean) * inv_std;
         let g = activation_input_grad::<F, N>(
             dy[row * dy_pitch + column],
             out[row * out_pitch + column],

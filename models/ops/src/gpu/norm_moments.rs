@@ -8,7 +8,7 @@ use cubecl::prelude::*;
 
 use super::block_sums::thread_position;
 use super::counters::is_last_block;
-use super::rows::UNITS;
+use super::rows::THREADS_PER_BLOCK;
 
 /// Merges two sets by Chan's formula. Returns the mean, the sum of squares around the mean, and the count.
 #[cube]
@@ -35,9 +35,9 @@ fn merge_over_block<N: Size>(
     squares: Vector<f32, N>,
     count: f32,
 ) -> (Vector<f32, N>, Vector<f32, N>, f32) {
-    let mut means = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let mut all_squares = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-    let mut counts = Shared::<[f32]>::new_slice(UNITS);
+    let mut means = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
+    let mut all_squares = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
+    let mut counts = Shared::<[f32]>::new_slice(THREADS_PER_BLOCK);
     let (_, y, unit, depth) = thread_position();
     means[unit] = mean;
     all_squares[unit] = squares;
@@ -157,8 +157,8 @@ pub(super) fn moments_of_rows<F: Float, N: Size>(
     }
 }
 
-/// Writes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)), and
-/// updates the running statistics: `write_statistics` of `implicit_gemm/moments.cu`.
+/// Writes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)),
+/// and updates the running statistics: `write_statistics` of `implicit_gemm/moments.cu`.
 #[cube]
 pub(super) fn write_of_batch<N: Size>(
     mean: Vector<f32, N>,
@@ -174,10 +174,10 @@ pub(super) fn write_of_batch<N: Size>(
     epsilon: f32,
     momentum: f32,
 ) {
-    let inverse = inverse_of::<N>(squares, count, epsilon);
-    let scale = inverse * weight[column];
+    let inv_std = inv_std_of::<N>(squares, count, epsilon);
+    let scale = inv_std * weight[column];
     of_batch[column] = mean;
-    of_batch[columns + column] = inverse;
+    of_batch[columns + column] = inv_std;
     of_batch[2 * columns + column] = scale;
     of_batch[3 * columns + column] = bias[column] - mean * scale;
     update_running::<N>(mean, squares, count, column, running_mean, running_variance, momentum);
@@ -215,7 +215,7 @@ fn merge_pieces<N: Size>(
 
 /// Returns the reciprocal of the biased standard deviation.
 #[cube]
-pub(super) fn inverse_of<N: Size>(squares: Vector<f32, N>, count: f32, epsilon: f32) -> Vector<f32, N> {
+pub(super) fn inv_std_of<N: Size>(squares: Vector<f32, N>, count: f32, epsilon: f32) -> Vector<f32, N> {
     Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt()
 }
 
@@ -250,7 +250,7 @@ pub(super) fn write_statistics<N: Size>(
     count: f32,
     column: usize,
     mean_out: &mut [Vector<f32, N>],
-    inverse_out: &mut [Vector<f32, N>],
+    inv_std_out: &mut [Vector<f32, N>],
     running_mean: &mut [Vector<f32, N>],
     running_variance: &mut [Vector<f32, N>],
     epsilon: f32,
@@ -264,7 +264,7 @@ pub(super) fn write_statistics<N: Size>(
         running_mean[column] = mean;
         running_variance[column] = unbiased_variance::<N>(squares, count);
     }
-    inverse_out[column] = inverse_of::<N>(squares, count, epsilon);
+    inv_std_out[column] = inv_std_of::<N>(squares, count, epsilon);
 }
 
 /// Computes the statistics of [`write_statistics`] from all ranks' moments, in rank order, and the reciprocal of the number of
@@ -273,10 +273,10 @@ pub(super) fn write_statistics<N: Size>(
 pub(super) fn shared_moments<N: Size>(
     ranks: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
-    inverse_out: &mut [Vector<f32, N>],
+    inv_std_out: &mut [Vector<f32, N>],
     running_mean: &mut [Vector<f32, N>],
     running_variance: &mut [Vector<f32, N>],
-    inverse_count_out: &mut [Vector<f32, N>],
+    inv_rows_out: &mut [Vector<f32, N>],
     columns: usize,
     world_size: usize,
     epsilon: f32,
@@ -301,14 +301,14 @@ pub(super) fn shared_moments<N: Size>(
         count = new_count;
         rank += 1;
     }
-    inverse_count_out[column] = Vector::new(1.0 / count);
+    inv_rows_out[column] = Vector::new(1.0 / count);
     write_statistics::<N>(
         mean,
         squares,
         count,
         column,
         mean_out,
-        inverse_out,
+        inv_std_out,
         running_mean,
         running_variance,
         epsilon,

@@ -3,7 +3,7 @@
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-use super::rows::{UNITS, aligned, all};
+use super::rows::{THREADS_PER_BLOCK, aligned, all};
 
 /// Parameters per launch. The arguments of a launch have at most 32,764 bytes (4 KiB before CUDA 12.1, which this program does not
 /// support). 64 parameters of AdamW with bf16 copies take almost 5 KB: 12 bytes for each of 320 tensors and 16 for each parameter.
@@ -65,21 +65,21 @@ impl<const N: usize> Batch<N> {
 
     /// Returns the number of blocks of a launch.
     pub(super) fn blocks(&self) -> usize {
-        self.tensors.iter().map(|tensors| self.length(tensors).div_ceil(UNITS)).sum()
+        self.tensors.iter().map(|tensors| self.length(tensors).div_ceil(THREADS_PER_BLOCK)).sum()
     }
 
     /// Returns each parameter's blocks, and the grid.
-    pub(super) fn shares(&self) -> (SequenceArg<ParameterBlocks>, CubeCount) {
+    pub(super) fn blocks_and_grid(&self) -> (SequenceArg<ParameterBlocks>, CubeCount) {
         let mut first = 0;
-        let share = |(tensors, weight_decay): (&[CubeTensor; N], &f64)| {
+        let of_parameter = |(tensors, weight_decay): (&[CubeTensor; N], &f64)| {
             let length = self.length(tensors);
-            let next = first + length.div_ceil(UNITS);
-            let share = ParameterBlocksLaunch::new(length, first, next, *weight_decay as f32);
+            let next = first + length.div_ceil(THREADS_PER_BLOCK);
+            let blocks = ParameterBlocksLaunch::new(length, first, next, *weight_decay as f32);
             first = next;
-            share
+            blocks
         };
-        let shares = self.tensors.iter().zip(&self.weight_decay).map(share).collect();
-        (shares, CubeCount::Static(first as u32, 1, 1))
+        let blocks = self.tensors.iter().zip(&self.weight_decay).map(of_parameter).collect();
+        (blocks, CubeCount::Static(first as u32, 1, 1))
     }
 }
 
@@ -91,8 +91,8 @@ fn vector_size<const N: usize>(tensors: &[CubeTensor; N]) -> usize {
 
 /// Returns whether the thread belongs to the parameter, and its vector.
 #[cube]
-pub(super) fn thread_vector(share: &ParameterBlocks) -> (bool, usize) {
+pub(super) fn thread_vector(blocks: &ParameterBlocks) -> (bool, usize) {
     let block = CUBE_POS_X as usize;
-    let at = (block - min(share.first, block)) * UNITS + UNIT_POS as usize;
-    (block >= share.first && block < share.next && at < share.length, at)
+    let at = (block - min(blocks.first, block)) * THREADS_PER_BLOCK + UNIT_POS as usize;
+    (block >= blocks.first && block < blocks.next && at < blocks.length, at)
 }

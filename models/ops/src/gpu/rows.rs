@@ -13,9 +13,9 @@ use super::traffic;
 use crate::dispatch::SMALLER_BATCH;
 
 /// Threads per block.
-pub(super) const UNITS: usize = 256;
+pub(super) const THREADS_PER_BLOCK: usize = 256;
 /// Rows per thread of an elementwise pass. Per-channel values that a thread reads are used for all its rows.
-const ROWS_PER_UNIT: usize = 8;
+const ROWS_PER_THREAD: usize = 8;
 
 /// A tensor whose last axis is dense: `[B, H, W, C]` for images, `[B, C]` for features.
 #[derive(Debug, Clone)]
@@ -216,11 +216,11 @@ pub(super) fn aligned(tensor: &CubeTensor) -> bool {
 /// Makes a kernel argument of the first `length` elements of a tensor's memory.
 pub(super) fn arg(tensor: &CubeTensor, length: usize) -> BufferArg {
     traffic::note(tensor, length * tensor.dtype.size());
-    unnoted(tensor, length)
+    untracked_arg(tensor, length)
 }
 
-/// [`arg`] of which a kernel uses a small part, which does not count as traffic.
-pub(super) fn unnoted(tensor: &CubeTensor, length: usize) -> BufferArg {
+/// As [`arg`], but not counted as traffic, because the kernel uses a small part only.
+pub(super) fn untracked_arg(tensor: &CubeTensor, length: usize) -> BufferArg {
     // SAFETY: the kernels do not use the length, only the rows and columns of their arguments.
     unsafe { BufferArg::from_raw_parts(tensor.handle.clone(), length) }
 }
@@ -250,12 +250,12 @@ impl Blocks {
     }
 
     pub(super) fn dim(&self) -> CubeDim {
-        CubeDim::new_2d(self.lanes as u32, (UNITS / self.lanes) as u32)
+        CubeDim::new_2d(self.lanes as u32, (THREADS_PER_BLOCK / self.lanes) as u32)
     }
 
     /// Returns the grid of an elementwise pass, in which one thread processes each vector of a row.
     pub(super) fn elementwise(&self) -> CubeCount {
-        let blocks = self.rows.div_ceil(UNITS / self.lanes * ROWS_PER_UNIT).clamp(1, 1 << 15);
+        let blocks = self.rows.div_ceil(THREADS_PER_BLOCK / self.lanes * ROWS_PER_THREAD).clamp(1, 1 << 15);
         CubeCount::Static(self.tiles as u32, blocks as u32, 1)
     }
 
@@ -264,7 +264,7 @@ impl Blocks {
     /// # Panics
     ///
     /// When there are more images than the second axis of a grid can have blocks.
-    pub(super) fn each(&self, images: usize) -> CubeCount {
+    pub(super) fn per_image(&self, images: usize) -> CubeCount {
         assert!(
             images < 1 << 16,
             "a batch of {images} images: the kernels reduce up to 65535 at a time: {SMALLER_BATCH}"
@@ -282,7 +282,7 @@ impl Blocks {
     pub(super) fn pieces_of_runs(&self, run: usize) -> [usize; 2] {
         /// Number of blocks that occupies a large GPU.
         const BLOCKS: usize = 1024;
-        let depth = UNITS / self.lanes;
+        let depth = THREADS_PER_BLOCK / self.lanes;
         let least = self.rows.div_ceil((BLOCKS / self.tiles).clamp(1, 512));
         let piece = least.next_multiple_of(depth * run).max(depth * 4);
         [piece, self.rows.div_ceil(piece)]
@@ -290,12 +290,12 @@ impl Blocks {
 
     /// Returns the grid of a launch with one thread per vector of columns, in blocks of [`Self::per_column_dim`].
     pub(super) fn per_column(&self) -> CubeCount {
-        CubeCount::Static(self.columns.div_ceil(UNITS) as u32, 1, 1)
+        CubeCount::Static(self.columns.div_ceil(THREADS_PER_BLOCK) as u32, 1, 1)
     }
 
     /// See [`Self::per_column`].
     pub(super) fn per_column_dim(&self) -> CubeDim {
-        CubeDim::new_1d(UNITS as u32)
+        CubeDim::new_1d(THREADS_PER_BLOCK as u32)
     }
 
     /// Returns the grid of a reduction over all rows.
@@ -310,10 +310,11 @@ impl Blocks {
 }
 
 /// Returns the sum, or with `largest` the maximum, of the values of all threads in this thread's row of the block. The order is
-/// fixed. All threads of the block must call the function. Blocks have [`UNITS`] threads, and their rows a power of two.
+/// fixed. All threads of the block must call the function. Blocks have [`THREADS_PER_BLOCK`] threads, and their rows a power of
+/// two.
 #[cube]
 pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
-    let mut values = Shared::<[f32]>::new_slice(UNITS);
+    let mut values = Shared::<[f32]>::new_slice(THREADS_PER_BLOCK);
     let unit = UNIT_POS as usize;
     let lane = UNIT_POS_X as usize;
     values[unit] = value;
@@ -335,14 +336,15 @@ pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
     result
 }
 
-/// Returns the sum of the values of all threads of a block of [`UNITS`] threads, in a fixed order. All threads must call it.
+/// Returns the sum of the values of all threads of a block of [`THREADS_PER_BLOCK`] threads, in a fixed order. All threads must
+/// call it.
 #[cube]
 pub(super) fn reduce_block(value: f32) -> f32 {
-    let mut values = Shared::<[f32]>::new_slice(UNITS);
+    let mut values = Shared::<[f32]>::new_slice(THREADS_PER_BLOCK);
     let unit = UNIT_POS as usize;
     values[unit] = value;
     sync_cube();
-    let mut half = comptime!(UNITS / 2).runtime();
+    let mut half = comptime!(THREADS_PER_BLOCK / 2).runtime();
     while half > 0 {
         if unit < half {
             let sum = values[unit] + values[unit + half];

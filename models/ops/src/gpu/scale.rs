@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::block_sums::{sum_over_block, thread_position};
-use super::rows::{Blocks, Rows, UNITS};
+use super::rows::{Blocks, Rows, THREADS_PER_BLOCK};
 
 /// Multiplies the pixels of an image by the image's factors.
 #[cube(launch_unchecked)]
@@ -34,8 +34,8 @@ fn scale<F: Float, N: Size>(
     }
 }
 
-/// Computes `dx`, the gradient `dy` times the factors, and the factors' gradient, the sum of `dy · x` over the pixels of an image. The
-/// grid's second axis is the image.
+/// Computes `dx`, the gradient `dy` times the factors, and the factors' gradient, the sum of `dy · x` over the pixels of an image.
+/// The grid's second axis is the image.
 #[cube(launch_unchecked)]
 fn scale_gradients<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -66,7 +66,7 @@ fn scale_gradients<F: Float, N: Size>(
             row += depth;
         }
     }
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
     let sum = sum_over_block::<N>(sum, &mut shared);
     if y == 0 && column < columns {
         dfactors[image * dfactors_pitch + column] = Vector::cast_from(sum);
@@ -113,7 +113,7 @@ pub(super) fn scale_channels_gradients(x: CubeTensor, factors: CubeTensor, dy: C
     unsafe {
         scale_gradients::launch_unchecked(
             x.client(),
-            blocks.each(batch),
+            blocks.per_image(batch),
             blocks.dim(),
             vector,
             x.arg(),

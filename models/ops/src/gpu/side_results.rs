@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn_cubecl::tensor::CubeTensor;
 
-use super::copies::{MemoryId, memory_id};
+use super::bf16_weights::{MemoryId, memory_id};
 use super::implicit_gemm::supports_activation;
 use super::rows::{Rows, aligned};
 use crate::extension::Activation;
@@ -27,7 +27,7 @@ pub(super) struct SideResults {
 const KEPT: usize = 2;
 /// Number of gradients of deferred batch norms that are kept: those of all branches of a block.
 const KEPT_GRADIENTS: usize = 8;
-/// Number of batch norms that are kept. A residual block reads its input once more, after up to two batch norms of its own.
+/// Number of batch norms that are kept. A residual block reads its input once more, after up to two batch norms inside the block.
 const KEPT_NORMS: usize = 3;
 
 type Kept<T> = RefCell<Vec<T>>;
@@ -58,7 +58,7 @@ impl SideResults {
         MOMENTS.with_borrow_mut(|all| push(all, KEPT, Self { of: rows.tensor().clone(), values }));
     }
 
-    /// Takes what [`Self::moments`] has kept of `rows`.
+    /// Takes the moments of `rows` that [`Self::moments`] has kept.
     pub(super) fn take_moments(rows: &Rows) -> Option<CubeTensor> {
         MOMENTS.with_borrow_mut(|all| Self::take(all, rows))
     }
@@ -68,7 +68,7 @@ impl SideResults {
         SUMS.with_borrow_mut(|all| push(all, KEPT, Self { of: rows.tensor().clone(), values }));
     }
 
-    /// Takes what [`Self::sums`] has kept of `rows`.
+    /// Takes the sums over `rows` that [`Self::sums`] has kept.
     pub(super) fn take_sums(rows: &Rows) -> Option<CubeTensor> {
         SUMS.with_borrow_mut(|all| Self::take(all, rows))
     }
@@ -79,7 +79,7 @@ impl SideResults {
     }
 }
 
-/// What the backward pass of a deferred batch norm computes from sums over all rows.
+/// Results of the backward pass of a deferred batch norm that follow from sums over all rows.
 #[derive(Debug, Clone)]
 pub(super) struct NormGradient {
     /// The gradients of weight and bias.
@@ -124,7 +124,7 @@ impl NormGradient {
         GRADIENTS.with_borrow(|all| all.iter().any(|kept| kept.is(gradient, input)))
     }
 
-    /// Takes what [`Self::keep`] has kept.
+    /// Takes the values that [`Self::keep`] has kept.
     pub(super) fn take(gradient: &Rows, input: &Rows) -> Option<Self> {
         GRADIENTS.with_borrow_mut(|all| {
             let found = all.iter().position(|kept| kept.is(gradient, input))?;
@@ -140,7 +140,7 @@ pub(super) struct NormOutput {
     pub(super) x: Rows,
     pub(super) out: Rows,
     pub(super) mean: CubeTensor,
-    pub(super) inverse: CubeTensor,
+    pub(super) inv_std: CubeTensor,
     /// Weight and bias.
     pub(super) affine: [CubeTensor; 2],
     pub(super) activation: Activation,
@@ -159,7 +159,7 @@ pub(super) struct NormOutput {
 pub(super) struct ResidualNorm {
     pub(super) x: Rows,
     pub(super) mean: CubeTensor,
-    pub(super) inverse: CubeTensor,
+    pub(super) inv_std: CubeTensor,
     pub(super) weight: CubeTensor,
 }
 
@@ -167,7 +167,7 @@ impl NormOutput {
     /// Makes a batch norm whose readers compute the gradient of the output.
     pub(super) fn new(
         [x, out]: [&Rows; 2],
-        [mean, inverse]: [&CubeTensor; 2],
+        [mean, inv_std]: [&CubeTensor; 2],
         affine: &[CubeTensor; 2],
         activation: Activation,
         from_output: bool,
@@ -176,7 +176,7 @@ impl NormOutput {
             x: x.clone(),
             out: out.clone(),
             mean: mean.clone(),
-            inverse: inverse.clone(),
+            inv_std: inv_std.clone(),
             affine: affine.clone(),
             activation,
             from_output,
@@ -203,9 +203,9 @@ impl NormOutput {
         found
     }
 
-    /// Forgets all batch norms when the backward pass has begun. The entries share the batch norms' weights, and the optimizer
+    /// Drops all batch norms when the backward pass has begun. The entries share the batch norms' weights, and the optimizer
     /// writes in place only weights that nobody shares.
-    pub(super) fn forget() {
+    pub(super) fn clear() {
         NORMS.with_borrow_mut(Vec::clear);
     }
 

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 
 use super::counters::{counters, is_last_block};
 use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
-use super::rows::{UNITS, all, reduce_block};
+use super::rows::{THREADS_PER_BLOCK, all, reduce_block};
 use super::storage::{storages_of, tensor_of_storage};
 
 /// Writes each block's sum of squares to `partials`, from index `offset` on. `length` is the number of blocks of all launches;
@@ -21,14 +21,14 @@ fn square_sums<N: Size>(
     partials: &mut [f32],
     total: &mut [f32],
     counters: &mut [Atomic<u32>],
-    shares: &Sequence<ParameterBlocks>,
+    blocks: &Sequence<ParameterBlocks>,
     offset: usize,
     length: usize,
 ) {
     let mut squares = Vector::<f32, N>::new(0.0);
     #[unroll]
-    for index in 0..comptime!(shares.len()) {
-        let (inside, at) = thread_vector(shares.index(index));
+    for index in 0..comptime!(blocks.len()) {
+        let (inside, at) = thread_vector(blocks.index(index));
         if inside {
             let value = values.index(index)[at];
             squares = value * value;
@@ -48,7 +48,7 @@ fn square_sums<N: Size>(
         let mut at = UNIT_POS as usize;
         while at < length {
             sum += partials[at];
-            at += UNITS;
+            at += THREADS_PER_BLOCK;
         }
         let sum = reduce_block(sum);
         if UNIT_POS == 0 {
@@ -69,19 +69,19 @@ pub(crate) fn square_sum(values: &[&Tensor<1>]) -> Option<Tensor<1>> {
     let [zeros, _] = counters(&total);
     let mut offset = 0;
     for pass in &passes {
-        let (shares, blocks) = pass.shares();
+        let (blocks, grid) = pass.blocks_and_grid();
         // SAFETY: the kernel stays within each tensor's elements, every block has an element of `partials`, and `total` has one.
         unsafe {
             square_sums::launch_unchecked(
                 &like.client,
-                blocks,
-                CubeDim::new_1d(UNITS as u32),
+                grid,
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                 pass.vector,
                 pass.args(0),
                 all(&partials),
                 all(&total),
                 all(&zeros),
-                shares,
+                blocks,
                 offset,
                 length,
             );

@@ -8,7 +8,7 @@ use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::logging::{LaunchObservation, LaunchObserver};
 
-use super::copies::{MemoryId, memory_id};
+use super::bf16_weights::{MemoryId, memory_id};
 use super::counters::COUNTERS;
 use crate::traffic::Traffic;
 

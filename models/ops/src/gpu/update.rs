@@ -5,19 +5,19 @@
 //! The formulas are those of [`mod@crate::update`]. Products and sums may be fused, so the last bits differ from the
 //! CPU's.
 //!
-//! The kernels write in place, and read what changes from step to step ([`StepNumbers`]) from device memory: a captured graph can
-//! then run them again.
+//! The kernels write in place, and read the scalars that change from step to step ([`StepScalars`]) from device memory: a captured
+//! graph can then run them again.
 
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use half::bf16;
 
-use super::copies;
+use super::bf16_weights;
 use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
-use super::rows::{UNITS, all};
+use super::rows::{THREADS_PER_BLOCK, all};
 use super::storage::{storage_of, storages_of, tensor_of_storage, writable_storage};
-use crate::optimizer::{ParameterUpdate, StepNumbers, UpdateRule, UpdatedParameter};
+use crate::optimizer::{ParameterUpdate, StepScalars, UpdateRule, UpdatedParameter};
 
 /// Copies of values in bf16, in vectors of `N`.
 type Copies<N> = Sequence<Box<[Vector<bf16, N>]>>;
@@ -28,8 +28,8 @@ fn sgd<N: Size>(
     gradients: &Tensors<N>,
     buffers: &mut Tensors<N>,
     copies: &mut Copies<N>,
-    shares: &Sequence<ParameterBlocks>,
-    numbers: &[f32],
+    blocks: &Sequence<ParameterBlocks>,
+    scalars: &[f32],
     scale: &[f32],
     loss: &[f32],
     momentum: f32,
@@ -40,15 +40,15 @@ fn sgd<N: Size>(
     if !is_finite(loss[0]) {
         terminate!();
     }
-    let lr = numbers[0];
+    let lr = scalars[0];
     #[unroll]
-    for index in 0..comptime!(shares.len()) {
-        let share = shares.index(index);
-        let (inside, at) = thread_vector(share);
+    for index in 0..comptime!(blocks.len()) {
+        let of_parameter = blocks.index(index);
+        let (inside, at) = thread_vector(of_parameter);
         if inside {
             let p = values.index(index)[at];
             let g = scale_of::<N>(gradients.index(index)[at], scale, scaled);
-            let d = g + Vector::new(share.weight_decay) * p;
+            let d = g + Vector::new(of_parameter.weight_decay) * p;
             let b = Vector::new(momentum) * buffers.index(index)[at] + d;
             buffers.index_mut(index)[at] = b;
             let direction = if comptime!(nesterov) { d + Vector::new(momentum) * b } else { b };
@@ -68,8 +68,8 @@ fn adamw<N: Size>(
     means: &mut Tensors<N>,
     variances: &mut Tensors<N>,
     copies: &mut Copies<N>,
-    shares: &Sequence<ParameterBlocks>,
-    numbers: &[f32],
+    blocks: &Sequence<ParameterBlocks>,
+    scalars: &[f32],
     scale: &[f32],
     loss: &[f32],
     beta1: f32,
@@ -81,13 +81,13 @@ fn adamw<N: Size>(
     if !is_finite(loss[0]) {
         terminate!();
     }
-    let lr = numbers[0];
-    let rate = numbers[1];
-    let root = numbers[2];
+    let lr = scalars[0];
+    let rate = scalars[1];
+    let root = scalars[2];
     #[unroll]
-    for index in 0..comptime!(shares.len()) {
-        let share = shares.index(index);
-        let (inside, at) = thread_vector(share);
+    for index in 0..comptime!(blocks.len()) {
+        let of_parameter = blocks.index(index);
+        let (inside, at) = thread_vector(of_parameter);
         if inside {
             let g = scale_of::<N>(gradients.index(index)[at], scale, scaled);
             let m = Vector::new(beta1) * means.index(index)[at] + Vector::new(1.0 - beta1) * g;
@@ -95,7 +95,7 @@ fn adamw<N: Size>(
             means.index_mut(index)[at] = m;
             variances.index_mut(index)[at] = v;
             let denominator = v.sqrt() / Vector::new(root) + Vector::new(eps);
-            let kept = Vector::new(1.0 - lr * share.weight_decay) * values.index(index)[at];
+            let kept = Vector::new(1.0 - lr * of_parameter.weight_decay) * values.index(index)[at];
             let new = kept - Vector::new(rate) * (m / denominator);
             values.index_mut(index)[at] = new;
             if comptime!(copied) {
@@ -118,10 +118,10 @@ fn scale_of<N: Size>(gradient: Vector<f32, N>, scale: &[f32], #[comptime] scaled
 }
 
 #[cube(launch_unchecked)]
-fn average<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, shares: &Sequence<ParameterBlocks>, decay: f32) {
+fn ema<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, blocks: &Sequence<ParameterBlocks>, decay: f32) {
     #[unroll]
-    for index in 0..comptime!(shares.len()) {
-        let (inside, at) = thread_vector(shares.index(index));
+    for index in 0..comptime!(blocks.len()) {
+        let (inside, at) = thread_vector(blocks.index(index));
         if inside {
             let kept = Vector::new(decay) * averages.index(index)[at];
             averages.index_mut(index)[at] = kept + Vector::new(1.0 - decay) * values.index(index)[at];
@@ -130,10 +130,10 @@ fn average<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, shares: &Seq
 }
 
 /// Returns true if the parameters' state exists, and all tensors are non-empty and f32 on a GPU.
-pub(crate) fn accepts(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool {
+pub(crate) fn supports(rule: &UpdateRule, parameters: &[ParameterUpdate]) -> bool {
     // SGD without momentum has no state, and the first step makes the state.
-    parameters.iter().all(|ParameterUpdate { value, gradient, slots, .. }| {
-        let state = slots.iter().take(rule.slots()).map(Option::as_ref).collect::<Option<Vec<_>>>();
+    parameters.iter().all(|ParameterUpdate { value, gradient, state, .. }| {
+        let state = state.iter().take(rule.state_tensors()).map(Option::as_ref).collect::<Option<Vec<_>>>();
         let state = state.filter(|state| !state.is_empty());
         state.is_some_and(|state| match *state {
             [one] => storages_of::<3>([value, gradient, one].into_iter()).is_some(),
@@ -165,7 +165,7 @@ fn launch_all<const N: usize>(
             let copies = copies.get(done..end).unwrap_or_default();
             launch(&pass, copies);
             for (tensors, copy) in pass.tensors.iter().zip(copies) {
-                copies::keep(&tensors[0], copy.clone());
+                bf16_weights::keep(&tensors[0], copy.clone());
             }
             for (tensors, place) in pass.tensors.into_iter().zip(&places[done..end]) {
                 updated[*place] = Some(tensors);
@@ -173,47 +173,47 @@ fn launch_all<const N: usize>(
             done = end;
         }
     }
-    copies::tidy();
+    bf16_weights::drop_unused();
     updated.into_iter().map(|tensors| tensors.expect("every parameter is in one launch"))
 }
 
-/// Takes a step of parameters that [`accepts`] accepts, in place.
+/// Takes a step of parameters that [`supports`] supports, in place.
 pub(crate) fn update(
     rule: &UpdateRule,
-    StepNumbers { numbers, loss }: &StepNumbers,
+    StepScalars { scalars, loss }: &StepScalars,
     scale: Option<&Tensor<1>>,
     parameters: Vec<ParameterUpdate>,
 ) -> Vec<UpdatedParameter> {
-    let vector = |tensor: &Tensor<1>| storage_of(tensor).expect("numbers and loss are f32 on the parameters' GPU");
+    let vector = |tensor: &Tensor<1>| storage_of(tensor).expect("scalars and loss are f32 on the parameters' GPU");
     // A launch needs a tensor for the scale. Without a scale the kernel does not read this tensor.
-    let (scaled, scale) = (scale.is_some(), vector(scale.unwrap_or(numbers)));
-    let (numbers, loss) = (vector(numbers), vector(loss));
-    let owned = |tensor: Tensor<1>| writable_storage(tensor).expect("`accepts` has accepted the tensors");
-    let read = |tensor: &Tensor<1>| storage_of(tensor).expect("`accepts` has accepted the tensors");
-    let state = |slot: Option<Tensor<1>>| owned(slot.expect("`accepts` has accepted the state"));
+    let (scaled, scale) = (scale.is_some(), vector(scale.unwrap_or(scalars)));
+    let (scalars, loss) = (vector(scalars), vector(loss));
+    let owned = |tensor: Tensor<1>| writable_storage(tensor).expect("`supports` has checked the tensors");
+    let read = |tensor: &Tensor<1>| storage_of(tensor).expect("`supports` has checked the tensors");
+    let owned_state = |slot: Option<Tensor<1>>| owned(slot.expect("`supports` has checked the state"));
     // An entry of `copies` shares its weight, which could then not be written in place: take the entry out first.
-    let taken = |value: &Tensor<1>| storage_of(value).and_then(|value| copies::take(&value));
+    let taken = |value: &Tensor<1>| storage_of(value).and_then(|value| bf16_weights::take(&value));
     match *rule {
         UpdateRule::Sgd { momentum, nesterov, .. } => {
-            let tensors = |ParameterUpdate { value, gradient, weight_decay, slots: [buffer, _] }: ParameterUpdate| {
-                (taken(&value), ([owned(value), read(&gradient), state(buffer)], weight_decay))
+            let tensors = |ParameterUpdate { value, gradient, weight_decay, state: [buffer, _] }: ParameterUpdate| {
+                (taken(&value), ([owned(value), read(&gradient), owned_state(buffer)], weight_decay))
             };
             let updated = launch_all::<3>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
-                let (shares, blocks) = pass.shares();
+                let (blocks, grid) = pass.blocks_and_grid();
                 // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within. Nobody else has
                 // the memory of a value, a copy or a state.
                 unsafe {
                     sgd::launch_unchecked(
                         &pass.client(),
-                        blocks,
-                        CubeDim::new_1d(UNITS as u32),
+                        grid,
+                        CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                         pass.vector,
                         pass.args(0),
                         pass.args(1),
                         pass.args(2),
                         copies.iter().map(all).collect(),
-                        shares,
-                        all(&numbers),
+                        blocks,
+                        all(&scalars),
                         all(&scale),
                         all(&loss),
                         momentum as f32,
@@ -225,31 +225,31 @@ pub(crate) fn update(
             });
             let result = |[value, _, buffer]: [CubeTensor; 3]| UpdatedParameter {
                 value: tensor_of_storage(value),
-                slots: [Some(tensor_of_storage(buffer)), None],
+                state: [Some(tensor_of_storage(buffer)), None],
             };
             updated.map(result).collect()
         }
         UpdateRule::AdamW { betas, eps, .. } => {
-            let tensors = |ParameterUpdate { value, gradient, weight_decay, slots }: ParameterUpdate| {
-                let [mean, variance] = slots.map(state);
+            let tensors = |ParameterUpdate { value, gradient, weight_decay, state }: ParameterUpdate| {
+                let [mean, variance] = state.map(owned_state);
                 (taken(&value), ([owned(value), read(&gradient), mean, variance], weight_decay))
             };
             let updated = launch_all::<4>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
-                let (shares, blocks) = pass.shares();
+                let (blocks, grid) = pass.blocks_and_grid();
                 // SAFETY: as above.
                 unsafe {
                     adamw::launch_unchecked(
                         &pass.client(),
-                        blocks,
-                        CubeDim::new_1d(UNITS as u32),
+                        grid,
+                        CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                         pass.vector,
                         pass.args(0),
                         pass.args(1),
                         pass.args(2),
                         pass.args(3),
                         copies.iter().map(all).collect(),
-                        shares,
-                        all(&numbers),
+                        blocks,
+                        all(&scalars),
                         all(&scale),
                         all(&loss),
                         betas[0] as f32,
@@ -262,7 +262,7 @@ pub(crate) fn update(
             });
             let result = |[value, _, mean, variance]: [CubeTensor; 4]| UpdatedParameter {
                 value: tensor_of_storage(value),
-                slots: [Some(tensor_of_storage(mean)), Some(tensor_of_storage(variance))],
+                state: [Some(tensor_of_storage(mean)), Some(tensor_of_storage(variance))],
             };
             updated.map(result).collect()
         }
@@ -283,17 +283,17 @@ pub(crate) fn ema_update(
     };
     let mut averages = Vec::with_capacity(pairs.len());
     for pass in Batch::<2>::all(pairs.into_iter().map(owned).collect()) {
-        let (client, (shares, blocks)) = (pass.client(), pass.shares());
+        let (client, (blocks, grid)) = (pass.client(), pass.blocks_and_grid());
         // SAFETY: as in `update`.
         unsafe {
-            average::launch_unchecked(
+            ema::launch_unchecked(
                 &client,
-                blocks,
-                CubeDim::new_1d(UNITS as u32),
+                grid,
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
                 pass.vector,
                 pass.args(0),
                 pass.args(1),
-                shares,
+                blocks,
                 decay as f32,
             );
         }

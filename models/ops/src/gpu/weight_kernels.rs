@@ -9,7 +9,7 @@ use cubecl::std::FastDivmod;
 
 use super::activation::activation_value;
 use super::block_sums::sum_over_block;
-use super::rows::UNITS;
+use super::rows::THREADS_PER_BLOCK;
 use crate::extension::Activation;
 
 /// Geometry of a convolution's taps. Pairs are `[vertical, horizontal]`, in pixels.
@@ -21,9 +21,9 @@ pub(super) struct Taps {
     pub(super) dilation: [usize; 2],
 }
 
-/// What a depthwise convolution computes from an image while it reads it: a batch norm before or after it, see `deferred.rs`.
+/// The batch norm that a depthwise convolution applies to the values that it loads, see `deferred.rs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Change {
+pub(super) enum NormOnLoad {
     Nothing,
     /// The output of a batch norm and its activation. Factors are the statistics `[4][channels]`.
     Normalise(Activation),
@@ -31,7 +31,7 @@ pub(super) enum Change {
     NormGradient,
 }
 
-impl Change {
+impl NormOnLoad {
     fn is_gradient(self) -> bool {
         self == Self::NormGradient
     }
@@ -51,16 +51,16 @@ pub(super) fn load_factors<N: Size>(
     factors: &[Vector<f32, N>],
     column: usize,
     columns: usize,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
 ) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
     let mut first = Vector::<f32, N>::new(1.0);
     let mut second = Vector::<f32, N>::new(0.0);
     let mut third = Vector::<f32, N>::new(0.0);
-    if comptime!(change.normalises()) {
+    if comptime!(norm_on_load.normalises()) {
         first = factors[2 * columns + column];
         second = factors[3 * columns + column];
     }
-    if comptime!(change.is_gradient()) {
+    if comptime!(norm_on_load.is_gradient()) {
         first = factors[column];
         second = factors[columns + column];
         third = factors[2 * columns + column];
@@ -68,24 +68,24 @@ pub(super) fn load_factors<N: Size>(
     (first, second, third)
 }
 
-/// Reads a vector of an image and changes it, with the factors of [`load_factors`]. `other` is the batch norm's input. The result is
-/// rounded to the image's type, as if it had been in memory.
+/// Loads a vector of an image and applies a batch norm with the factors of [`load_factors`]. `other` is the batch norm's input. The
+/// result is rounded to the image's type, as if it had been in memory.
 #[cube]
-pub(super) fn read_changed<F: Float, N: Size>(
+pub(super) fn load_normalised<F: Float, N: Size>(
     image: &[Vector<F, N>],
     other: &[Vector<F, N>],
     at: usize,
     first: Vector<f32, N>,
     second: Vector<f32, N>,
     third: Vector<f32, N>,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
 ) -> Vector<f32, N> {
     let mut value = Vector::<f32, N>::cast_from(image[at]);
-    if comptime!(change.normalises()) {
-        let z = activation_value::<N>(value * first + second, comptime!(change.activation()));
+    if comptime!(norm_on_load.normalises()) {
+        let z = activation_value::<N>(value * first + second, comptime!(norm_on_load.activation()));
         value = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(z));
     }
-    if comptime!(change.is_gradient()) {
+    if comptime!(norm_on_load.is_gradient()) {
         let gradient = value * first + (Vector::<f32, N>::cast_from(other[at]) * second + third);
         value = Vector::<f32, N>::cast_from(Vector::<F, N>::cast_from(gradient));
     }
@@ -120,7 +120,7 @@ fn write_sums<N: Size>(
     writes: bool,
     #[comptime] taps: usize,
 ) {
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
     #[unroll]
     for tap in 0..taps {
         let sum = sum_over_block::<N>(sums[tap], &mut shared);
@@ -143,7 +143,7 @@ fn add_window<F: Float, N: Size>(
     sizes: &Sizes,
     scale: Vector<f32, N>,
     shift: Vector<f32, N>,
-    #[comptime] change: Change,
+    #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
 ) {
     let (line, left) = sizes.out_width.div_mod(pixel);
@@ -157,13 +157,13 @@ fn add_window<F: Float, N: Size>(
         if row >= above && row < sizes.height + above && at >= beside && at < sizes.width + beside {
             let place = (image * sizes.height + row - above) * sizes.width + at - beside;
             let at = place * sizes.x_pitch + column;
-            sums[tap] += dy * read_changed::<F, N>(x, x, at, scale, shift, Vector::new(0.0), change);
+            sums[tap] += dy * load_normalised::<F, N>(x, x, at, scale, shift, Vector::new(0.0), norm_on_load);
         }
     }
 }
 
-/// Computes `pieces[piece][tap][channels]` of a depthwise convolution. `x` and `dy` are changed while they are read; `norm_input` has
-/// the layout of `dy`.
+/// Computes `pieces[piece][tap][channels]` of a depthwise convolution. `x` and `dy` are normalised when they are loaded;
+/// `norm_input` has the layout of `dy`.
 #[cube(launch_unchecked)]
 pub(super) fn depthwise_pieces<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -174,8 +174,8 @@ pub(super) fn depthwise_pieces<F: Float, N: Size>(
     pieces: &mut [Vector<f32, N>],
     columns: usize,
     sizes: &Sizes,
-    #[comptime] change_of_x: Change,
-    #[comptime] change_of_dy: Change,
+    #[comptime] norm_of_x: NormOnLoad,
+    #[comptime] norm_of_dy: NormOnLoad,
     #[comptime] taps: Taps,
     #[define(F)] _dtype: ElemType,
 ) {
@@ -189,13 +189,13 @@ pub(super) fn depthwise_pieces<F: Float, N: Size>(
     let start = CUBE_POS_Y as usize * sizes.piece;
     let end = min(start + sizes.piece, sizes.pixels);
     if column < columns {
-        let (scale, shift, _) = load_factors::<N>(x_factors, column, columns, change_of_x);
-        let (first, second, third) = load_factors::<N>(dy_factors, column, columns, change_of_dy);
+        let (scale, shift, _) = load_factors::<N>(x_factors, column, columns, norm_of_x);
+        let (first, second, third) = load_factors::<N>(dy_factors, column, columns, norm_of_dy);
         let mut pixel = start + UNIT_POS_Y as usize;
         while pixel < end {
             let at = pixel * sizes.dy_pitch + column;
-            let grad = read_changed::<F, N>(dy, norm_input, at, first, second, third, change_of_dy);
-            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, scale, shift, change_of_x, taps);
+            let grad = load_normalised::<F, N>(dy, norm_input, at, first, second, third, norm_of_dy);
+            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, scale, shift, norm_of_x, taps);
             pixel += CUBE_DIM_Y as usize;
         }
     }
@@ -233,7 +233,18 @@ pub(super) fn grouped_pieces<F: Float, N: Size>(
         while pixel < end {
             let grad = Vector::<f32, N>::new(f32::cast_from(dy[pixel * sizes.dy_pitch + channel]));
             let (one, zero) = (Vector::<f32, N>::new(1.0), Vector::<f32, N>::new(0.0));
-            add_window::<F, N>(&mut sums, x, grad, pixel, column, sizes, one, zero, comptime!(Change::Nothing), taps);
+            add_window::<F, N>(
+                &mut sums,
+                x,
+                grad,
+                pixel,
+                column,
+                sizes,
+                one,
+                zero,
+                comptime!(NormOnLoad::Nothing),
+                taps,
+            );
             pixel += CUBE_DIM_Y as usize;
         }
     }
@@ -259,7 +270,7 @@ pub(super) fn add_pieces<F: Float, N: Size>(
             index += CUBE_DIM_Y as usize;
         }
     }
-    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+    let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
     let sum = sum_over_block::<N>(sum, &mut shared);
     if at < length && UNIT_POS_Y == 0 {
         out[at] = Vector::cast_from(sum);

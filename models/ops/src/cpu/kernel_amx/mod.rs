@@ -1,12 +1,12 @@
-//! The tile micro-kernel for AMX-BF16, the matrix registers of Intel's processors since Sapphire Rapids.
+//! The tile micro-kernel for AMX-BF16 of Intel's processors since Sapphire Rapids.
 //!
-//! A matrix register holds 16 rows of 64 bytes. One instruction multiplies 16x32 by 32x16 bf16 and adds the products to 16x16
+//! An AMX tile register holds 16 rows of 64 bytes. One instruction multiplies 16x32 by 32x16 bf16 and adds the products to 16x16
 //! sums in f32. A register tile here is 32 rows by 32 columns: four registers of sums, two of rows and two of columns. The
 //! columns are read from packed panels as they are. Rows of a register must have constant distances in memory
-//! ([`super::igemm_matrix`]); rows of a [`Tile`], which have a pointer each, are first copied to a buffer.
+//! ([`super::igemm_amx`]); rows of a [`TileArgs`], which have a pointer each, are first copied to a buffer.
 //!
 //! The sums differ from AVX512-BF16's by rounding, and denormal numbers count as zero. Stable Rust has no intrinsics for
-//! these instructions, so they are inline assembly. The compiler never uses matrix registers by itself, so they keep their
+//! these instructions, so they are inline assembly. The compiler never uses AMX tile registers by itself, so they keep their
 //! values from one `asm!` block to the next.
 
 use std::arch::asm;
@@ -17,39 +17,39 @@ use std::sync::LazyLock;
 use half::bf16;
 
 use super::convert::round;
-use super::kernel::{Isa, MatrixKernels, Tile};
+use super::kernel::{AmxKernels, MicroKernels, TileArgs};
 use super::kernel_x86::{AVX512_BF16, AVX512_BF16_16};
 use super::vector::{Lanes, Simd};
 use super::vector_x86::Avx512Bf16;
 
-/// Rows of a matrix register.
+/// Rows of an AMX tile register.
 const ROWS: usize = 16;
-/// bf16 elements in a row of a matrix register.
+/// bf16 elements in a row of an AMX tile register.
 const DEPTH: usize = 32;
-/// Columns of a matrix register of sums.
+/// Columns of an AMX tile register of sums.
 const COLS: usize = 16;
 
 /// Defines a set for tiles of `$blocks` times 16 columns; all but its tiles is `$vectors`'s.
 macro_rules! amx {
     ($blocks:literal, $vectors:expr, $narrower:expr) => {{
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-        unsafe fn tile_bf16(call: &Tile<bf16>) {
+        unsafe fn tile_bf16(call: &TileArgs<bf16>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
             unsafe { tile::<bf16, $blocks>(call) }
         }
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-        unsafe fn tile_f32(call: &Tile<bf16, f32>) {
+        unsafe fn tile_f32(call: &TileArgs<bf16, f32>) {
             // SAFETY: as above.
             unsafe { tile::<f32, $blocks>(call) }
         }
-        Isa {
+        MicroKernels {
             name: "amx_bf16",
             rows: 2 * ROWS,
             cols: $blocks * COLS,
             depth: DEPTH,
             outer_rows: $vectors.outer_rows,
             narrower: $narrower,
-            matrix: Some(MATRIX),
+            amx: Some(AMX_KERNELS),
             tile_f32,
             tile_bf16,
             outer: $vectors.outer,
@@ -61,11 +61,11 @@ macro_rules! amx {
     }};
 }
 
-pub(super) static AMX_BF16: Isa<bf16> = amx!(2, AVX512_BF16, &[&AMX_BF16_16]);
-static AMX_BF16_16: Isa<bf16> = amx!(1, AVX512_BF16_16, &[]);
+pub(super) static AMX_BF16: MicroKernels<bf16> = amx!(2, AVX512_BF16, &[&AMX_BF16_16]);
+static AMX_BF16_16: MicroKernels<bf16> = amx!(1, AVX512_BF16_16, &[]);
 
-const MATRIX: MatrixKernels<bf16> =
-    MatrixKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tiles: matrix_tiles, product };
+const AMX_KERNELS: AmxKernels<bf16> =
+    AmxKernels { vectors: &AVX512_BF16, round, transpose, begin, end, tiles: adjacent_tiles, product };
 
 /// Returns true if the processor has AMX-BF16 and the kernel lets this process use it. Linux reserves the registers' memory per
 /// process on request.
@@ -112,19 +112,19 @@ static CONFIG: Config = {
     config
 };
 
-/// Prepares this thread's matrix registers, and fills them with zeros.
+/// Prepares this thread's AMX tile registers, and fills them with zeros.
 fn begin() {
     // SAFETY: only sets that this process may use have this function.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIG, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Ends the use of matrix registers.
+/// Ends the use of AMX tile registers.
 fn end() {
     // SAFETY: as in `begin`.
     unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
 }
 
-/// Loads a matrix register: `$register` from rows at `$from`, `$stride` bytes apart.
+/// Loads an AMX tile register: `$register` from rows at `$from`, `$stride` bytes apart.
 macro_rules! load {
     ($register:literal, $from:expr, $stride:expr) => {
         asm!(concat!("tileloadd ", $register, ", [{from} + {stride}]"),
@@ -139,7 +139,7 @@ macro_rules! multiply {
     };
 }
 
-/// Stores the sums of a matrix register to rows of `$stride` bytes.
+/// Stores the sums of an AMX tile register to rows of `$stride` bytes.
 macro_rules! store {
     ($register:literal, $to:expr, $stride:expr) => {
         asm!(concat!("tilestored [{to} + {stride}], ", $register),
@@ -148,13 +148,13 @@ macro_rules! store {
 }
 
 // After the macros, which they use.
-mod matrix_tiles;
+mod adjacent_tiles;
 mod weight_grad;
 
-use matrix_tiles::matrix_tiles;
+use adjacent_tiles::adjacent_tiles;
 use weight_grad::{product, transpose};
 
-/// A copy of a matrix register's rows.
+/// A copy of an AMX tile register's rows.
 #[repr(C, align(64))]
 struct Rows([[MaybeUninit<bf16>; DEPTH]; ROWS]);
 
@@ -182,18 +182,19 @@ impl Rows {
     }
 }
 
-/// Micro-kernel of [`Tile`].
+/// Micro-kernel of [`TileArgs`].
 ///
 /// # Safety
 ///
-/// As for [`Isa::tile`], with AMX-BF16 and AVX512-BF16 available, `Isa::rows = 32` and `BLOCKS · 16 = Isa::cols`.
+/// As for [`MicroKernels::tile`], with AMX-BF16 and AVX512-BF16 available, `MicroKernels::rows = 32` and
+/// `MicroKernels::cols = BLOCKS · 16`.
 #[inline(always)]
-unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
+unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &TileArgs<bf16, O>) {
     let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
     let mut copies = [const { Rows([[MaybeUninit::uninit(); DEPTH]; ROWS]) }; 2];
     let two = call.rows > ROWS;
     begin();
-    // SAFETY: `Tile` documents every address as valid. The blocks use matrix registers, which nothing else uses.
+    // SAFETY: `TileArgs` documents every address as valid. The blocks use AMX tile registers, which nothing else uses.
     unsafe {
         let mut b = call.b;
         for tap in 0..call.taps {
@@ -232,7 +233,7 @@ unsafe fn tile<O: Lanes, const BLOCKS: usize>(call: &Tile<bf16, O>) {
     end();
 }
 
-/// Prefetches the columns of a matrix register to L1. The address may be invalid.
+/// Prefetches the columns of an AMX tile register to L1. The address may be invalid.
 #[inline(always)]
 fn prefetch_lines(from: *const bf16) {
     for line in 0..ROWS {

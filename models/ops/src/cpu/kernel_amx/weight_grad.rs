@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
-use super::super::kernel::Product;
+use super::super::kernel::AmxProductArgs;
 use super::{COLS, DEPTH, ROWS, prefetch_lines};
 
 /// Indices of [`transpose`] that exchange elements at `distance`, for the row before and the row after.
@@ -22,7 +22,8 @@ const fn exchange<const N: usize>(distance: usize) -> [[u16; N]; 2] {
     indices
 }
 
-/// Transposes a square, see [`MatrixKernels::transpose`]: elements are exchanged at distances of 1, 2, 4, 8 and 16.
+/// Transposes a square, see [`AmxKernels::transpose`](super::super::kernel::AmxKernels::transpose): elements are exchanged at
+/// distances of 1, 2, 4, 8 and 16.
 ///
 /// # Safety
 ///
@@ -63,15 +64,15 @@ pub(super) unsafe fn transpose(rows: &[*const bf16], offset: usize, available: u
     }
 }
 
-/// Micro-kernel of [`Product`].
+/// Micro-kernel of [`AmxProductArgs`].
 ///
 /// # Safety
 ///
 /// As documented there, with AMX-BF16 available.
-pub(super) unsafe fn product(call: &Product<bf16>) {
+pub(super) unsafe fn product(call: &AmxProductArgs<bf16>) {
     let columns_stride = call.blocks * COLS * 2 * size_of::<bf16>();
     let (rows_stride, sums_stride) = (DEPTH * size_of::<bf16>(), call.stride * size_of::<f32>());
-    // SAFETY: `Product` documents every address as valid. The blocks use matrix registers, which nothing else uses.
+    // SAFETY: `AmxProductArgs` documents every address as valid. The blocks use AMX tile registers, which nothing else uses.
     unsafe {
         let below = call.sums.add(ROWS * call.stride);
         let mut columns = call.columns;

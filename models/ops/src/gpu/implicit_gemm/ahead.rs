@@ -2,8 +2,8 @@
 //!
 //! cubecl compiles a kernel when its server's thread executes the first launch, so kernels are compiled one after the other. NVRTC
 //! takes up to a second for each of these kernels, and a network has dozens. But launches are queued, and a step's last launch is
-//! queued before its first kernel is compiled. So each new kernel is given to threads of this module when its launch is queued. They
-//! compile it and put the result into cubecl's memory of compiled kernels. If the server's thread does not find a kernel there, it
+//! queued before its first kernel is compiled. So each new kernel is given to threads of this module when its launch is queued.
+//! They compile it and put the result into cubecl's in-memory kernel cache. If the server's thread does not find a kernel there, it
 //! asks for the source. Then it waits ([`wait`]) until the kernel is compiled, and cubecl finds the result by the source's hash.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -24,18 +24,18 @@ use serde::{Deserialize, Serialize};
 use super::source::ConvKernel;
 
 /// A kernel, and the compute capability that it is compiled for: 90 is 9.0.
-type Job = (u32, ConvKernel);
+type CompileJob = (u32, ConvKernel);
 
 #[derive(Default)]
 struct Queue {
     /// Number of threads that may compile; 0 until [`compile_ahead`] is called.
     threads: usize,
     running: usize,
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<CompileJob>,
     /// Jobs that wait or are compiled now.
-    pending: Vec<Job>,
+    pending: Vec<CompileJob>,
     /// Jobs that have been in this queue.
-    known: HashSet<Job>,
+    known: HashSet<CompileJob>,
     /// Compute capability of each GPU that has been used, by index; 0 if it is not known.
     capabilities: HashMap<usize, u32>,
 }
@@ -61,7 +61,7 @@ pub(super) fn compile(kernel: ConvKernel, gpu: &CudaDevice) {
     if capability == 0 || !queue.known.insert(job) {
         return;
     }
-    if queue.running < queue.threads && thread::Builder::new().name("nvrtc".into()).spawn(work).is_ok() {
+    if queue.running < queue.threads && thread::Builder::new().name("nvrtc".into()).spawn(compile_jobs).is_ok() {
         queue.running += 1;
     }
     // If no thread can be started, cubecl compiles the kernel.
@@ -90,17 +90,17 @@ pub(super) fn wait(kernel: &ConvKernel) {
 }
 
 /// Compiles kernels until none waits.
-fn work() {
-    while let Some(job) = next() {
-        // Whatever happens to the compiler, nobody waits for this job any longer.
-        let _ended = Ended(job);
+fn compile_jobs() {
+    while let Some(job) = next_job() {
+        // Ends the wait for this job, also if the compiler panics.
+        let _guard = JobGuard(job);
         // cubecl compiles a kernel again that has an error, and reports the error.
         let _ = store(job);
     }
 }
 
 /// Returns the next job, or ends the thread's part in the queue.
-fn next() -> Option<Job> {
+fn next_job() -> Option<CompileJob> {
     let mut queue = QUEUE.lock();
     let job = queue.waiting.pop_front();
     if job.is_none() {
@@ -109,9 +109,10 @@ fn next() -> Option<Job> {
     job
 }
 
-struct Ended(Job);
+/// Removes a job from the queue when dropped, also after a panic.
+struct JobGuard(CompileJob);
 
-impl Drop for Ended {
+impl Drop for JobGuard {
     fn drop(&mut self) {
         let mut queue = QUEUE.lock();
         queue.pending.retain(|job| *job != self.0);
@@ -122,7 +123,7 @@ impl Drop for Ended {
     }
 }
 
-/// What cubecl stores of a compiled kernel, with the same names of fields (`PtxCacheEntry` of cubecl-cuda).
+/// A compiled kernel as cubecl stores it, with the same names of fields (`PtxCacheEntry` of cubecl-cuda).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Compiled {
     entrypoint_name: String,
@@ -131,10 +132,10 @@ struct Compiled {
 }
 
 /// Compiles a kernel and stores it where cubecl looks for it, unless it is there.
-fn store((capability, kernel): Job) -> Result<(), CompileError> {
+fn store((capability, kernel): CompileJob) -> Result<(), CompileError> {
     let source = kernel.source();
     let hash = StableHasher::hash_one(&source);
-    let mut by_source: Store<StableHash, KernelCacheKey> = entries("cuda-second-line", capability);
+    let mut by_source: Store<StableHash, KernelCacheKey> = open_cache("cuda-second-line", capability);
     if by_source.get_mut(&hash).is_some() {
         return Ok(());
     }
@@ -146,13 +147,13 @@ fn store((capability, kernel): Job) -> Result<(), CompileError> {
     };
     let key = KernelCacheKey::new(&kernel.id(), build_id_hash());
     // An entry that is there already was compiled by another GPU's server from the same source.
-    let _ = entries("cuda", capability).insert(key, compiled);
+    let _ = open_cache("cuda", capability).insert(key, compiled);
     let _ = by_source.insert(hash, key);
     Ok(())
 }
 
-/// Opens a part of cubecl's memory of compiled kernels (`CudaContext::new` of cubecl-cuda).
-fn entries<K: StoreKey, V: StoreValue>(part: &str, capability: u32) -> Store<K, V> {
+/// Opens a part of cubecl's in-memory kernel cache (`CudaContext::new` of cubecl-cuda).
+fn open_cache<K: StoreKey, V: StoreValue>(part: &str, capability: u32) -> Store<K, V> {
     let namespace = Namespace::scoped(part, format!("ptx_sm{capability}-cpp"));
     Store::new(StoreOptions::new().storage(namespace).cache(CacheOption::Lazy))
 }
@@ -172,8 +173,8 @@ impl From<NulError> for CompileError {
     }
 }
 
-/// Compiles a source to PTX. cubecl names a GPU (`sm_90a`), for which NVRTC also assembles the PTX. For the virtual architecture the
-/// PTX is the same, and takes about half of the time.
+/// Compiles a source to PTX. cubecl names a GPU (`sm_90a`), for which NVRTC also assembles the PTX. For the virtual architecture
+/// the PTX is the same, and takes about half of the time.
 fn ptx(source: String, capability: u32) -> Result<Vec<c_char>, CompileError> {
     let specific = if capability >= 90 { "a" } else { "" };
     let architecture = format!("--gpu-architecture=compute_{capability}{specific}");

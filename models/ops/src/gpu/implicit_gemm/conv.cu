@@ -35,15 +35,15 @@ struct Pointers {
     ResidualNorm residual_norm;
     NormGradientResult residual_result;
 
-    /// Returns the changes of operands whose first channel is `first` of `all`.
-    template <class Change> __device__ Change change(int first, int all) const {
+    /// Returns the batch norms of operands whose first channel is `first` of `all`.
+    template <class NormOnLoad> __device__ NormOnLoad norm_on_load(int first, int all) const {
 #if NORMALISE
-        if constexpr (same<Change, Normalisation>) return {scale + first, shift + first};
+        if constexpr (same<NormOnLoad, Normalisation>) return {scale + first, shift + first};
 #endif
 #if NORM_GRADIENT
-        if constexpr (same<Change, NormGradient>) return {norm_input + first, factors + first, all};
+        if constexpr (same<NormOnLoad, NormGradient>) return {norm_input + first, factors + first, all};
 #endif
-        if constexpr (same<Change, NoChange>) return {};
+        if constexpr (same<NormOnLoad, NoNorm>) return {};
     }
 };
 
@@ -87,8 +87,8 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &size
     int start = part * s.piece, end = min(start + s.piece, s.pixels);
     p.images += channel;
     p.other += other;
-    OutputPixels pixels(p.other, s, first_row, start, end, p.change<OutputPixelsChange>(other, s.other_channels));
-    TransposedWindows windows(p.images, s, first_column, start, end, p.change<TransposedWindowsChange>(channel, s.all_channels));
+    OutputPixels pixels(p.other, s, first_row, start, end, p.norm_on_load<OutputPixelsNorm>(other, s.other_channels));
+    TransposedWindows windows(p.images, s, first_column, start, end, p.norm_on_load<TransposedWindowsNorm>(channel, s.all_channels));
     multiply(sums, pixels, windows, (end - start + DEPTH - 1) / DEPTH, tiles_at);
     size_t to = (size_t)other * TAPS * filter_channels;
 #if SPLIT
@@ -109,7 +109,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &size
     int depth = TAPS * s.channels, origin[2] = {-s.padding[0], -s.padding[1]};
     p.images += channel;
     p.other += other * TAPS * filter_channels;
-    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(channel, s.all_channels));
+    Windows windows(p.images, s, taps, origin, first_row, p.norm_on_load<WindowsNorm>(channel, s.all_channels));
     Filters filters(p.other, s, depth, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
 #if BIAS
@@ -163,7 +163,7 @@ __device__ __forceinline__ void product(Pointers p, u32 block, const Sizes &size
     int depth = taps.count[0] * taps.count[1] * s.channels;
     p.images += channel;
     p.other += channel * TAPS * filter_channels;
-    Windows windows(p.images, s, taps, origin, first_row, p.change<WindowsChange>(channel, s.all_channels));
+    Windows windows(p.images, s, taps, origin, first_row, p.norm_on_load<WindowsNorm>(channel, s.all_channels));
     TransposedFilters filters(p.other, s, taps, first_column);
     multiply(sums, windows, filters, (depth + DEPTH - 1) / DEPTH, tiles_at);
     Target target{s, s.rows, first_row, {place[0], place[1]}};

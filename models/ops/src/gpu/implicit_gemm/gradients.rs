@@ -34,7 +34,7 @@ pub(in crate::gpu) struct OutputGradient {
     pub(in crate::gpu) norm: Option<NormFactors>,
 }
 
-/// What the kernel computes the gradient of a batch norm's input from.
+/// Inputs from which the kernel computes the gradient of a batch norm's input.
 pub(in crate::gpu) struct NormFactors {
     /// The batch norm's input, with rows like the gradient.
     pub(in crate::gpu) input: Rows,
@@ -217,15 +217,15 @@ impl<'a> DataGradient<'a> {
         if let Some(norm) = norm {
             buffers.push(norm.x.tensor().clone());
             buffers.extend(norm.from_output.then(|| norm.out.tensor().clone()));
-            buffers.extend([&norm.mean, &norm.inverse].into_iter().chain(&norm.affine).cloned());
+            buffers.extend([&norm.mean, &norm.inv_std].into_iter().chain(&norm.affine).cloned());
             if norm.masked {
                 let gradient = NormGradient::of(&result);
                 buffers.extend(gradient.tensors());
                 masked.push((norm.x.clone(), gradient));
             }
-            if let Some(ResidualNorm { x, mean, inverse, weight }) = &norm.residual {
+            if let Some(ResidualNorm { x, mean, inv_std, weight }) = &norm.residual {
                 let gradient = NormGradient::of(&result);
-                buffers.extend([x.tensor(), mean, inverse, weight].map(CubeTensor::clone));
+                buffers.extend([x.tensor(), mean, inv_std, weight].map(CubeTensor::clone));
                 buffers.extend(gradient.tensors());
                 masked.push((x.clone(), gradient));
             }

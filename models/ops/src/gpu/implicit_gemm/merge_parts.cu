@@ -35,7 +35,8 @@ template <class Merge> __device__ __forceinline__ void merge_parts(int part, int
 }
 
 #if PASS == WEIGHT_GRADIENT
-/// Adds up a tile of `count` slots, in order. `slots` and `to` point to the weight gradient of a group; slots are `step` elements apart.
+/// Adds up a tile of `count` slots, in order. `slots` and `to` point to the weight gradient of a group; slots are `step` elements
+/// apart.
 __device__ void add_slots(const float *slots, int count, size_t step, float *to, int first_row, int first_column, const Sizes &s) {
     for (int e = threadIdx.x * 4; e < ROWS * COLUMNS; e += THREADS * 4) {
         int row = first_row + e / COLUMNS, column = first_column + e % COLUMNS;

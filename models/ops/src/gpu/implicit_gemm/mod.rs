@@ -18,13 +18,13 @@
 //! Weight gradients have few rows and columns and a long sum. The sum is split into *pieces*, which the last block of each tile
 //! adds in order (`merge_parts.cu`). The gradients of input and weight share one launch.
 //!
-//! Groups of few channels would leave most of a tile empty. So several neighbouring groups are one product ([`Groups`]): the weight is
-//! block-diagonal, and the copies to shared memory fill the rest with zeros.
+//! Groups of few channels would leave most of a tile empty. So several neighbouring groups are one product ([`Groups`]): the weight
+//! is block-diagonal, and the copies to shared memory fill the rest with zeros.
 //!
 //! A forward product also computes the moments of its result, which the next batch norm needs. A data gradient adds the gradients
 //! that the input has from other operations, and computes the sums for the batch norm before the convolution (`moments.cu`).
-//! Deferred batch norms ([`Deferred`]) are applied to operands in shared memory (`prologue.cu`): the images of a forward product and
-//! of a weight gradient are normalised, and the output's gradient is computed from the gradient of the normalised values.
+//! Deferred batch norms ([`Deferred`]) are applied to operands in shared memory (`prologue.cu`): the images of a forward product
+//! and of a weight gradient are normalised, and the output's gradient is computed from the gradient of the normalised values.
 //!
 //! Sums are f32, in an order that depends on the shapes alone. f32 operands are rounded to TF32. Nothing is tuned at run time, so
 //! all GPUs run the same kernels.
@@ -153,8 +153,8 @@ impl Groups {
         self.channels.map(|channels| channels * self.count)
     }
 
-    /// Returns true if the input channels (`side` 0) or output channels (1) of each product are whole chunks of 16 bytes. The kernels
-    /// apply batch norms to whole chunks.
+    /// Returns true if the input channels (`side` 0) or output channels (1) of each product are whole chunks of 16 bytes. The
+    /// kernels apply batch norms to whole chunks.
     pub(super) fn has_whole_chunks(self, side: usize, dtype: DType) -> bool {
         let chunk = 16 / dtype.size();
         self.of_product()[side].is_multiple_of(chunk) && self.all()[side].is_multiple_of(chunk)
@@ -179,8 +179,8 @@ impl Groups {
 }
 
 impl Sizes {
-    /// Adds the sizes that all passes have: of the images of the windows, with the channels of a side of the groups, and of the blocks.
-    /// `parts` is the number of classes or pieces.
+    /// Adds the sizes that all passes have: of the images of the windows, with the channels of a side of the groups, and of the
+    /// blocks. `parts` is the number of classes or pieces.
     fn of(self, images: &Rows, side: usize, groups: Groups, options: &ConvOptions, tile: Tile, parts: usize) -> Self {
         let [_, height, width, _] = images.dims();
         let tiles = [(self.rows as usize).div_ceil(tile.rows), (self.columns as usize).div_ceil(tile.columns)];

@@ -1,4 +1,4 @@
-// Sums over the rows of a tile, and what a batch norm before or after a convolution computes from them.
+// Sums over the rows of a tile, and the results of a batch norm before or after a convolution.
 
 #if MOMENTS || NORM
 /// Rounds to the type of the result.
@@ -127,8 +127,8 @@ __device__ void write_statistics(const float *moments, const Statistics &to, int
     if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
     int c = at + threadIdx.x;
     float mean = moments[c], squares = moments[all + c], count = s.rows;
-    float inverse = 1.0f / sqrtf(squares / count + s.epsilon), scale = inverse * to.weight[c];
-    to.of_batch[c] = mean, to.of_batch[all + c] = inverse;
+    float inv_std = 1.0f / sqrtf(squares / count + s.epsilon), scale = inv_std * to.weight[c];
+    to.of_batch[c] = mean, to.of_batch[all + c] = inv_std;
     to.of_batch[2 * all + c] = scale, to.of_batch[3 * all + c] = to.bias[c] - mean * scale;
     // A single row has no unbiased variance; its value is not used.
     float variance = squares / fmaxf(count - 1.0f, 1.0f);
@@ -167,7 +167,7 @@ struct Norm {
     /// The batch norm's input and output, in the layout of the result. The output is read only with FROM_OUTPUT.
     const Element *input, *output;
     /// One value per column.
-    const float *mean, *inverse, *weight, *bias;
+    const float *mean, *inv_std, *weight, *bias;
 };
 #else
 struct Norm {};
@@ -220,11 +220,11 @@ __device__ void gradient_sums(float (&sums)[DOWN][ACROSS][4], int row, int colum
 #pragma unroll
     for (int j = 0; j < ACROSS; j++) {
         int c = column + j * 8 + (lane & 3) * 2;
-        float mean[2] = {}, inverse[2] = {}, weight[2] = {}, bias[2] = {};
+        float mean[2] = {}, inv_std[2] = {}, weight[2] = {}, bias[2] = {};
         for (int k = 0; k < 2; k++)
             if (c + k < left) {
                 int at = first + c + k;
-                mean[k] = norm.mean[at], inverse[k] = norm.inverse[at], weight[k] = norm.weight[at], bias[k] = norm.bias[at];
+                mean[k] = norm.mean[at], inv_std[k] = norm.inv_std[at], weight[k] = norm.weight[at], bias[k] = norm.bias[at];
             }
 #pragma unroll
         for (int i = 0; i < DOWN * 2; i++) {
@@ -235,7 +235,7 @@ __device__ void gradient_sums(float (&sums)[DOWN][ACROSS][4], int row, int colum
 #endif
 #pragma unroll
             for (int k = 0; k < 2; k++) {
-                float normalised = ((k ? input.y : input.x) - mean[k]) * inverse[k];
+                float normalised = ((k ? input.y : input.x) - mean[k]) * inv_std[k];
 #if FROM_OUTPUT
                 float z = k ? output.y : output.x;
 #else
@@ -280,7 +280,7 @@ struct ResidualNorm {
     /// The batch norm's input, in the layout of the result.
     const Element *input;
     /// One value per column.
-    const float *mean, *inverse, *weight;
+    const float *mean, *inv_std, *weight;
 };
 
 /// Writes the sums of `g x̂` over the tile's rows, where x̂ is the normalised input of the residual's batch norm. The tile is `g`,
@@ -301,7 +301,7 @@ __device__ void residual_products(const float (&sums)[DOWN][ACROSS][4], int row,
             for (int k = 0; k < 2; k++)
                 if (c + k < left)
                     product[j][k] += sums[i / 2][j][i % 2 * 2 + k] *
-                                     (((k ? input.y : input.x) - norm.mean[first + c + k]) * norm.inverse[first + c + k]);
+                                     (((k ? input.y : input.x) - norm.mean[first + c + k]) * norm.inv_std[first + c + k]);
         }
     }
     column_sums(product, row, column, memory);
@@ -312,7 +312,7 @@ struct ResidualNorm {};
 #endif
 
 #if MASKED
-/// What the backward pass of a batch norm before a convolution computes from sums.
+/// Results that the backward pass of a batch norm before a convolution computes from sums.
 struct NormGradientResult {
     /// The gradients of weight and bias.
     float *weight, *bias;
@@ -320,17 +320,17 @@ struct NormGradientResult {
     float *factors;
 };
 
-/// Writes the results of a `Norm` or `ResidualNorm` from sums over `count` rows, [columns of all groups]. Each thread has written the
-/// sums of its column itself.
+/// Writes the results of a `Norm` or `ResidualNorm` from sums over `count` rows, [columns of all groups]. Each thread has written
+/// the sums of its column itself.
 template <class OneNorm>
 __device__ void write_norm_gradient(const float *sums, const float *products, const OneNorm &norm, const NormGradientResult &to, int at,
                                     int left, int all, int count) {
     if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
     int c = at + threadIdx.x;
-    float sum = sums[c], product = products[c], scale = norm.inverse[c] * norm.weight[c];
+    float sum = sums[c], product = products[c], scale = norm.inv_std[c] * norm.weight[c];
     to.bias[c] = sum, to.weight[c] = product;
     // The gradient of the input is scale (g - sum / count - x̂ product / count).
-    float of_input = -scale * norm.inverse[c] * (product / count);
+    float of_input = -scale * norm.inv_std[c] * (product / count);
     to.factors[c] = scale, to.factors[all + c] = of_input;
     to.factors[2 * all + c] = -scale * (sum / count) - of_input * norm.mean[c];
 }

@@ -37,7 +37,7 @@ struct Taps {
 /// Pixels of windows, a tile [ROWS][DEPTH]: left operand of FORWARD and DATA_GRADIENT.
 struct Windows {
     static constexpr int PER_ROW = DEPTH / VECTOR, STEP = THREADS / PER_ROW, LOADS = ROWS / STEP;
-    using Change = WindowsChange;
+    using NormOnLoad = WindowsNorm;
     const Element *images;
     const Sizes &s;
     const Taps &taps;
@@ -45,15 +45,15 @@ struct Windows {
     int at[LOADS], y[LOADS], x[LOADS];
     /// This thread's position along the depth: tap and channel. `carry_to_next_tap` carries surplus channels over to the next tap.
     int down = 0, across = 0, channel;
-    Change change_of;
-    /// Channel of the next tile that `change` gets.
-    int changed;
-    Inside<LOADS, WindowsChange> insides;
+    NormOnLoad norm_on_load;
+    /// Channel of the next tile that `apply_norm` gets.
+    int norm_channel;
+    Inside<LOADS, WindowsNorm> insides;
 
-    __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row, Change change)
-        : images(images), s(s), taps(taps), change_of(change) {
-        static_assert(!Change::ANY || VECTOR == CHUNK, "batch norm is applied to whole chunks");
-        channel = changed = threadIdx.x % PER_ROW * VECTOR;
+    __device__ Windows(const Element *images, const Sizes &s, const Taps &taps, const int *origin, int first_row, NormOnLoad norm)
+        : images(images), s(s), taps(taps), norm_on_load(norm) {
+        static_assert(!NormOnLoad::ANY || VECTOR == CHUNK, "batch norm is applied to whole chunks");
+        channel = norm_channel = threadIdx.x % PER_ROW * VECTOR;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
             int row = first_row + threadIdx.x / PER_ROW + i * STEP;
@@ -85,7 +85,7 @@ struct Windows {
             bool inside = down < taps.count[0] && (u32)(y[i] + dy) < (u32)s.height && (u32)(x[i] + dx) < (u32)s.width;
             u32 to = tile + inner(row, place / CHUNK) + place % CHUNK * sizeof(Element);
             copy<VECTOR>(to, inside ? images + (at[i] + offset) : images, inside);
-            change_of.copy_other(to, inside ? at[i] + offset : 0, inside);
+            norm_on_load.copy_other(to, inside ? at[i] + offset : 0, inside);
             insides.add(i, inside);
         }
         channel += DEPTH;
@@ -94,20 +94,20 @@ struct Windows {
 
     __device__ void skip() { insides.skip(); }
 
-    __device__ void change(u32 tile) {
-        if constexpr (Change::ANY) {
-            while (changed >= s.channels) changed -= s.channels;
-            Change::Factors factors(change_of, changed);
+    __device__ void apply_norm(u32 tile) {
+        if constexpr (NormOnLoad::ANY) {
+            while (norm_channel >= s.channels) norm_channel -= s.channels;
+            NormOnLoad::Factors factors(norm_on_load, norm_channel);
 #pragma unroll
             for (int i = 0; i < LOADS; i++)
                 if (insides.of_oldest(i)) factors.apply(tile + inner(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
-            changed += DEPTH;
+            norm_channel += DEPTH;
         }
     }
 };
 
-/// Filters, a tile [COLUMNS][DEPTH]: right operand of FORWARD. With DIAGONAL, those of a narrow group are a block of the diagonal, and the
-/// other elements of the tile are zero.
+/// Filters, a tile [COLUMNS][DEPTH]: right operand of FORWARD. With DIAGONAL, those of a narrow group are a block of the diagonal,
+/// and the other elements of the tile are zero.
 struct Filters {
     static constexpr int PER_ROW = DEPTH / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (COLUMNS + STEP - 1) / STEP;
     const Element *weight;
@@ -148,7 +148,7 @@ struct Filters {
     }
 
     __device__ void skip() {}
-    __device__ void change(u32) {}
+    __device__ void apply_norm(u32) {}
 };
 
 /// Filters, a tile [DEPTH][COLUMNS]: right operand of DATA_GRADIENT. The depth counts taps and output channels. With DIAGONAL as
@@ -200,22 +200,23 @@ struct TransposedFilters {
     }
 
     __device__ void skip() {}
-    __device__ void change(u32) {}
+    __device__ void apply_norm(u32) {}
 };
 
 /// Pixels of the output's gradient, a tile [DEPTH][ROWS]: left operand of WEIGHT_GRADIENT.
 struct OutputPixels {
     static constexpr int PER_ROW = ROWS / OTHER_VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
-    using Change = OutputPixelsChange;
+    using NormOnLoad = OutputPixelsNorm;
     const Element *images;
     const Sizes &s;
     int channel, pixel, end;
-    Change change_of;
-    Inside<LOADS, OutputPixelsChange> insides;
+    NormOnLoad norm_on_load;
+    Inside<LOADS, OutputPixelsNorm> insides;
 
-    __device__ OutputPixels(const Element *images, const Sizes &s, int first_row, int pixel, int end, Change change)
-        : images(images), s(s), channel(first_row + threadIdx.x % PER_ROW * OTHER_VECTOR), pixel(pixel), end(end), change_of(change) {
-        static_assert(!Change::ANY || OTHER_VECTOR == CHUNK, "batch norm is applied to whole chunks");
+    __device__ OutputPixels(const Element *images, const Sizes &s, int first_row, int pixel, int end, NormOnLoad norm)
+        : images(images), s(s), channel(first_row + threadIdx.x % PER_ROW * OTHER_VECTOR), pixel(pixel), end(end),
+          norm_on_load(norm) {
+        static_assert(!NormOnLoad::ANY || OTHER_VECTOR == CHUNK, "batch norm is applied to whole chunks");
     }
 
     __device__ void load(u32 tile) {
@@ -228,7 +229,7 @@ struct OutputPixels {
             u32 to = tile + outer<ROWS>(row, place / CHUNK) + place % CHUNK * sizeof(Element);
             int at = inside ? (pixel + row) * s.other_pitch + channel : 0;
             copy<OTHER_VECTOR>(to, images + at, inside);
-            change_of.copy_other(to, at, inside);
+            norm_on_load.copy_other(to, at, inside);
             insides.add(i, inside);
         }
         pixel += DEPTH;
@@ -236,10 +237,10 @@ struct OutputPixels {
 
     __device__ void skip() { insides.skip(); }
 
-    __device__ void change(u32 tile) {
-        if constexpr (Change::ANY) {
+    __device__ void apply_norm(u32 tile) {
+        if constexpr (NormOnLoad::ANY) {
             if (channel >= s.rows) return;
-            Change::Factors factors(change_of, channel);
+            NormOnLoad::Factors factors(norm_on_load, channel);
 #pragma unroll
             for (int i = 0; i < LOADS; i++)
                 if (insides.of_oldest(i)) factors.apply(tile + outer<ROWS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
@@ -250,17 +251,17 @@ struct OutputPixels {
 /// Pixels of windows, a tile [DEPTH][COLUMNS]: right operand of WEIGHT_GRADIENT. A column is a tap and a channel.
 struct TransposedWindows {
     static constexpr int PER_ROW = COLUMNS / VECTOR, STEP = THREADS / PER_ROW, LOADS = (DEPTH + STEP - 1) / STEP;
-    using Change = TransposedWindowsChange;
+    using NormOnLoad = TransposedWindowsNorm;
     const Element *images;
     const Sizes &s;
     int dy, dx, channel, pixel, end;
     bool is_column;
-    Change change_of;
-    Inside<LOADS, TransposedWindowsChange> insides;
+    NormOnLoad norm_on_load;
+    Inside<LOADS, TransposedWindowsNorm> insides;
 
-    __device__ TransposedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end, Change change)
-        : images(images), s(s), pixel(pixel), end(end), change_of(change) {
-        static_assert(!Change::ANY || VECTOR == CHUNK, "batch norm is applied to whole chunks");
+    __device__ TransposedWindows(const Element *images, const Sizes &s, int first_column, int pixel, int end, NormOnLoad norm)
+        : images(images), s(s), pixel(pixel), end(end), norm_on_load(norm) {
+        static_assert(!NormOnLoad::ANY || VECTOR == CHUNK, "batch norm is applied to whole chunks");
         int column = first_column + threadIdx.x % PER_ROW * VECTOR, tap = column / s.channels;
         is_column = column < s.columns;
         channel = column - tap * s.channels;
@@ -288,10 +289,10 @@ struct TransposedWindows {
 
     __device__ void skip() { insides.skip(); }
 
-    __device__ void change(u32 tile) {
-        if constexpr (Change::ANY) {
+    __device__ void apply_norm(u32 tile) {
+        if constexpr (NormOnLoad::ANY) {
             if (!is_column) return;
-            Change::Factors factors(change_of, channel);
+            NormOnLoad::Factors factors(norm_on_load, channel);
 #pragma unroll
             for (int i = 0; i < LOADS; i++)
                 if (insides.of_oldest(i)) factors.apply(tile + outer<COLUMNS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));

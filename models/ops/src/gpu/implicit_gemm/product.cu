@@ -67,8 +67,8 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], const u32 (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Multiplies two sequences of tiles. While one pair of tiles is multiplied, the next STAGES - 1 pairs are being copied. Each thread
-/// changes (see prologue.cu) the elements that it has copied itself, so the change needs no barrier of its own.
+/// Multiplies two sequences of tiles. While one pair of tiles is multiplied, the next STAGES - 1 pairs are being copied. Each
+/// thread applies the batch norm (see prologue.cu) to the elements that it has copied itself, so this needs no barrier of its own.
 template <class Left, class Right>
 __device__ __forceinline__ void multiply(float (&sums)[DOWN][ACROSS][4], Left left, Right right, int tiles, u32 memory) {
     constexpr bool LEFT_INNER = PASS != WEIGHT_GRADIENT, RIGHT_INNER = PASS == FORWARD;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply(float (&sums)[DOWN][ACROSS][4], Left le
     int from = 0, to = STAGES - 1;
     for (int tile = 0; tile < tiles; tile++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        left.change(memory + from * STAGE), right.change(memory + from * STAGE + LEFT);
+        left.apply_norm(memory + from * STAGE), right.apply_norm(memory + from * STAGE + LEFT);
         __syncthreads();
         left.skip(), right.skip();
         if (tile + STAGES - 1 < tiles) left.load(memory + to * STAGE), right.load(memory + to * STAGE + LEFT);

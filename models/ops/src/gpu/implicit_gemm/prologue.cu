@@ -20,10 +20,10 @@ constexpr int TAPS = KERNEL_DOWN * KERNEL_ACROSS;
 /// input.
 constexpr int LEFT = ROWS * 64, BOTH = LEFT + COLUMNS * 64, STAGE = BOTH + (NORM_GRADIENT ? LEFT : 0);
 
-/// Which of a thread's chunks are inside the images, for the tiles that are in shared memory. The others must stay zero. Only an operand
-/// with a change needs this.
-template <int LOADS, class Change> struct Inside {
-    static_assert(!Change::ANY || LOADS * STAGES <= 32, "a bit for each chunk");
+/// Which of a thread's chunks are inside the images, for the tiles that are in shared memory. The others must stay zero. Only an
+/// operand with a batch norm needs this.
+template <int LOADS, class NormOnLoad> struct Inside {
+    static_assert(!NormOnLoad::ANY || LOADS * STAGES <= 32, "a bit for each chunk");
     u32 bits = 0;
     /// Makes room for a tile.
     __device__ void skip() { bits = LOADS < 32 ? bits << LOADS % 32 : 0; }
@@ -73,11 +73,11 @@ template <class One, class Other> constexpr bool same = false;
 template <class One> constexpr bool same<One, One> = true;
 
 /// Leaves an operand as it is.
-struct NoChange {
+struct NoNorm {
     static constexpr bool ANY = false;
     __device__ void copy_other(u32, int, bool) {}
     struct Factors {
-        __device__ Factors(const NoChange &, int) {}
+        __device__ Factors(const NoNorm &, int) {}
         __device__ void apply(u32) const {}
     };
 };
@@ -120,8 +120,8 @@ struct Normalisation {
 #endif
 
 #if NORM_GRADIENT
-/// Computes the gradient of a convolution's output from the gradient of the batch norm's output (before the activation) and from the
-/// batch norm's input, the convolution's output: three factors per channel.
+/// Computes the gradient of a convolution's output from the gradient of the batch norm's output (before the activation) and from
+/// the batch norm's input, the convolution's output: three factors per channel.
 struct NormGradient {
     static constexpr bool ANY = true;
     /// The batch norm's input, in the layout of the gradient.
@@ -151,21 +151,21 @@ struct NormGradient {
 };
 #endif
 
-// The changes of each operand (operands.cu).
+// The batch norm of each operand (operands.cu).
 #if PASS == FORWARD && NORMALISE
-typedef Normalisation WindowsChange;
+typedef Normalisation WindowsNorm;
 #elif PASS == DATA_GRADIENT && NORM_GRADIENT
-typedef NormGradient WindowsChange;
+typedef NormGradient WindowsNorm;
 #else
-typedef NoChange WindowsChange;
+typedef NoNorm WindowsNorm;
 #endif
 #if PASS == WEIGHT_GRADIENT && NORMALISE
-typedef Normalisation TransposedWindowsChange;
+typedef Normalisation TransposedWindowsNorm;
 #else
-typedef NoChange TransposedWindowsChange;
+typedef NoNorm TransposedWindowsNorm;
 #endif
 #if PASS == WEIGHT_GRADIENT && NORM_GRADIENT
-typedef NormGradient OutputPixelsChange;
+typedef NormGradient OutputPixelsNorm;
 #else
-typedef NoChange OutputPixelsChange;
+typedef NoNorm OutputPixelsNorm;
 #endif

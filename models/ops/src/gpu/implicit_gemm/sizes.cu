@@ -17,8 +17,8 @@ struct Division {
     __device__ u32 operator()(u32 n) const { return divisor == 1 ? n : __umulhi(n, factor) >> shift; }
 };
 
-/// Sizes in elements; channels and columns (in WEIGHT_GRADIENT also rows) are those of one group. With DIAGONAL, several narrow groups
-/// are one group, and the last one may have fewer: `sizes_of` in conv.cu.
+/// Sizes in elements; channels and columns (in WEIGHT_GRADIENT also rows) are those of one group. With DIAGONAL, several narrow
+/// groups are one group, and the last one may have fewer: `sizes_of` in conv.cu.
 struct Sizes {
     int rows, columns, channels, groups;
     /// Channels of all groups: of the images of windows, and of the other side.
@@ -40,7 +40,7 @@ struct Sizes {
     int parts_per_merge;
     /// Blocks of the product.
     u32 blocks;
-    /// With STATISTICS: what is added to the variance, and the weight of this batch in the running statistics.
+    /// With STATISTICS: the epsilon that is added to the variance, and the weight of this batch in the running statistics.
     float epsilon, momentum;
 };
 

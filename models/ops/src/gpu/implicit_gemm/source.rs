@@ -148,7 +148,7 @@ impl ConvProduct {
             (self.norm.is_some(), "norm.input"),
             (self.norm.is_some_and(|norm| norm.from_output), "norm.output"),
             (self.norm.is_some(), "norm.mean"),
-            (self.norm.is_some(), "norm.inverse"),
+            (self.norm.is_some(), "norm.inv_std"),
             (self.norm.is_some(), "norm.weight"),
             (self.norm.is_some(), "norm.bias"),
             (masked, "gradient_result.weight"),
@@ -156,7 +156,7 @@ impl ConvProduct {
             (masked, "gradient_result.factors"),
             (residual, "residual_norm.input"),
             (residual, "residual_norm.mean"),
-            (residual, "residual_norm.inverse"),
+            (residual, "residual_norm.inv_std"),
             (residual, "residual_norm.weight"),
             (residual, "residual_result.weight"),
             (residual, "residual_result.bias"),
@@ -279,9 +279,9 @@ impl ConvKernel {
             memory.push(format!("{namespace}::MEMORY"));
         }
         let (name, threads) = (self.entry_point(), self.threads());
-        // Minimum number of resident blocks per multiprocessor. Without a minimum, ptxas spills registers of small tiles to fit more
-        // blocks. A kernel of both gradients wants up to 183 registers per thread. With 128, some of these kernels spill a few, but 16
-        // warps are resident instead of 8: on an H200, a step of ResNet-18 takes 3.2 ms instead of 3.6 (bf16).
+        // Minimum number of resident blocks per multiprocessor. Without a minimum, ptxas spills registers of small tiles to fit
+        // more blocks. A kernel of both gradients wants up to 183 registers per thread. With 128, some of these kernels spill a
+        // few, but 16 warps are resident instead of 8: on an H200, a step of ResNet-18 takes 3.2 ms instead of 3.6 (bf16).
         let blocks = if self.second.is_some() { 512 / threads } else { threads / 128 };
         let bytes =
             memory.join(" > ") + &memory.get(1).map_or(String::new(), |second| format!(" ? first::MEMORY : {second}"));

@@ -83,8 +83,8 @@ __device__ void write(const float (&sums)[DOWN][ACROSS][4], int row, int column,
 #endif
 
 #if PASS == WEIGHT_GRADIENT
-/// Returns the offset of an element in the weight gradient of a group, or -1 outside. With DIAGONAL, only the blocks of the diagonal
-/// are results, [out, taps, BLOCK_IN].
+/// Returns the offset of an element in the weight gradient of a group, or -1 outside. With DIAGONAL, only the blocks of the
+/// diagonal are results, [out, taps, BLOCK_IN].
 __device__ __forceinline__ int weight_at(int row, int column, const Sizes &s) {
     if (row >= s.rows || column >= s.columns) return -1;
 #if DIAGONAL

@@ -38,8 +38,8 @@ impl FreeRanges {
         Some(Range { segment, start, bytes })
     }
 
-    /// Takes a range back and merges it with the adjacent free ranges.
-    pub(super) fn give(&mut self, range: Range) {
+    /// Returns a range and merges it with the adjacent free ranges.
+    pub(super) fn release(&mut self, range: Range) {
         let Range { segment, mut start, mut bytes } = range;
         if let Some((&(_, before), &length)) = self.by_place.range((segment, 0)..(segment, start)).next_back()
             && before + length == start
@@ -83,8 +83,8 @@ mod tests {
     #[test]
     fn the_smallest_sufficient_range_is_split() {
         let mut free = FreeRanges::new();
-        free.give(Range { segment: 0, start: 0, bytes: 1000 });
-        free.give(Range { segment: 1, start: 0, bytes: 300 });
+        free.release(Range { segment: 0, start: 0, bytes: 1000 });
+        free.release(Range { segment: 1, start: 0, bytes: 300 });
         assert_eq!(free.take(200), Some(Range { segment: 1, start: 0, bytes: 200 }));
         assert_eq!(free.take(101), Some(Range { segment: 0, start: 0, bytes: 101 }));
         assert_eq!(free.take(100), Some(Range { segment: 1, start: 200, bytes: 100 }));
@@ -95,11 +95,11 @@ mod tests {
     #[test]
     fn only_neighbours_of_one_segment_merge() {
         let mut free = FreeRanges::new();
-        free.give(Range { segment: 0, start: 0, bytes: 64 });
-        free.give(Range { segment: 1, start: 64, bytes: 64 });
-        free.give(Range { segment: 0, start: 128, bytes: 64 });
+        free.release(Range { segment: 0, start: 0, bytes: 64 });
+        free.release(Range { segment: 1, start: 64, bytes: 64 });
+        free.release(Range { segment: 0, start: 128, bytes: 64 });
         assert_eq!(free.by_place.len(), 3);
-        free.give(Range { segment: 0, start: 64, bytes: 64 });
+        free.release(Range { segment: 0, start: 64, bytes: 64 });
         assert_eq!(free.by_place, BTreeMap::from([((0, 0), 192), ((1, 64), 64)]));
         assert_eq!(free.take_largest(|range| range.segment == 1).map(|range| range.bytes), Some(64));
         assert_eq!(free.take(64).map(|range| range.segment), Some(0));
@@ -112,7 +112,7 @@ mod tests {
         fn ranges_are_disjoint(steps in prop::collection::vec((any::<bool>(), 0..1000_usize), 1..400)) {
             const SEGMENT: usize = 1 << 14;
             let mut free = FreeRanges::new();
-            (0..3).for_each(|segment| free.give(Range { segment, start: 0, bytes: SEGMENT }));
+            (0..3).for_each(|segment| free.release(Range { segment, start: 0, bytes: SEGMENT }));
             let mut used = Vec::<Range>::new();
             for (take, number) in steps {
                 if take {
@@ -121,7 +121,7 @@ mod tests {
                         used.push(range);
                     }
                 } else if !used.is_empty() {
-                    free.give(used.swap_remove(number % used.len()));
+                    free.release(used.swap_remove(number % used.len()));
                 }
                 let mut all: Vec<_> = used.iter().map(|range| (range.segment, range.start, range.bytes)).collect();
                 all.extend(free.by_place.iter().map(|(&(segment, start), &bytes)| (segment, start, bytes)));
@@ -130,7 +130,7 @@ mod tests {
                 prop_assert!(all.windows(2).all(|pair| pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 == pair[1].1));
                 prop_assert_eq!(free.by_place.len(), free.by_size.len());
             }
-            used.drain(..).for_each(|range| free.give(range));
+            used.drain(..).for_each(|range| free.release(range));
             prop_assert_eq!(free.by_place.values().copied().collect::<Vec<_>>(), [SEGMENT; 3]);
         }
     }

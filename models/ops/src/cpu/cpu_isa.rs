@@ -17,7 +17,7 @@ pub enum CpuIsa {
     Avx512,
     /// Dot products of bf16 pairs, summed in f32.
     Avx512Bf16,
-    /// Matrix registers: products of 16x32 by 32x16 bf16, summed in f32.
+    /// AMX: products of 16x32 by 32x16 bf16, summed in f32.
     AmxBf16,
 }
 
@@ -127,7 +127,7 @@ pub struct CpuIsaError {
 }
 
 impl CpuIsaError {
-    /// Returns what the user can do.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> String {
         let names: Vec<_> = CpuIsa::ALL.into_iter().filter(|isa| *isa <= self.detected).map(CpuIsa::name).collect();
         format!("unset {VARIABLE}, or use one that this processor has: {}", names.join(", "))

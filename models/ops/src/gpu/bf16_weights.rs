@@ -94,7 +94,7 @@ pub(super) fn keep(weight: &CubeTensor, copy: CubeTensor) {
 }
 
 /// Drops the entries whose weight no other tensor shares any more.
-pub(super) fn tidy() {
+pub(super) fn drop_unused() {
     COPIES.with_borrow_mut(|copies| copies.all.retain(|_, copied| !copied.weight.can_mut()));
 }
 

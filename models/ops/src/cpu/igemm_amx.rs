@@ -1,14 +1,14 @@
-//! The indirect GEMM of [`super::igemm`] with matrix registers, whose rows must have constant distances in memory.
+//! The indirect GEMM of [`super::igemm`] with AMX tile registers, whose rows must have constant distances in memory.
 //!
 //! A task copies the source pixels of a block of results, padding included, into an input tile: the rows of one image, or several
-//! small images side by side. Neighbours share the columns of zeros between them. With a step, pixels are divided into planes by
-//! their coordinates modulo the step, so that adjacent results read adjacent pixels of a plane. A register tile is 32 adjacent
+//! small images side by side. Neighbours share the columns of zeros between them. With a stride, pixels are divided into planes by
+//! their coordinates modulo the stride, so that adjacent results read adjacent pixels of a plane. A register tile is 32 adjacent
 //! positions of the input tile, and every tap is a constant distance from them. Positions between images have no result and are not
 //! stored. The input tile stays in L2, and the copy is small beside the products. A 1x1 convolution reads the source in place.
 
 use super::allocator::Buffer;
 use super::igemm::Igemm;
-use super::kernel::{MatrixKernels, MatrixTiles, Operand};
+use super::kernel::{AmxKernels, AmxTileArgs, Operand};
 use super::packing::Packed;
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each, threads};
@@ -19,8 +19,8 @@ const BLOCK: usize = 256;
 const MAX_INPUT_TILE: usize = 512 << 10;
 
 /// Layout of a block's input tile: copies of the source pixels that the block reads, padding included, as
-/// `[step row][step column][plane_rows][plane_columns][group][group_len]`. A plane has the pixels whose coordinates are equal
-/// modulo the step.
+/// `[phase row][phase column][plane_rows][plane_columns][group][group_len]`. A plane has the pixels whose coordinates are equal
+/// modulo the stride.
 #[derive(Default)]
 struct InputTile {
     /// The smallest offset of a tap, `[row, column]`. The tile begins there.
@@ -33,7 +33,7 @@ struct InputTile {
     image_pitch: usize,
     plane_columns: usize,
     plane_rows: usize,
-    /// Channels of a group, rounded up to [`Isa::depth`](super::kernel::Isa::depth).
+    /// Channels of a group, rounded up to [`MicroKernels::depth`](super::kernel::MicroKernels::depth).
     group_len: usize,
     /// Elements of a pixel: those of all groups.
     pixel_len: usize,
@@ -45,17 +45,17 @@ struct InputTile {
 
 impl InputTile {
     fn new<E: Operand>(conv: &Igemm<E>) -> Self {
-        let (grid, step, size) = (conv.grid, conv.source_step, conv.source_image.size);
+        let (grid, stride, size) = (conv.grid, conv.source_stride, conv.source_image.size);
         let min_tap = [0, 1].map(|i| conv.taps.iter().map(|tap| tap[i]).min().unwrap_or(0));
         let reach = [0, 1].map(|i| {
             let most = conv.taps.iter().map(|tap| tap[i]).max().unwrap_or(0);
-            (most - min_tap[i]) as usize / step[i]
+            (most - min_tap[i]) as usize / stride[i]
         });
         // Columns of an image in every plane, and how many of the first and of the last are zero in every plane.
         let columns = grid[1] + reach[1];
         let inside = |column: usize| {
-            (0..step[1]).any(|phase| {
-                let x = (column * step[1] + phase) as isize + min_tap[1];
+            (0..stride[1]).any(|phase| {
+                let x = (column * stride[1] + phase) as isize + min_tap[1];
                 x >= 0 && (x as usize) < size[1]
             })
         };
@@ -67,7 +67,7 @@ impl InputTile {
         let group_len = conv.weights.depth.next_multiple_of(conv.isa.depth);
         let pixel_len = conv.weights.groups * group_len;
         let len = |images: usize, rows: usize| {
-            step[0] * step[1] * (images * image_pitch + shared) * (rows + reach[0]) * pixel_len * size_of::<E>()
+            stride[0] * stride[1] * (images * image_pitch + shared) * (rows + reach[0]) * pixel_len * size_of::<E>()
         };
         let area = grid[0] * grid[1];
         let most = conv.batch.div_ceil(threads()).max(1);
@@ -82,8 +82,8 @@ impl InputTile {
         let (plane_columns, plane_rows) = (images * image_pitch + shared, band + reach[0]);
         let offset = |tap: &[isize; 2]| {
             let [y, x] = [0, 1].map(|i| (tap[i] - min_tap[i]) as usize);
-            let plane = y % step[0] * step[1] + x % step[1];
-            ((plane * plane_rows + y / step[0]) * plane_columns + x / step[1]) * pixel_len
+            let plane = y % stride[0] * stride[1] + x % stride[1];
+            ((plane * plane_rows + y / stride[0]) * plane_columns + x / stride[1]) * pixel_len
         };
         Self {
             min_tap,
@@ -102,16 +102,16 @@ impl InputTile {
 
 impl<E: Operand> Igemm<'_, E> {
     /// Computes the result's pixels of the grid; `target` is the whole tensor.
-    pub(super) fn run_by_matrix(&self, kernels: &MatrixKernels<E>, target: &mut [E]) {
+    pub(super) fn run_amx(&self, kernels: &AmxKernels<E>, target: &mut [E]) {
         if self.batch * self.grid[0] * self.grid[1] == 0 {
             return;
         }
         let panels = panels(self.isa, self.weights.columns);
-        let packed = self.weights.pack_by_matrix(self.isa, kernels);
+        let packed = self.weights.pack_amx(self.isa, kernels);
         let target = SharedSlice::new(target);
-        let conv = |input| MatrixConv { conv: self, kernels, packed: &packed, panels: &panels, input, target };
+        let conv = |input| AmxConv { conv: self, kernels, packed: &packed, panels: &panels, input, target };
         let in_place = self.taps == [[0, 0]]
-            && self.source_step == [1, 1]
+            && self.source_stride == [1, 1]
             && self.source_image.size == self.grid
             && self.weights.depth.is_multiple_of(self.isa.depth);
         if in_place {
@@ -133,22 +133,22 @@ impl<E: Operand> Igemm<'_, E> {
     /// Returns a pointer to the result of a pixel of the grid.
     fn result(&self, target: SharedSlice<E>, image: usize, y: usize, x: usize) -> *mut E {
         let to = &self.target_image;
-        let [y, x] = [(0, y), (1, x)].map(|(i, at)| at * self.target_step[i] + self.target_first[i]);
+        let [y, x] = [(0, y), (1, x)].map(|(i, at)| at * self.target_stride[i] + self.target_first[i]);
         target.ptr().wrapping_add(((image * to.size[0] + y) * to.size[1] + x) * to.channels)
     }
 }
 
-/// A convolution with packed weights, ready to be computed in blocks with matrix registers.
-struct MatrixConv<'a, E: 'static> {
+/// A convolution with packed weights, ready to be computed in blocks with AMX tile registers.
+struct AmxConv<'a, E: 'static> {
     conv: &'a Igemm<'a, E>,
-    kernels: &'a MatrixKernels<E>,
+    kernels: &'a AmxKernels<E>,
     packed: &'a Packed<E>,
     panels: &'a [Panel<E>],
     input: InputTile,
     target: SharedSlice<E>,
 }
 
-impl<E: Operand> MatrixConv<'_, E> {
+impl<E: Operand> AmxConv<'_, E> {
     /// Computes the block of a 1x1 convolution from pixel `first`.
     fn in_place(&self, first: usize, pixels: usize) {
         let [height, width] = self.conv.grid;
@@ -170,9 +170,9 @@ impl<E: Operand> MatrixConv<'_, E> {
     /// Computes rows from `y` of `images` images from `first`.
     fn run(&self, first: usize, images: usize, y: usize) {
         let (conv, input) = (self.conv, &self.input);
-        let [step_y, step_x] = conv.source_step;
+        let [stride_y, stride_x] = conv.source_stride;
         let band = input.grid_rows.min(conv.grid[0] - y);
-        let len = (step_y * step_x * input.plane_rows * input.plane_columns + input.slack) * input.pixel_len;
+        let len = (stride_y * stride_x * input.plane_rows * input.plane_columns + input.slack) * input.pixel_len;
         let mut pixels = Buffer::new(len);
         for image in 0..images {
             self.copy(first + image, y, image * input.image_pitch, &mut pixels);
@@ -197,18 +197,20 @@ impl<E: Operand> MatrixConv<'_, E> {
     /// Copies the source pixels of rows from `y` of an image to the input tile's columns from `column`, with zeros around them.
     fn copy(&self, image: usize, y: usize, column: usize, pixels: &mut [E]) {
         let (conv, input) = (self.conv, &self.input);
-        let (size, channels, [step_y, step_x]) = (conv.source_image.size, conv.source_image.channels, conv.source_step);
+        let (size, channels, [stride_y, stride_x]) =
+            (conv.source_image.size, conv.source_image.channels, conv.source_stride);
         let (depth, groups) = (conv.weights.depth, conv.weights.groups);
-        for row in 0..input.plane_rows * step_y {
-            let source_y = (y * step_y + row) as isize + input.min_tap[0];
+        for row in 0..input.plane_rows * stride_y {
+            let source_y = (y * stride_y + row) as isize + input.min_tap[0];
             let inside = source_y >= 0 && (source_y as usize) < size[0];
-            for phase in 0..step_x {
-                let plane = row % step_y * step_x + phase;
-                let to = ((plane * input.plane_rows + row / step_y) * input.plane_columns + column) * input.pixel_len;
+            for phase in 0..stride_x {
+                let plane = row % stride_y * stride_x + phase;
+                let to = ((plane * input.plane_rows + row / stride_y) * input.plane_columns + column) * input.pixel_len;
                 let to = &mut pixels[to..][..input.image_pitch * input.pixel_len];
                 // The source column of the plane's column 0.
                 let start = phase as isize + input.min_tap[1];
-                let first_after = |x: isize| (x - start).max(0).unsigned_abs().div_ceil(step_x).min(input.image_pitch);
+                let first_after =
+                    |x: isize| (x - start).max(0).unsigned_abs().div_ceil(stride_x).min(input.image_pitch);
                 let (first, last) = (first_after(0), first_after(size[1] as isize));
                 if !inside || first >= last {
                     to.fill(E::zeroed());
@@ -219,13 +221,13 @@ impl<E: Operand> MatrixConv<'_, E> {
                 before.fill(E::zeroed());
                 after.fill(E::zeroed());
                 let line = (image * size[0] + source_y as usize) * size[1];
-                let from = (line + ((first * step_x) as isize + start) as usize) * channels;
-                if step_x == 1 && input.pixel_len == channels {
+                let from = (line + ((first * stride_x) as isize + start) as usize) * channels;
+                if stride_x == 1 && input.pixel_len == channels {
                     to.copy_from_slice(&conv.source[from..from + to.len()]);
                     continue;
                 }
                 for (at, to) in to.chunks_exact_mut(input.pixel_len).enumerate() {
-                    let from = &conv.source[from + at * step_x * channels..][..channels];
+                    let from = &conv.source[from + at * stride_x * channels..][..channels];
                     for group in 0..groups {
                         let (values, zeros) = to[group * input.group_len..][..input.group_len].split_at_mut(depth);
                         values.copy_from_slice(&from[group * depth..][..depth]);
@@ -245,7 +247,7 @@ impl<E: Operand> MatrixConv<'_, E> {
             for panel in self.panels {
                 let packed = &self.packed.values[(group * padded + panel.column) * self.packed.width..];
                 let bias = conv.bias.map(|bias| &bias[group * padded + panel.column..]);
-                let call = MatrixTiles {
+                let call = AmxTileArgs {
                     rows: pixels[group * input.group_len..].as_ptr(),
                     row_len: input.pixel_len,
                     taps: &input.tap_offsets,

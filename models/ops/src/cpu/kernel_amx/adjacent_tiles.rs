@@ -1,4 +1,4 @@
-//! The kernel of convolutions: register tiles that are adjacent in an input tile of [`igemm_matrix`](super::super::igemm_matrix).
+//! The kernel of convolutions: register tiles that are adjacent in an input tile of [`igemm_amx`](super::super::igemm_amx).
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -7,16 +7,16 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::super::kernel::MatrixTiles;
+use super::super::kernel::AmxTileArgs;
 use super::{COLS, DEPTH, ROWS, Sums, finish_row, load_bias, prefetch_lines, store_sums};
 
-/// Micro-kernel of [`MatrixTiles`].
+/// Micro-kernel of [`AmxTileArgs`].
 ///
 /// # Safety
 ///
 /// As documented there, with AMX-BF16 and AVX512-BF16 available.
 #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]
-pub(super) unsafe fn matrix_tiles(call: &MatrixTiles<bf16>) {
+pub(super) unsafe fn adjacent_tiles(call: &AmxTileArgs<bf16>) {
     // SAFETY: the features are enabled; the caller guarantees the rest.
     unsafe {
         match call.blocks {
@@ -34,15 +34,15 @@ pub(super) unsafe fn matrix_tiles(call: &MatrixTiles<bf16>) {
 ///
 /// # Safety
 ///
-/// As for [`matrix_tiles`], with `BLOCKS` as in the call.
+/// As for [`adjacent_tiles`], with `BLOCKS` as in the call.
 #[inline(always)]
-unsafe fn tiles<const BLOCKS: usize>(call: &MatrixTiles<bf16>) {
+unsafe fn tiles<const BLOCKS: usize>(call: &AmxTileArgs<bf16>) {
     let stride = BLOCKS * COLS * 2 * size_of::<bf16>();
     let row_stride = call.row_len * size_of::<bf16>();
     let steps = call.taps.len() * call.depth.div_ceil(DEPTH);
     let mut sums = [const { MaybeUninit::<Sums<BLOCKS>>::uninit() }; 2];
     let mut last: &[*mut bf16] = &[];
-    // SAFETY: `MatrixTiles` documents every address as valid. The blocks use matrix registers, which nothing else uses. A tile's
+    // SAFETY: `AmxTileArgs` documents every address as valid. The blocks use AMX tile registers, which nothing else uses. A tile's
     // sums were stored before its rows.
     unsafe {
         let bias = load_bias(call.bias);
@@ -103,7 +103,7 @@ unsafe fn tiles<const BLOCKS: usize>(call: &MatrixTiles<bf16>) {
 /// As for [`tiles`]; the sums were stored.
 #[inline(always)]
 unsafe fn store_rows<const BLOCKS: usize>(
-    call: &MatrixTiles<bf16>,
+    call: &AmxTileArgs<bf16>,
     bias: &[__m512; BLOCKS],
     sums: &MaybeUninit<Sums<BLOCKS>>,
     out: &[*mut bf16],

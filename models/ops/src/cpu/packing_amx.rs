@@ -1,11 +1,11 @@
-//! Packing of weights for matrix registers. The layout is that of [`Weights::pack`]; only the way there differs, because packing
+//! Packing of weights for AMX tile registers. The layout is that of [`Weights::pack`]; only the way there differs, because packing
 //! element by element would take a good part of a convolution's time.
 //!
 //! In memory, the taps of a filter's channel are adjacent. Squares of weights are transposed, so that the columns of a panel
 //! become adjacent, and rows of columns are then packed in pairs.
 
 use super::allocator::Buffer;
-use super::kernel::{Isa, MatrixKernels, Operand};
+use super::kernel::{AmxKernels, MicroKernels, Operand};
 use super::packing::{Packed, Weights};
 use super::panels::{Panel, padded, panels};
 use super::parallel::{SharedSlice, for_each};
@@ -13,7 +13,7 @@ use super::parallel::{SharedSlice, for_each};
 impl Weights<'_> {
     /// Packs the weights of filters in PyTorch's order, for a convolution (columns are filters) or its data gradient (columns are
     /// channels).
-    pub(crate) fn pack_by_matrix<E: Operand>(&self, isa: &'static Isa<E>, kernels: &MatrixKernels<E>) -> Packed<E> {
+    pub(crate) fn pack_amx<E: Operand>(&self, isa: &'static MicroKernels<E>, kernels: &AmxKernels<E>) -> Packed<E> {
         let width = self.taps.len() * self.depth.next_multiple_of(isa.depth);
         let panels = panels(isa, self.columns);
         let padded = padded(&panels);
@@ -33,7 +33,7 @@ impl Weights<'_> {
     fn pack_panel<E: Operand>(
         &self,
         side: usize,
-        kernels: &MatrixKernels<E>,
+        kernels: &AmxKernels<E>,
         panel: &Panel<E>,
         group: &[E],
         to: &mut [E],

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use half::bf16;
 
 use super::element::Element;
-use super::kernel::{Isa, Operand};
+use super::kernel::{MicroKernels, Operand};
 use super::winograd_tile::Winograd;
 use super::{conv, weight_grad, winograd, winograd_grad};
 use crate::extension::ConvOptions;
@@ -51,7 +51,7 @@ fn products(s: &ConvShape, mut each: impl FnMut(usize, usize, usize)) {
 }
 
 /// Error that bf16's Winograd convolutions add, relative to the largest element: transformed tiles and filters are rounded
-/// once more. [`winograd_in_bf16_is_half_as_accurate_as_direct_sums`] measures it.
+/// once more. [`winograd_in_bf16_has_the_documented_accuracy`] measures it.
 const WINOGRAD_BF16: f64 = 0.03;
 
 /// Checks every element against the reference, with `error` relative to the reference's largest element. `E` rounds
@@ -102,7 +102,7 @@ impl Sums {
         let (w, bias) = (&self.w, &self.bias);
         let biased: Vec<f64> = self.y.iter().enumerate().map(|(i, y)| y + f64::from(bias[i % bias.len()])).collect();
         let with_relu: Vec<f64> = biased.iter().map(|y| y.max(0.0)).collect();
-        for isa in Isa::<E>::supported() {
+        for isa in MicroKernels::<E>::supported() {
             close(isa.name, &conv::forward(isa, shape, x, w, None, false), &self.y, error)?;
             close(isa.name, &conv::forward(isa, shape, x, w, Some(bias), false), &biased, error)?;
             close(isa.name, &conv::forward(isa, shape, x, w, Some(bias), true), &with_relu, error)?;
@@ -116,7 +116,7 @@ impl Sums {
 /// Checks that all passes have the same bits when they are repeated, in buffers with other contents.
 fn check_repeat<E: Operand>(shape: &ConvShape, x: &[E], w: &[f32], dy: &[E]) -> Result<(), TestCaseError> {
     let bits = || {
-        let isa = Isa::best();
+        let isa = MicroKernels::best();
         let (y, dx) = (conv::forward(isa, shape, x, w, None, false), conv::data_grad(isa, shape, w, dy));
         let dw = conv::weight_grad(isa, shape, x, dy);
         [bytemuck::cast_slice(&y), bytemuck::cast_slice(&dx), bytemuck::cast_slice(&dw)].map(<[u8]>::to_vec)
@@ -133,8 +133,9 @@ fn check(shape: &ConvShape, seed: u64) -> Result<(), TestCaseError> {
     sums.check(shape, &x, &dy, 0.0)?;
     check_repeat(shape, &x, &sums.w, &dy)?;
     check_repeat(shape, &rounded(&x), &sums.w, &rounded(&dy))?;
-    let rounds_tiles = |isa: &Isa<bf16>| matches!(isa.winograd, Winograd::Same(_)) && winograd::fits(isa, shape);
-    let error = if Isa::supported().into_iter().any(rounds_tiles) { WINOGRAD_BF16 } else { 0.0 };
+    let rounds_tiles =
+        |isa: &MicroKernels<bf16>| matches!(isa.winograd, Winograd::Same(_)) && winograd::fits(isa, shape);
+    let error = if MicroKernels::supported().into_iter().any(rounds_tiles) { WINOGRAD_BF16 } else { 0.0 };
     sums.check(shape, &rounded(&x), &rounded(&dy), error)
 }
 
@@ -231,7 +232,7 @@ fn bands_of_narrow_groups_equal_sums_in_f64() {
         check(&shape, 1).unwrap();
         let (x, w) = (narrow_values(shape.input_len(), 1), values(shape.weight_len(), 2));
         let dy = narrow_values(shape.output_len(), 3);
-        for isa in Isa::<f32>::supported() {
+        for isa in MicroKernels::<f32>::supported() {
             let run = |threads| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
                 pool.install(|| {
@@ -245,15 +246,15 @@ fn bands_of_narrow_groups_equal_sums_in_f64() {
     }
 }
 
-/// With many channels and tiles in bf16, all threads add to the same sums: of several blocks here, the last of which has half a
-/// step. Other sets have sums per thread.
+/// With many channels, the bf16 kernels add all blocks to one set of sums. The shape has several blocks, and the last block ends
+/// with half a step. Other instruction sets have sums per thread.
 #[test]
 fn shared_sums_of_the_weight_gradient_do_not_depend_on_threads() {
     let shape = square(67, [544, 32], 5);
     let (x, dy) = (narrow_values(shape.input_len(), 1), narrow_values(shape.output_len(), 2));
     let sums = Sums::new(&shape, &x, values(shape.weight_len(), 3), &dy, values(32, 4));
     let (x, dy) = (rounded(&x), rounded(&dy));
-    for isa in Isa::<bf16>::supported() {
+    for isa in MicroKernels::<bf16>::supported() {
         let run = |threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| winograd_grad::weight_grad(isa, &shape, &x, &dy))
@@ -289,7 +290,7 @@ fn winograd_in_bf16_has_the_documented_accuracy() {
         let (x, dy) = (rounded(&x), rounded(&normal(shape.output_len(), 2)));
         let [x32, dy32] = [&x, &dy].map(|v| v.iter().map(|v| v.to_f32()).collect::<Vec<_>>());
         let sums = Sums::new(&shape, &x32, normal(shape.weight_len(), 3), &dy32, values(64, 4));
-        for isa in Isa::<bf16>::supported() {
+        for isa in MicroKernels::<bf16>::supported() {
             let (mut y, mut dx) = (vec![bf16::ZERO; dy.len()], vec![bf16::ZERO; x.len()]);
             conv::direct_forward(isa, &shape, &x, &sums.w, None, false, &mut y);
             conv::direct_data_grad(isa, &shape, &sums.w, &dy, &mut dx);

@@ -1,13 +1,13 @@
-//! The weight gradient with matrix registers: `dw[tap][co][ci] = Σ_pixel dy[pixel][co] · x[pixel + tap][ci]`.
+//! The weight gradient with AMX tile registers: `dw[tap][co][ci] = Σ_pixel dy[pixel][co] · x[pixel + tap][ci]`.
 //!
-//! A matrix register multiplies rows that are contiguous along the summed index. A chunk of `dy` is therefore transposed once,
+//! An AMX tile register multiplies rows that are contiguous along the summed index. A chunk of `dy` is therefore transposed once,
 //! square by square, to squares of output channels by pixels, and serves all taps. The pixels of each tap of `x` are packed in
 //! pairs, as in [`super::weight_grad`]. The sums stay in f32 in memory, where the products of each chunk are added to them.
 
 use std::ops::Range;
 
 use super::allocator::Buffer;
-use super::kernel::{MatrixKernels, Operand, Product};
+use super::kernel::{AmxKernels, AmxProductArgs, Operand};
 use super::packing::RowPanels;
 use super::panels::{padded, panels};
 use super::parallel::{SharedSlice, for_each};
@@ -31,7 +31,7 @@ pub(super) struct SumLayout {
 impl SumLayout {
     /// Makes the layout of `taps` taps with `depth` elements per group each.
     pub(super) fn new<E: Operand>(
-        isa: &'static super::kernel::Isa<E>,
+        isa: &'static super::kernel::MicroKernels<E>,
         shape: &ConvShape,
         taps: usize,
         depth: usize,
@@ -81,13 +81,7 @@ impl SumLayout {
 
 impl<E: Operand> WeightGradGemm<'_, E, E> {
     /// Adds the products of `pixels` to `sums`, which have the order of `layout`.
-    pub(super) fn add_by_matrix(
-        &self,
-        kernels: &MatrixKernels<E>,
-        layout: &SumLayout,
-        sums: &mut [f32],
-        pixels: Range<usize>,
-    ) {
+    pub(super) fn add_amx(&self, kernels: &AmxKernels<E>, layout: &SumLayout, sums: &mut [f32], pixels: Range<usize>) {
         let (groups, [_, columns]) = (self.shape.groups, self.shape.group_channels());
         let gather = layout.taps < self.taps.len();
         let depth = if gather { self.taps.len() * self.depth } else { self.depth };
@@ -136,7 +130,7 @@ impl<E: Operand> WeightGradGemm<'_, E, E> {
                     let sums = &mut sums[(group * layout.taps + tap) * layout.rows * layout.columns..];
                     for row in (0..layout.rows).step_by(self.isa.rows) {
                         for panel in row_panels.panels() {
-                            let call = Product {
+                            let call = AmxProductArgs {
                                 rows: transposed[row * padded_count..].as_ptr(),
                                 columns: row_panels.values(panel).as_ptr(),
                                 depth: padded_count,

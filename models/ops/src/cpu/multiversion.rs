@@ -10,12 +10,12 @@ macro_rules! multiversion {
         pub(crate) fn $name $(<$element: $crate::cpu::element::Element>)? ($($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             {
-                use $crate::cpu::level::CpuIsa;
+                use $crate::cpu::cpu_isa::CpuIsa;
                 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
                 fn avx512 $(<$element: $crate::cpu::element::Element>)? ($($arg: $ty),*) { $body($($arg),*) }
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2 $(<$element: $crate::cpu::element::Element>)? ($($arg: $ty),*) { $body($($arg),*) }
-                match $crate::cpu::level::selected() {
+                match $crate::cpu::cpu_isa::selected() {
                     // SAFETY: the processor has the features (AVX-512 implies AVX2 and FMA).
                     CpuIsa::AmxBf16 | CpuIsa::Avx512Bf16 | CpuIsa::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: the processor has the features.

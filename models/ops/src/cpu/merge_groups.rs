@@ -3,10 +3,10 @@
 //! Groups of 3 or 4 channels are narrower than the narrowest register tile, so most of a tile would be padding.
 //! Neighbouring groups are therefore merged into one group with block-diagonal weights, as many as fit into the
 //! narrowest tile. The zeros of these weights replace the padding, so the kernels compute as many products as before, in
-//! fewer and longer loops. With matrix registers, groups are merged to the width of a full tile.
+//! fewer and longer loops. With AMX tile registers, groups are merged to the width of a full tile.
 
 use super::allocator::Buffer;
-use super::kernel::Isa;
+use super::kernel::MicroKernels;
 use crate::shape::ConvShape;
 
 /// A convolution with merged groups.
@@ -19,14 +19,14 @@ pub(crate) struct Merged {
 
 /// Merges groups into groups of at most as many channels as the narrowest tile has columns. Returns `None` if no groups
 /// can be merged, and for a depthwise convolution, which has separate kernels.
-pub(crate) fn merge<E>(shape: &ConvShape, isa: &Isa<E>) -> Option<Merged> {
+pub(crate) fn merge<E>(shape: &ConvShape, isa: &MicroKernels<E>) -> Option<Merged> {
     let [depth, columns] = shape.group_channels();
     if super::depthwise::fits(shape) {
         return None;
     }
-    // A matrix register takes the same time for narrow groups as for one that fills it.
+    // An AMX tile register takes the same time for narrow groups as for one that fills it.
     let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
-    let widest = if isa.matrix.is_some() { isa.cols } else { narrowest };
+    let widest = if isa.amx.is_some() { isa.cols } else { narrowest };
     let most = widest / depth.max(columns);
     let factor = (2..=most.min(shape.groups)).rev().find(|&count| shape.groups.is_multiple_of(count))?;
     Some(Merged { shape: ConvShape { groups: shape.groups / factor, ..*shape }, factor })
