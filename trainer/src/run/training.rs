@@ -19,7 +19,7 @@ use crate::config::{Devices, Mode, OnError, RunPlan};
 use crate::console;
 use crate::device;
 use crate::diagnostics;
-use crate::engine::checkpoint::CheckpointFolder;
+use crate::engine::checkpoint::{CheckpointFolder, LoadedCheckpoint};
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
@@ -86,7 +86,17 @@ impl Training<'_> {
         };
         stop.enter_training();
         let progress = match self.resumed {
-            Some(folder) if strategy.rank() == 0 => load_newest_checkpoint(plan, folder, Some(&dataset))?,
+            Some(folder) if strategy.rank() == 0 => {
+                let store = self.checkpoint_folder(folder)?;
+                let mut loaded = load_newest_checkpoint(plan, folder, Some(&dataset))?;
+                if let Some(LoadedCheckpoint { path, progress, .. }) = &mut loaded {
+                    let lost = store.restore_links(path, progress, plan.checkpoint.keep_best, plan.best_by())?;
+                    if let Some(warning) = lost {
+                        console::eprint(format_args!("warning: {warning}"));
+                    }
+                }
+                loaded
+            }
             _ => None,
         };
         let progress = strategy.load_checkpoint(progress.map(|loaded| (loaded.snapshot, loaded.progress)))?;
@@ -176,8 +186,7 @@ impl Training<'_> {
         }
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
         split_file::write(&folder, plan.train.seed, description.record.as_ref())?;
-        let store = CheckpointFolder::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?
-            .with_dataset(description.dataset.clone());
+        let store = self.checkpoint_folder(&folder)?.with_dataset(description.dataset.clone());
         let lengths = Lengths::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
         let files = Some(Files { reporter: &mut reporter, store });
@@ -224,6 +233,12 @@ impl Training<'_> {
         // Allow the same time again, in addition to the time of all sessions so far.
         let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
         finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s, plan.best_by())
+    }
+
+    /// Opens the folder of the run's checkpoints.
+    fn checkpoint_folder(&self, folder: &RunFolder) -> Result<CheckpointFolder, Failure> {
+        let plan = self.plan;
+        Ok(CheckpointFolder::open(&folder.checkpoints(), plan.checkpoint.keep_last, plan.train.seed)?)
     }
 
     /// Opens the run folder of the resumed run or of this program's launcher, or creates one.

@@ -11,6 +11,7 @@
 //! complete, however the process ended. `last` and `best` are relative symbolic links, which are replaced by a rename. Before a
 //! folder is deleted, it is renamed to a hidden name.
 
+mod links;
 mod read;
 mod store;
 
@@ -76,5 +77,7 @@ fn sha256(bytes: &[u8]) -> String {
     comm::hex::encode(&Sha256::digest(bytes))
 }
 
+#[cfg(test)]
+mod link_tests;
 #[cfg(test)]
 mod tests;

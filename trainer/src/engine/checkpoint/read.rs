@@ -140,10 +140,7 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
         let named = name.strip_prefix("epoch-").or(name.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if let (Some(number), true) = (named, is_folder) {
-            let state = read_regular(&path.join(STATE), LARGEST_JSON)
-                .ok()
-                .and_then(|b| serde_json::from_slice::<State>(&b).ok());
-            let key = match state {
+            let key = match state(&path) {
                 Some(State { progress, .. }) => (progress.step, progress.epoch, progress.batch),
                 None if name.starts_with("step-") => (number, 0, 0),
                 None => (u64::MAX, number as usize, 0),
@@ -153,4 +150,10 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     }
     found.sort_by(|a, b| b.cmp(a));
     Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Reads the state file of a checkpoint without a comparison with the manifest. Returns `None` if it cannot be read.
+pub(super) fn state(checkpoint: &Path) -> Option<State> {
+    let bytes = read_regular(&checkpoint.join(STATE), LARGEST_JSON).ok()?;
+    serde_json::from_slice(&bytes).ok()
 }

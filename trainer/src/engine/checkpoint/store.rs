@@ -84,8 +84,15 @@ impl CheckpointFolder {
         if is_best {
             self.point("best", name)?;
         }
+        // Before `prune`: after a loss of power, no link may point to a checkpoint that was deleted.
+        sync_folder(&self.folder)?;
         self.prune(name)?;
         Ok(target)
+    }
+
+    /// Returns the path of the folder.
+    pub(super) fn path(&self) -> &Path {
+        &self.folder
     }
 
     /// Removes the link `best`, for a run that has become better and does not keep its best checkpoint.
@@ -139,7 +146,7 @@ impl CheckpointFolder {
 
     /// Replaces the relative link `link` atomically by a link to `name`. A copying tool that follows links (`cp -rL`) turns the
     /// link into a folder. This folder is then renamed.
-    fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
+    pub(super) fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
         let (temporary, link) = (self.folder.join(format!("{HIDDEN}{link}")), self.folder.join(link));
         remove(&temporary)?;
         if fs::symlink_metadata(&link).is_ok_and(|found| found.is_dir()) {

@@ -6,7 +6,7 @@ use super::*;
 use crate::snapshot::{EvalRecord, Evaluated, PartialEpoch, RunProgress, Snapshot};
 use crate::state_file::NamedTensor;
 
-fn snapshot(value: f32) -> Snapshot {
+pub(super) fn snapshot(value: f32) -> Snapshot {
     Snapshot {
         model: vec![StateTensor::new("conv1.weight", vec![2, 1], vec![value, -value])],
         optimizer: vec![NamedTensor {
@@ -19,7 +19,7 @@ fn snapshot(value: f32) -> Snapshot {
     }
 }
 
-fn progress(epoch: usize, step: u64) -> RunProgress {
+pub(super) fn progress(epoch: usize, step: u64) -> RunProgress {
     let partial =
         PartialEpoch { loss_sum: 0.1 + 0.2, weight: Some(0.7 + 0.1), correct: 3, samples: 9, seconds: 1.0 / 3.0 };
     let eval = EvalRecord {

@@ -1,0 +1,122 @@
+use std::fs;
+
+use super::tests::{progress, snapshot};
+use super::*;
+use crate::config::BestBy;
+use crate::snapshot::{EvalRecord, Evaluated};
+
+/// A folder with one checkpoint per epoch, each saved after an evaluation with this accuracy. The best one is linked.
+fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = CheckpointFolder::open(folder.path(), 9, 0).unwrap();
+    let mut state = RunProgress { best: None, batch: 0, ..progress(1, 0) };
+    for (index, &top1) in accuracies.iter().enumerate() {
+        let epoch = index + 1;
+        let evaluated = Evaluated { epoch, eval: EvalRecord { top1, correct: top1 as u64, ..EvalRecord::default() } };
+        let is_best = state.best.is_none_or(|best| top1 > best.eval.top1);
+        (state.last, state.epoch, state.step) = (Some(evaluated), epoch + 1, 10 * epoch as u64);
+        if is_best {
+            state.best = Some(evaluated);
+        }
+        store.save(&format!("epoch-{epoch}"), snapshot(epoch as f32), &state, is_best).unwrap();
+    }
+    (folder, store, state)
+}
+
+fn link(folder: &Path, name: &str) -> Option<String> {
+    fs::read_link(folder.join(name)).ok().map(|target| target.to_string_lossy().into_owned())
+}
+
+fn set_link(folder: &Path, name: &str, target: &str) {
+    fs::remove_file(folder.join(name)).unwrap();
+    std::os::unix::fs::symlink(target, folder.join(name)).unwrap();
+}
+
+/// Restores the links of a run that continues from its newest checkpoint, and returns the warning.
+fn restore(folder: &Path, store: &CheckpointFolder, state: &mut RunProgress) -> Option<String> {
+    let newest = load_newest(folder).unwrap().0;
+    store.restore_links(&newest.path, state, true, BestBy::Accuracy).unwrap()
+}
+
+#[test]
+fn a_process_killed_before_it_set_the_links_loses_no_best_checkpoint() {
+    let (folder, store, mut state) = run(&[50.0, 40.0, 60.0]);
+    set_link(folder.path(), "last", "epoch-2");
+    set_link(folder.path(), "best", "epoch-1");
+    assert_eq!(restore(folder.path(), &store, &mut state), None);
+    assert_eq!(link(folder.path(), "last").unwrap(), "epoch-3");
+    assert_eq!(link(folder.path(), "best").unwrap(), "epoch-3");
+    assert_eq!(state.best.unwrap().epoch, 3);
+}
+
+#[test]
+fn a_folder_copied_without_links_keeps_its_best_checkpoint() {
+    let (folder, store, mut state) = run(&[50.0, 70.0, 60.0]);
+    for name in ["last", "best"] {
+        fs::remove_file(folder.path().join(name)).unwrap();
+    }
+    assert_eq!(restore(folder.path(), &store, &mut state), None);
+    assert_eq!(link(folder.path(), "best").unwrap(), "epoch-2");
+    // The next checkpoint does not delete it.
+    let store = CheckpointFolder::open(folder.path(), 1, 0).unwrap();
+    store.save("epoch-4", snapshot(4.0), &RunProgress { epoch: 5, step: 40, ..state }, false).unwrap();
+    assert!(folder.path().join("epoch-2").exists() && !folder.path().join("epoch-3").exists());
+}
+
+/// The user has deleted the newest checkpoint, which was the best one. The next one has an older best one in its progress.
+#[test]
+fn without_its_newest_checkpoint_a_run_has_the_best_one_before() {
+    let (folder, store, _) = run(&[50.0, 40.0, 60.0]);
+    fs::remove_dir_all(folder.path().join("epoch-3")).unwrap();
+    let mut state = load_newest(folder.path()).unwrap().0.progress;
+    assert_eq!(restore(folder.path(), &store, &mut state), None);
+    assert_eq!(link(folder.path(), "best").unwrap(), "epoch-1");
+}
+
+#[test]
+fn a_lost_best_checkpoint_is_replaced_by_the_best_one_that_is_left() {
+    for damage in [false, true] {
+        let (folder, store, mut state) = run(&[50.0, 40.0, 70.0, 50.0, 45.0]);
+        let best = folder.path().join("epoch-3");
+        if damage {
+            fs::write(best.join(MODEL), "cut").unwrap();
+        } else {
+            fs::remove_dir_all(&best).unwrap();
+        }
+        let warning = restore(folder.path(), &store, &mut state).unwrap();
+        assert!(warning.contains("the best checkpoint so far, of epoch 3, is lost"), "{warning}");
+        assert!(warning.contains("the best one that is left is epoch-1"), "{warning}");
+        assert_eq!(warning.contains("3 bytes"), damage, "{warning}");
+        assert_eq!((link(folder.path(), "best").unwrap().as_str(), state.best.unwrap().epoch), ("epoch-1", 1));
+    }
+}
+
+/// The checkpoint of an epoch without an evaluation repeats the last evaluation.
+#[test]
+fn weights_that_were_trained_after_the_best_evaluation_are_not_the_best() {
+    let (folder, store, mut state) = run(&[70.0]);
+    (state.epoch, state.step) = (3, 20);
+    store.save("epoch-2", snapshot(2.0), &state, false).unwrap();
+    (state.batch, state.step) = (4, 24);
+    store.save("step-24", snapshot(3.0), &state, false).unwrap();
+    fs::remove_file(folder.path().join("best")).unwrap();
+    assert_eq!(restore(folder.path(), &store, &mut state), None);
+    assert_eq!(link(folder.path(), "best").unwrap(), "epoch-1");
+    fs::remove_dir_all(folder.path().join("epoch-1")).unwrap();
+    let warning = restore(folder.path(), &store, &mut state).unwrap();
+    assert!(warning.contains("the next evaluation counts as the best"), "{warning}");
+    assert_eq!((link(folder.path(), "best"), state.best), (None, None));
+}
+
+#[test]
+fn without_keep_best_only_a_wrong_link_is_removed() {
+    let (folder, store, mut state) = run(&[50.0, 70.0, 60.0]);
+    let newest = folder.path().join("epoch-3");
+    let mut restore = || store.restore_links(&newest, &mut state, false, BestBy::Accuracy).unwrap();
+    assert_eq!(restore(), None);
+    assert_eq!(link(folder.path(), "best").unwrap(), "epoch-2");
+    set_link(folder.path(), "best", "epoch-1");
+    assert_eq!(restore(), None);
+    assert_eq!(link(folder.path(), "best"), None);
+    assert_eq!(state.best.unwrap().epoch, 2);
+}

@@ -1,0 +1,105 @@
+//! The links `last` and `best` of a run that continues. A killed process may have saved a checkpoint and not yet set the links, and a
+//! user may have copied the folder without them or have deleted a checkpoint.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::store::CheckpointFolder;
+use super::{State, read};
+use crate::config::BestBy;
+use crate::files::FileError;
+use crate::snapshot::{Evaluated, RunProgress};
+
+/// A checkpoint that was saved directly after an evaluation.
+struct EvaluatedCheckpoint {
+    path: PathBuf,
+    step: u64,
+    evaluated: Evaluated,
+}
+
+impl CheckpointFolder {
+    /// Lets `last` point to the checkpoint `loaded`, from which the run continues, and `best` to that of the best evaluation in
+    /// `progress`. If the best checkpoint is missing or damaged, the best one of the others replaces it, in `progress` too. With
+    /// `keep_best = false`, only removes a link `best` to another checkpoint. Returns a warning if the best checkpoint was lost.
+    ///
+    /// # Errors
+    /// The folder cannot be read or written.
+    pub fn restore_links(
+        &self,
+        loaded: &Path,
+        progress: &mut RunProgress,
+        keep_best: bool,
+        by: BestBy,
+    ) -> Result<Option<String>, FileError> {
+        let name = name_of(loaded);
+        if !self.points_to("last", &name) {
+            self.point("last", &name)?;
+        }
+        let mut others = self.evaluated_checkpoints(progress.step)?;
+        let of_best = |one: &EvaluatedCheckpoint| progress.best.is_some_and(|best| one.evaluated.is_same(&best));
+        // A later checkpoint may repeat the evaluation, with weights that were trained further.
+        let best = (0..others.len()).filter(|&at| of_best(&others[at])).min_by_key(|&at| others[at].step);
+        let best = best.map(|at| others.remove(at));
+        let is_linked = |one: &EvaluatedCheckpoint| self.points_to("best", &name_of(&one.path));
+        let (Some(evaluation), true) = (progress.best, keep_best) else {
+            if !best.is_some_and(|best| is_linked(&best)) {
+                self.forget_best()?;
+            }
+            return Ok(None);
+        };
+        let cause = match best.map(|best| (read::load(&best.path), best)) {
+            Some((Ok(_), best)) if is_linked(&best) => return Ok(None),
+            Some((Ok(_), best)) => return self.point("best", &name_of(&best.path)).map(|()| None),
+            Some((Err(error), _)) => error.to_string(),
+            None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
+        };
+        // From the oldest on: of equal ones the first is the best.
+        let mut left: Option<EvaluatedCheckpoint> = None;
+        for other in others.into_iter().rev().filter(|other| !other.evaluated.is_same(&evaluation)) {
+            let is_better = |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, by);
+            if left.as_ref().is_none_or(is_better) && read::load(&other.path).is_ok() {
+                left = Some(other);
+            }
+        }
+        progress.best = left.as_ref().map(|left| left.evaluated);
+        let instead = match left {
+            Some(left) => {
+                let name = name_of(&left.path);
+                self.point("best", &name)?;
+                format!("the best one that is left is {name}")
+            }
+            None => {
+                self.forget_best()?;
+                "no other evaluated one is left, so the next evaluation counts as the best".to_owned()
+            }
+        };
+        Ok(Some(format!("the best checkpoint so far, of epoch {}, is lost: {cause}; {instead}", evaluation.epoch)))
+    }
+
+    /// Returns the checkpoints of at most `step` steps that were saved directly after an evaluation, newest first.
+    fn evaluated_checkpoints(&self, step: u64) -> Result<Vec<EvaluatedCheckpoint>, FileError> {
+        let evaluated = |path: PathBuf| {
+            let State { progress, .. } = read::state(&path)?;
+            let last = progress.last?;
+            let is_direct = match progress.batch {
+                0 => progress.epoch == last.epoch + 1,
+                // An evaluation inside an epoch, after `train.max_steps` or `train.max_time_s`.
+                _ => progress.epoch == last.epoch,
+            };
+            let is_old = progress.step <= step;
+            (is_direct && is_old).then_some(EvaluatedCheckpoint { path, step: progress.step, evaluated: last })
+        };
+        Ok(read::newest_first(self.path())?.into_iter().filter_map(evaluated).collect())
+    }
+
+    /// Returns whether the link exists and points to the checkpoint `name`.
+    fn points_to(&self, link: &str, name: &str) -> bool {
+        fs::read_link(self.path().join(link)).is_ok_and(|target| target == Path::new(name))
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
