@@ -28,9 +28,9 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
         workers = Some(ProcessCount::Number(plan.workers));
         hosts::apply_to_job(&mut job, plan);
     }
-    if let Some(asked) = hosts::asked(&job)? {
+    if let Some(requested) = hosts::requested_hosts(&job)? {
         let count = workers.map(of_hosts).transpose()?.map(|count| ("--cpus", count));
-        return Ok(hosts::ssh_launcher(&job, &asked, count, false, &variables)?.run()?);
+        return Ok(hosts::ssh_launcher(&job, &requested, count, false, &variables)?.run()?);
     }
     let Some(workers) = workers else {
         return Err(Failure::usage(
@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
 /// Returns the number of processes on this machine. `gpus` counts its GPUs.
 ///
 /// # Errors
-/// One process per GPU is asked for, and there is no GPU.
+/// One process per GPU is requested for, and there is no GPU.
 fn on_this_machine(
     count: ProcessCount,
     gpus: impl FnOnce() -> Result<usize, MissingCudaPart>,

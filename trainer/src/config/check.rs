@@ -266,7 +266,7 @@ impl Mistakes<'_> {
 }
 
 /// Compares a plan with its data set and fills in the values that the data set determines.
-pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts) -> Vec<ConfigError> {
+pub(super) fn check_dataset(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts) -> Vec<ConfigError> {
     let mut mistakes = Mistakes { origins, errors: Vec::new() };
     let name = &plan.data.name;
     let classes = *plan.model.num_classes.get_or_insert(facts.classes);

@@ -211,7 +211,7 @@ fn train(out: &Path, sweep: &mut Sweep, slots: &mut DeviceSlots, stop: &Stop) ->
         }
         let mut still = Vec::new();
         for mut one in running {
-            match child::ended(&mut one.child)? {
+            match child::try_wait(&mut one.child)? {
                 None => still.push(one),
                 Some(status) => {
                     slots.put_back(&one.slots);
