@@ -86,7 +86,7 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     match lines.len() {
-        0 => format!("{status}, and it said nothing"),
+        0 => format!("{status}, without output"),
         count => lines[count.saturating_sub(SHOWN)..].join("\n"),
     }
 }

@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     let (nodes, node_rank) = (job.nnodes.unwrap_or(1), job.node_rank.unwrap_or(0));
     if arguments.standalone && nodes > 1 {
         return Err(Failure::usage(
-            format!("--standalone is a job on one machine, and --nnodes {nodes} one on several"),
+            format!("--standalone (one machine) contradicts --nnodes {nodes}"),
             "leave one of them out",
         ));
     }
@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
 /// Returns the number of processes on this machine. `gpus` counts its GPUs.
 ///
 /// # Errors
-/// One process per GPU is requested for, and there is no GPU.
+/// One process per GPU is requested, and there is no GPU.
 fn on_this_machine(
     count: ProcessCount,
     gpus: impl FnOnce() -> Result<usize, MissingCudaPart>,

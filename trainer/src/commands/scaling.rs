@@ -202,7 +202,7 @@ fn run_workers(
     let steps = read_metrics(&run.metrics())?;
     let steps = steps.get(child::warmup(arguments.runs.steps)..).unwrap_or_default().to_vec();
     if steps.len() < 2 {
-        let hint = "more train.epochs, or a larger data.limit_train";
+        let hint = "increase train.epochs or data.limit_train";
         return Err(Failure::run(format!("the run with {workers} workers had too few steps to measure"), hint));
     }
     Ok((run, steps))

@@ -126,8 +126,8 @@ impl RunLock {
     }
 }
 
-/// Returns the error for a lock file that cannot be written. The folder exists, so it is one to continue: another `--run-dir` is no
-/// help.
+/// Returns the error for a lock file that cannot be written. The run exists already, so the hint does not name another
+/// `--run-dir`.
 fn not_writable(path: &Path, error: &io::Error) -> FileError {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => FileError::new(

@@ -245,7 +245,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &FoundPart<Library>) -> Choice {
 /// driver. `peers` and `ipc` are the results of the same checks.
 fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
-        return "there is one GPU: none travel, but with --oversubscribe".into();
+        return "one GPU: no exchange, except with --oversubscribe".into();
     }
     let location = |(index, gpu): (usize, &Gpu)| {
         let [major, minor] = gpu.compute;
@@ -288,11 +288,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_go_as_a_group_chooses_and_the_checks_have_a_say() {
+    fn gradients_go_as_a_group_chooses_and_checks_override_the_driver() {
         let peer = |from, to, driver_says, check: &str| Peer { from, to, driver_says, check: check.into() };
         let good = [peer(0, 1, true, "works"), peer(1, 0, true, "works")];
         let blind = [peer(0, 1, true, "works"), peer(1, 0, false, "no access")];
-        let liar = [peer(0, 1, true, "works"), peer(1, 0, true, "3 of 4 values were read otherwise than written")];
+        let liar = [peer(0, 1, true, "works"), peer(1, 0, true, "3 of 4 values differ from the written ones")];
         let gpus = |count: usize, compute| {
             let gpu = |index| {
                 let (name, uuid) = (String::from("GPU"), format!("GPU-{index}"));

@@ -127,7 +127,7 @@ fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
 }
 
-/// Returns what is in a folder, sorted by name. A path that is not a folder has nothing in it.
+/// Returns the entries of a folder, sorted by name. A path that is not a folder has no entries.
 fn entries(path: &Path) -> Result<Vec<PathBuf>, FileError> {
     if !path.is_dir() {
         return Ok(Vec::new());

@@ -108,7 +108,7 @@ impl ScalingReport {
         }
         page += &aligned(&rows);
         let Some(profile) = &self.profile else {
-            return page + "\nnothing is computed: no run had several workers, whose buckets it needs\n";
+            return page + "\nno prediction: it needs the gradient buckets of a run with 2 or more workers\n";
         };
         let buckets: Vec<_> =
             profile.buckets.iter().map(|bucket| format!("{} at {:.1}", bytes(bucket.bytes), bucket.ready_ms)).collect();
