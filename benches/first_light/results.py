@@ -57,7 +57,7 @@ def read(file):
         except (ValueError, KeyError, TypeError):
             if number == len(lines):
                 continue
-            die(f"{file}:{number}: this is no result of first_light.sh", "name another folder, or remove the file")
+            die(f"{file}:{number}: this is not a result of first_light.sh", "name another folder, or remove the file")
     return found
 
 

@@ -182,7 +182,7 @@ impl Hint for DataError {
         some(&self.hint)
     }
 
-    /// A file that may be readable later is no wrong input: a launcher may start the job again.
+    /// A file that may be readable later is not wrong input: a launcher may start the job again.
     fn exit_code(&self) -> u8 {
         if self.is_transient { FAILED } else { USAGE }
     }
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn used_up_memory_is_told_from_a_defect() {
+    fn used_up_memory_is_distinguished_from_a_defect() {
         let burns = "a device can copy them back: Execution(An IO error happened\nCaused by:\n  out of device memory \
                      allocating 8388608 bytes\nNo backtrace available)";
         let failure = Failure::of_panic(burns).unwrap();
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_cudarc_does_not_find_is_told_from_a_defect() {
+    fn a_library_that_cudarc_does_not_find_is_distinguished_from_a_defect() {
         let cudarcs = "Unable to dynamically load the \"nvrtc\" shared library - searched for library names: \
                        [\"libnvrtc.so\", \"libnvrtc.so.12\"]. Ensure that `LD_LIBRARY_PATH` has the correct path";
         let failure = Failure::of_panic(cudarcs).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_has_stopped_is_told_from_a_defect() {
+    fn a_gpu_that_has_stopped_is_distinguished_from_a_defect() {
         let burns =
             "Execution(The device is poisoned\nCaused by:\n  cuEventSynchronize failed with status 700\nBacktrace)";
         let failure = Failure::of_panic(burns).unwrap();

@@ -1,7 +1,8 @@
 //! The trainer: command line, configuration, engine, strategies and reports.
 //!
 //! `ARCHITECTURE.md` shows the modules in layers. A module imports only from layers below its own, which `tests/layers.rs`
-//! checks. [`main`] is the whole program. Only `program`, `diagnostics`, [`commands`] and [`run`] use flags. [`engine`] counts epochs.
+//! checks. [`main`] is the whole program. Only `program`, `diagnostics`, [`commands`] and [`run`] use flags, and
+//! [`config`] only the type of `--data-dir`. [`engine`] counts epochs.
 //! Only rank 0 has a [`report::Reporter`].
 
 #![deny(clippy::print_stdout, clippy::print_stderr, reason = "`console` writes to the screen")]

@@ -186,7 +186,7 @@ fn no_process_is_left_however_the_launcher_ends() {
 #[test]
 fn processes_may_end_in_their_own_way_after_a_signal() {
     let bench = Bench::new("");
-    // A saved checkpoint and exit 0 is no failure. A second signal does not wait.
+    // A saved checkpoint and exit 0 are not a failure. A second signal does not wait.
     let (child, out, _) = family(&bench, "trap 'echo saved; exit 0' TERM;");
     signal(&child, SIGTERM);
     let stopped: Ended = child.wait_with_output().unwrap().into();

@@ -203,7 +203,7 @@ fn an_evaluation_at_another_size_is_refused_where_weights_depend_on_it() {
     assert!(misspelt.contains("did you mean `fashion-mini`?"), "{misspelt}");
 }
 
-/// Keys that only several processes use are no mistake, but they change nothing.
+/// Keys that only several processes use are not a mistake, but they change nothing.
 #[test]
 fn one_process_says_which_keys_it_does_not_use() {
     let bench = Bench::new(CONFIG);

@@ -51,7 +51,7 @@ fn three_modes_on_one_page() {
     assert!(std::fs::read_to_string(bench.path("out/compare.svg")).unwrap().contains("ddp x2"));
     let page =
         bench.run(&["compare", "--config", "config.toml", "--cpus", "2", "--steps", "4", "--rounds", "1"]).expect(0);
-    assert!(page.stdout.contains("differs by") && page.stdout.contains("folder: runs/"), "{}", page.stdout);
+    assert!(page.stdout.contains("loss diff") && page.stdout.contains("folder: runs/"), "{}", page.stdout);
 }
 
 #[test]

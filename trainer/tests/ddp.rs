@@ -40,7 +40,7 @@ fn a_job_may_have_one_process() {
     bench.run(&["--resume", run.to_str().unwrap(), limit[0], limit[1]]).expect(0);
     common::assert_same_curve("a job of one process", &one, &loss_values(&run), 1e-4);
     let unknown = bench.run(&["--config", "config.toml", "--mode", "ddp"]).expect(2).stderr;
-    assert!(unknown.contains("ddp needs to know its processes") && unknown.contains("--cpus N"), "{unknown}");
+    assert!(unknown.contains("mode ddp needs the number of processes") && unknown.contains("--cpus N"), "{unknown}");
 }
 
 /// `-q` leaves out how another launcher has started the rank.
@@ -160,7 +160,7 @@ pub fn two_ranks_of_a_foreign_launcher(bench: &Bench, extra: &[&str]) -> [common
 }
 
 #[test]
-fn ranks_that_were_started_differently_are_told_how() {
+fn ranks_that_were_started_differently_are_reported() {
     let bench = Bench::new(CONFIG);
     let cases = [
         ("optimizer.lr=0.5", "rank 0 has optimizer.lr = 0.05 where rank 1 has optimizer.lr = 0.5"),

@@ -150,7 +150,7 @@ fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
 
 /// Ranks that decode at other times make other calls, so they compare their settings before.
 #[test]
-fn ranks_that_decode_at_other_times_are_told() {
+fn ranks_that_decode_at_other_times_are_reported() {
     let config = CONFIG.replace("random-resized-crop:0.25", "crop");
     let bench = Bench::new(&config.replace("image_size = 28", "image_size = 28\ndecode = \"memory\""));
     write_pictures(&bench);

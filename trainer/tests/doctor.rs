@@ -74,11 +74,11 @@ impl Machine {
 }
 
 fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+    value.as_str().unwrap_or_else(|| panic!("{value} is not a text"))
 }
 
 #[test]
-fn a_machine_without_anything_is_told_where_everything_was_looked_for() {
+fn a_machine_without_anything_is_reported_with_all_searched_places() {
     let machine = Machine::bare();
     let report = machine.doctor(&[]);
     // The loader may find the system's own libraries even here, so check only the parts that are missing
@@ -151,7 +151,7 @@ fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
     let report = machine.doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "lies")]);
     for peer in report["peers"].as_array().unwrap() {
         assert_eq!(peer["driver_says"], true);
-        assert!(text(&peer["check"]).contains("values were read otherwise than written"), "{peer}");
+        assert!(text(&peer["check"]).contains("values differ from the written ones"), "{peer}");
     }
     // The GPU's own memory works
     assert_eq!(report["gpus"][1]["memory_check"], "works");
@@ -184,7 +184,7 @@ fn a_gpu_for_one_process_is_not_shared_with_another() {
 }
 
 #[test]
-fn a_gpu_whose_driver_ends_long_kernels_is_told() {
+fn a_gpu_whose_driver_ends_long_kernels_is_reported() {
     let machine = Machine::complete();
     let shown = |variables: &[(&str, &str)]| {
         let screen = String::from_utf8(machine.run(&["doctor"], variables).stdout).unwrap();
@@ -205,7 +205,7 @@ fn refused_ipc_is_an_answer() {
 }
 
 #[test]
-fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
+fn a_driver_that_shows_no_gpu_or_does_not_start_is_distinguished() {
     let machine = Machine::complete();
     let none = machine.doctor(&[("CUDA_VISIBLE_DEVICES", "")]);
     assert!(text(&none["driver"]["missing"]).contains("CUDA_ERROR_NO_DEVICE"), "{none}");
@@ -216,7 +216,7 @@ fn a_driver_that_shows_no_gpu_or_does_not_start_is_told_apart() {
 }
 
 #[test]
-fn a_driver_that_is_older_than_nvrtc_or_this_program_is_told_with_what_to_install() {
+fn a_driver_that_is_older_than_nvrtc_or_this_program_is_reported_with_what_to_install() {
     let machine = Machine::complete();
     assert_eq!(machine.doctor(&[])["versions"], Value::Null);
     let newer = machine.doctor(&[("CUDA_ON_CPU_DRIVER", "13.0")]);

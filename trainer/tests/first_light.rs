@@ -235,7 +235,7 @@ fn bad_input_is_an_error_with_a_hint() {
     std::fs::create_dir(bench.path("out")).unwrap();
     std::fs::write(bench.path("out/results.jsonl"), "torn\n{}\n").unwrap();
     let damaged = bench.run(&[]).expect(2);
-    assert!(damaged.stderr.contains("results.jsonl:1: this is no result"), "{}", damaged.stderr);
+    assert!(damaged.stderr.contains("results.jsonl:1: this is not a result"), "{}", damaged.stderr);
     // The last line may be torn: the machine may have stopped while it was written.
     std::fs::write(bench.path("out/results.jsonl"), "{\"step\": \"ops\", \"sta").unwrap();
     bench.run(&[("ONLY", "checks")]).expect(0);

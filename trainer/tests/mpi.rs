@@ -27,7 +27,7 @@ fn trains(bench: &Bench, world_size: usize, backend: &str, more: &[&str]) -> End
 }
 
 #[test]
-fn training_over_mpi_gives_the_losses_of_our_own_collectives() {
+fn training_over_mpi_has_the_losses_of_the_custom_collectives() {
     let bench = Bench::new(CONFIG);
     let limit = ["--set", "train.max_steps=12"];
     trains(&bench, 2, "mpi", &[&["--run-dir", "theirs"][..], &limit].concat()).expect(0);

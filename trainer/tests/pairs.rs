@@ -166,7 +166,7 @@ fn held_out_images_are_those_of_the_run() {
     let moved = bench.path("pictures/train/dark/zz.png");
     fs::rename(bench.path("pictures/train/dark/00.png"), &moved).unwrap();
     let ended = bench.run(&["eval", "--run", run]).expect(2);
-    assert!(ended.stderr.contains("the images that are held out now are others"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the validation split differs from that of the run"), "{}", ended.stderr);
     let ended = bench.run(&["--resume", run, "--epochs", "3"]).expect(2);
     assert!(ended.stderr.contains("have other names or labels"), "{}", ended.stderr);
     // Where there are test images, the training images are not split.

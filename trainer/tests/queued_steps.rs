@@ -15,7 +15,7 @@ use trainer::{
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
-/// [`Single`] that gives the outcomes of full batches away late.
+/// [`Single`] that returns the outcomes of full batches late.
 struct Queues {
     inner: Single,
     queue: VecDeque<StepOutcome>,

@@ -29,7 +29,7 @@ fn measured_and_computed_steps_are_on_one_page() {
     assert_eq!(profile["buckets"][0]["bytes"], 4 * 44_426);
     let ready = profile["buckets"][0]["ready_ms"].as_f64().unwrap();
     assert!(ready > 0.0 && ready < 2.0 * profile["backward_ms"].as_f64().unwrap() + 1.0, "{profile}");
-    // 16 images are no batch of 32 workers
+    // 32 workers cannot share a batch of 16 images
     let computed = json["computed"].as_array().unwrap();
     let workers = |scaling: &str| computed.iter().filter(|row| row["scaling"] == scaling).count();
     assert_eq!((workers("weak"), workers("strong")), (3 * 10, 3 * 5));

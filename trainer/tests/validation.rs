@@ -87,6 +87,34 @@ fn the_best_epoch_is_selected_on_val_and_test_is_evaluated_with_it() {
     }
 }
 
+/// The links of the checkpoints are lost in a copy, or the best checkpoint is damaged: both runs end with a test of the best weights
+/// that there are.
+#[test]
+fn a_run_that_continues_tests_the_best_weights_that_there_are() {
+    let bench = Bench::new(CONFIG);
+    pictures(&bench);
+    bench.run(&["--config", "config.toml"]).expect(0);
+    let run = bench.only_run("runs");
+    let (test, checkpoints) = (result(&run)["test"].clone(), run.join("checkpoints"));
+    let go_on = |flags: &[&str]| bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);
+    for link in ["best", "last"] {
+        fs::remove_file(checkpoints.join(link)).unwrap();
+    }
+    let evaluated = bench.run(&["eval", "--run", run.to_str().unwrap()]).expect(0).stderr;
+    assert!(evaluated.contains("has no checkpoint of its best epoch, 1: the newest checkpoint is used"), "{evaluated}");
+    let ended = go_on(&["--epochs", "4", "--set", "train.patience=0"]);
+    assert!(!ended.stderr.contains("warning:"), "{}", ended.stderr);
+    assert_eq!(result(&run)["test"], test);
+    let best = fs::read_link(checkpoints.join("best")).unwrap();
+    assert_eq!(best.to_str(), Some("epoch-1"));
+    fs::write(checkpoints.join("best/model.safetensors"), "cut").unwrap();
+    let ended = go_on(&["--epochs", "5", "--set", "train.patience=0"]);
+    let warning = "warning: the best checkpoint so far, of epoch 1, is lost";
+    assert!(ended.stderr.contains(warning) && ended.stderr.contains("3 bytes"), "{}", ended.stderr);
+    assert_eq!(result(&run)["test"]["correct"], 6, "the later weights agree with `test`");
+    assert_eq!(result(&run)["best"]["epoch"], 4, "the best one that was left");
+}
+
 #[test]
 fn without_a_best_checkpoint_test_is_evaluated_with_the_last_weights() {
     let bench = Bench::new(&format!("{CONFIG}keep_best = false\n"));

@@ -33,7 +33,7 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 const SHOWN: usize = 12;
 
 /// Asks the kernel to send SIGTERM to this process when the command that started this process ends. Works on Linux only.
-pub(super) fn follow(variables: &Variables) {
+pub(super) fn end_with_parent(variables: &Variables) {
     let parent = variables.get(PARENT).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     if parent.is_some() && parent == getppid() {
         // Ignore an error: without the signal, the run continues to its normal end.
@@ -70,7 +70,7 @@ pub(super) fn command() -> Result<Command, Failure> {
 ///
 /// # Errors
 /// `waitpid` fails.
-pub(super) fn ended(child: &mut Child) -> Result<Option<ExitStatus>, Failure> {
+pub(super) fn try_wait(child: &mut Child) -> Result<Option<ExitStatus>, Failure> {
     child.try_wait().map_err(|error| Failure::run(format!("waiting for a run: {error}"), "please report this"))
 }
 
@@ -88,7 +88,7 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
     let text = fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     match lines.len() {
-        0 => format!("{status}, and it said nothing"),
+        0 => format!("{status}, without output"),
         count => lines[count.saturating_sub(SHOWN)..].join("\n"),
     }
 }
@@ -248,7 +248,7 @@ pub(super) fn warmup(steps: usize) -> usize {
 fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
     let mut passed_on = false;
     loop {
-        match ended(&mut child)? {
+        match try_wait(&mut child)? {
             Some(status) => match stop.signal() {
                 None => return Ok(status),
                 Some(signal) => {

@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
             }
             // Print progress on stderr: stdout holds only the page.
             console::eprint(format_args!("round {round} of {}: {mode}", arguments.rounds));
-            match one(arguments, &plan, *mode, &out.join("runs").join(format!("{mode}-{round}")), &stop)? {
+            match run_mode(arguments, &plan, *mode, &out.join("runs").join(format!("{mode}-{round}")), &stop)? {
                 Ok(measured) => rounds.push(measured),
                 Err(message) => *error = Some(message),
             }
@@ -103,7 +103,7 @@ fn modes(words: &[String]) -> Result<Vec<Mode>, Failure> {
 }
 
 /// Runs one mode once. The inner error is the output of a process that failed.
-fn one(
+fn run_mode(
     arguments: &CompareArgs,
     plan: &RunPlan,
     mode: Mode,
@@ -128,7 +128,7 @@ fn one(
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
     let count = steps.len();
     Ok(Round::new(&steps, warmup(arguments.runs.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(
-        || format!("the run ended after {count} steps, before there was anything to measure\nhint: more train.epochs"),
+        || format!("the run ended after {count} steps, before there was anything to measure\nhint: increase train.epochs or data.limit_train"),
     ))
 }
 

@@ -32,7 +32,7 @@ use crate::text::thousands;
 use crate::weights::{LoadedWeights, Purpose, WeightFile, WeightTarget};
 
 /// The weights to evaluate, and the images to evaluate them on.
-struct Subject {
+struct EvalTarget {
     model: String,
     weights: WeightFile,
     data: LoadRequest,
@@ -87,23 +87,23 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         let names: Vec<_> = formats::dataset_names().collect();
         return Err(Failure::usage(format!("--data {name}: no such data set"), config::data_set_hint(name, &names)));
     }
-    let subject = match (&arguments.run, &arguments.model, &arguments.weights) {
+    let target = match (&arguments.run, &arguments.model, &arguments.weights) {
         (Some(run), ..) => of_run(run, arguments)?,
         (None, Some(model), Some(weights)) => of_file(model, weights, arguments)?,
         _ => return Err(Failure::usage("nothing to evaluate", "give --run RUN, or --model NAME and --weights FILE")),
     };
-    if subject.is_multi_label() && arguments.tta.is_some() {
+    if target.is_multi_label() && arguments.tta.is_some() {
         let hint = "leave --tta out: multi-label images are evaluated as they are";
         return Err(Failure::usage("--tta needs one class per image", hint));
     }
-    let (test, loader) = test_images(&subject, arguments)?;
-    subject.check_trained(&test)?;
-    subject.check_image_size(&test)?;
-    if let Some(limit) = subject.limit.filter(|limit| *limit < test.len()) {
+    let (test, loader) = test_images(&target, arguments)?;
+    target.check_trained(&test)?;
+    target.check_image_size(&test)?;
+    if let Some(limit) = target.limit.filter(|limit| *limit < test.len()) {
         let (limit, all) = (thousands(limit as u64), thousands(test.len() as u64));
         console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
     }
-    let (replica, origin) = load_network(&subject, &test, arguments)?;
+    let (replica, origin) = load_network(&target, &test, arguments)?;
     let stop = Stop::on_signals()?;
     let mut replaced = ReplacedImages::default();
     let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
@@ -117,7 +117,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     if arguments.json {
         return super::print_json(&Report {
             top1: record.top1,
-            top5: (!subject.is_multi_label()).then_some(record.top5),
+            top5: (!target.is_multi_label()).then_some(record.top5),
             loss: record.loss,
             correct: record.correct,
             total: record.total,
@@ -128,7 +128,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
             replaced_images: replaced.count(),
         });
     }
-    let title = format!("{} ({origin}) on {}", subject.model, subject.data.name);
+    let title = format!("{} ({origin}) on {}", target.model, target.data.name);
     match average_precision {
         Some(precision) => print_precisions(&title, &record, &precision),
         None => print_accuracy(&title, &record, views(arguments), confusion.as_ref()),
@@ -136,7 +136,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-impl Subject {
+impl EvalTarget {
     /// Returns whether an image may have several classes.
     fn is_multi_label(&self) -> bool {
         self.data.label_delim.is_some()
@@ -207,23 +207,22 @@ fn views(arguments: &EvalArgs) -> Views {
 }
 
 /// Opens the test images, and the loader that prepares them.
-fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>, Loader), Failure> {
-    let splits = formats::load(&subject.data).map_err(|error| match error.place.as_str() {
+fn test_images(target: &EvalTarget, arguments: &EvalArgs) -> Result<(Arc<Dataset>, Loader), Failure> {
+    let splits = formats::load(&target.data).map_err(|error| match error.place.as_str() {
         "validation" => {
-            let cause =
-                format!("{}: no test images, and the run's data.validation: {}", subject.data.name, error.cause);
+            let cause = format!("{}: no test images, and the run's data.validation: {}", target.data.name, error.cause);
             Failure::usage(cause, "give the data set test images")
         }
         _ => run_data::name_variable(error, &arguments.data_dir).into(),
     })?;
-    if let (Some(run), Some(record)) = (&subject.run, &splits.record) {
+    if let (Some(run), Some(record)) = (&target.run, &splits.record) {
         split_file::check_validation(run, record)?;
     }
     if let (Some(side), None) = (arguments.resize, &splits.test.encoded) {
-        let cause = format!("--resize {side}: it is for images in files, and {} is in memory", subject.data.name);
+        let cause = format!("--resize {side}: it is for images in files, and {} is in memory", target.data.name);
         return Err(Failure::usage(cause, "leave --resize out"));
     }
-    let facts = run_data::dataset_facts(&subject.data.name, &splits);
+    let facts = run_data::dataset_facts(&target.data.name, &splits);
     let test = Arc::new(splits.test);
     let channels = test.shape.channels;
     check_channels("--mean", arguments.mean.as_ref(), channels, "from 0 to 1", |mean| (0.0..=1.0).contains(&mean))?;
@@ -234,26 +233,27 @@ fn test_images(subject: &Subject, arguments: &EvalArgs) -> Result<(Arc<Dataset>,
         ten_crop,
         shuffle: false,
         evaluation: true,
-        mean: subject.mean.clone().filter(|mean| mean.len() == channels).unwrap_or(facts.mean),
-        std: subject.std.clone().filter(|std| std.len() == channels).unwrap_or(facts.std),
-        on_error: subject.on_error,
+        mean: target.mean.clone().filter(|mean| mean.len() == channels).unwrap_or(facts.mean),
+        std: target.std.clone().filter(|std| std.len() == channels).unwrap_or(facts.std),
+        on_error: target.on_error,
         workers: rayon::current_num_threads(),
         ..LoaderConfig::default()
     };
     Ok((test.clone(), Loader::new(test, config).map_err(ten_crop_failure)?))
 }
 
-/// Builds the network with the subject's weights on the best device. Returns it with the origin of the weights.
-fn load_network(subject: &Subject, test: &Dataset, arguments: &EvalArgs) -> Result<(Replica, String), Failure> {
+/// Builds the network with the target's weights on the best device. Returns it with the origin of the weights.
+fn load_network(target: &EvalTarget, test: &Dataset, arguments: &EvalArgs) -> Result<(Replica, String), Failure> {
     let image_size = [test.shape.height, test.shape.width];
     let spec = Spec { num_classes: test.classes.len(), in_channels: test.shape.channels, image_size };
     let selected = device::DeviceSet::of(DeviceRequest::Best)?.select(&LocalRank::ALONE)?;
-    let target = WeightTarget { model: &subject.model, spec, data: &subject.data.name, purpose: Purpose::Evaluation };
+    let weight_target =
+        WeightTarget { model: &target.model, spec, data: &target.data.name, purpose: Purpose::Evaluation };
     let mistake = |error: BuildError| Failure::usage(format!("{}: {error}", error.key()), error.hint());
     let LoadedWeights { network, origin, .. } =
-        saved_network::build(&target, &subject.weights, Some(&selected), mistake)?;
+        saved_network::build(&weight_target, &target.weights, Some(&selected), mistake)?;
     let replica = Replica::new(network, selected.device(), spec.num_classes, 0.0, 0);
-    Ok((replica.with_tta(views(arguments).on_device()).with_multi_label(subject.is_multi_label()), origin))
+    Ok((replica.with_tta(views(arguments).on_device()).with_multi_label(target.is_multi_label()), origin))
 }
 
 /// Prints the result for images of several classes.
@@ -294,7 +294,7 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
 
 /// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if
 /// the checkpoint has them.
-fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
+fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
     let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
     let plan = plan::load(&folder.config(), &overrides)?;
@@ -307,7 +307,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
         (Some(size), Some(own)) => (side * size).div_ceil(own),
         _ => side,
     });
-    Ok(Subject {
+    Ok(EvalTarget {
         model: plan.model.name.clone(),
         weights: WeightFile::of_state(&loaded.path, snapshot.ema.unwrap_or(snapshot.model)),
         data: LoadRequest {
@@ -334,13 +334,13 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
 }
 
 /// Opens a weight file with PyTorch's names, or the folder of a checkpoint.
-fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<Subject, Failure> {
+fn of_file(model: &str, weights: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
     let data = arguments
         .data
         .as_deref()
         .ok_or_else(|| Failure::usage("--weights: no data set to evaluate on", "name one: --data cifar10"))?;
     models::find(model).map_err(|error| Failure::usage(format!("--model {model}: {error}"), error.hint()))?;
-    Ok(Subject {
+    Ok(EvalTarget {
         model: model.to_owned(),
         weights: WeightFile::open(weights)?,
         data: LoadRequest {

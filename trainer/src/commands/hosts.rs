@@ -15,7 +15,7 @@ use launch::{
 ///
 /// # Errors
 /// The list, the file or LSF's variable is malformed.
-pub(super) fn asked(job: &JobArgs) -> Result<Option<Vec<Host>>, Failure> {
+pub(super) fn requested_hosts(job: &JobArgs) -> Result<Option<Vec<Host>>, Failure> {
     Ok(match (&job.hosts, &job.hostfile) {
         (Some(text), _) if text == "lsf" => Some(hosts::of_lsf(&environment::variables())?),
         (Some(text), _) => Some(hosts::parse_list(text)?),

@@ -28,9 +28,9 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
         workers = Some(ProcessCount::Number(plan.workers));
         hosts::apply_to_job(&mut job, plan);
     }
-    if let Some(asked) = hosts::asked(&job)? {
+    if let Some(requested) = hosts::requested_hosts(&job)? {
         let count = workers.map(of_hosts).transpose()?.map(|count| ("--cpus", count));
-        return Ok(hosts::ssh_launcher(&job, &asked, count, false, &variables)?.run()?);
+        return Ok(hosts::ssh_launcher(&job, &requested, count, false, &variables)?.run()?);
     }
     let Some(workers) = workers else {
         return Err(Failure::usage(
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
     let (nodes, node_rank) = (job.nnodes.unwrap_or(1), job.node_rank.unwrap_or(0));
     if arguments.standalone && nodes > 1 {
         return Err(Failure::usage(
-            format!("--standalone is a job on one machine, and --nnodes {nodes} one on several"),
+            format!("--standalone (one machine) contradicts --nnodes {nodes}"),
             "leave one of them out",
         ));
     }
@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
 /// Returns the number of processes on this machine. `gpus` counts its GPUs.
 ///
 /// # Errors
-/// One process per GPU is asked for, and there is no GPU.
+/// One process per GPU is requested, and there is no GPU.
 fn on_this_machine(
     count: ProcessCount,
     gpus: impl FnOnce() -> Result<usize, MissingCudaPart>,

@@ -6,6 +6,7 @@ use burn::tensor::Device;
 use models::BuildError;
 
 use crate::config::RunPlan;
+use crate::console;
 use crate::device::SelectedDevice;
 use crate::engine::checkpoint::{self, LoadedCheckpoint};
 use crate::failure::Failure;
@@ -47,7 +48,17 @@ pub(super) fn load(folder: &RunFolder, name: Option<&str>) -> Result<LoadedCheck
                     "let it train until its first checkpoint, and name this folder then",
                 ));
             }
-            return Ok(checkpoint::load_newest(&folder.checkpoints())?.0);
+            let newest = checkpoint::load_newest(&folder.checkpoints())?.0;
+            if let (Some(best), last) = (newest.progress.best, newest.progress.last)
+                && !last.is_some_and(|last| last.is_same(&best))
+            {
+                let (of, path) = (folder.path().display(), newest.path.display());
+                let epoch = best.epoch;
+                console::eprint(format_args!(
+                    "note: {of} has no checkpoint of its best epoch, {epoch}: the newest checkpoint is used, {path}"
+                ));
+            }
+            return Ok(newest);
         }
         None => folder.best_checkpoint(),
         Some(name) => folder.checkpoints().join(name),

@@ -14,7 +14,7 @@ use crate::files::FileError;
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::report::scaling::{
-    self, Algorithm, Link, Measured, Network, Profile, Scaling, ScalingReport, computed, profile,
+    self, Algorithm, Interconnect, Link, Measured, Profile, Scaling, ScalingReport, computed, profile,
 };
 use crate::report::{RunFolder, StepRecord};
 use crate::signals::Stop;
@@ -94,7 +94,7 @@ fn workers(arguments: &ScalingArgs) -> Result<Vec<usize>, Failure> {
 }
 
 /// Reads the flags that describe the network of the computed steps.
-fn network(arguments: &ScalingArgs) -> Result<Network, Failure> {
+fn network(arguments: &ScalingArgs) -> Result<Interconnect, Failure> {
     let link = |flag: &str, text: &str| {
         Link::parse(text).ok_or_else(|| {
             let hint = "write latency and bandwidth, such as 100us,10Gbit; units: us, ms and Mbit, Gbit per second";
@@ -104,7 +104,7 @@ fn network(arguments: &ScalingArgs) -> Result<Network, Failure> {
     if arguments.per_host == 0 {
         return Err(Failure::usage("--per-host 0: a host has at least one worker", "such as --per-host 8"));
     }
-    Ok(Network {
+    Ok(Interconnect {
         link: link("--link", &arguments.link)?,
         local: link("--local-link", &arguments.local_link)?,
         per_host: arguments.per_host,
@@ -115,7 +115,7 @@ fn measure(
     arguments: &ScalingArgs,
     plan: &RunPlan,
     workers: &[usize],
-    network: Network,
+    network: Interconnect,
     out: &Path,
     stop: &Stop,
 ) -> Result<ScalingReport, Failure> {
@@ -129,7 +129,7 @@ fn measure(
         for &count in workers {
             console::eprint(format_args!("{} scaling: {count} workers", scaling.name()));
             let folder = out.join("runs").join(format!("{}-{count}", scaling.name()));
-            let (run, steps) = one(arguments, plan, scaling, count, threads, &folder, stop)?;
+            let (run, steps) = run_workers(arguments, plan, scaling, count, threads, &folder, stop)?;
             let share = if scaling == Scaling::Weak { batch_size } else { batch_size.div_ceil(count) };
             if found.is_none() && count > 1 {
                 let bytes = fs::read(run.timeline()).map_err(|error| FileError::io(run.timeline(), "read", &error))?;
@@ -171,7 +171,7 @@ fn measure(
 }
 
 /// Trains the steps of one measurement. Returns the run folder and the steps after the warm-up.
-fn one(
+fn run_workers(
     arguments: &ScalingArgs,
     plan: &RunPlan,
     scaling: Scaling,
@@ -202,7 +202,7 @@ fn one(
     let steps = read_metrics(&run.metrics())?;
     let steps = steps.get(child::warmup(arguments.runs.steps)..).unwrap_or_default().to_vec();
     if steps.len() < 2 {
-        let hint = "more train.epochs, or a larger data.limit_train";
+        let hint = "increase train.epochs or data.limit_train";
         return Err(Failure::run(format!("the run with {workers} workers had too few steps to measure"), hint));
     }
     Ok((run, steps))

@@ -6,8 +6,8 @@ use crate::cli::TableArgs;
 use crate::config::Overrides;
 use crate::console;
 use crate::failure::Failure;
-use crate::report::table;
-use crate::report::table::RunRecord;
+use crate::report::accuracy_table;
+use crate::report::accuracy_table::RunRecord;
 use crate::run::plan;
 
 /// Folder of the committed summaries, relative to the root of a checkout.
@@ -26,22 +26,25 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
         }
         named => named.to_vec(),
     };
-    let found = table::read_runs(&paths).map_err(|error| Failure::usage(&error, &error.hint))?;
+    let found = accuracy_table::read_runs(&paths).map_err(|error| Failure::usage(&error, &error.hint))?;
     for path in &found.unfinished {
         console::eprint(format_args!("note: {}: no result yet, left out", path.display()));
     }
     if let Some(into) = &arguments.save {
         for run in &found.runs {
-            console::print(format_args!("saved {}", table::save(run, &portable_config(run)?, into)?.display()));
+            console::print(format_args!(
+                "saved {}",
+                accuracy_table::save(run, &portable_config(run)?, into)?.display()
+            ));
         }
         return Ok(());
     }
     let published: Vec<_> = models::entries().iter().map(|entry| (entry.name, entry.published_top1)).collect();
-    let rows = table::rows(&published, &found.runs);
+    let rows = accuracy_table::rows(&published, &found.runs);
     match (arguments.json, arguments.markdown) {
         (true, _) => super::print_json(&rows)?,
-        (_, true) => console::print(table::markdown(&rows)),
-        _ => console::print(table::text(&rows)),
+        (_, true) => console::print(accuracy_table::markdown(&rows)),
+        _ => console::print(accuracy_table::text(&rows)),
     }
     Ok(())
 }
@@ -51,7 +54,7 @@ pub(super) fn run(arguments: &TableArgs) -> Result<(), Failure> {
 fn portable_config(run: &RunRecord) -> Result<String, Failure> {
     let mut plan = plan::load(&run.folder.config(), &Overrides::default())?;
     plan.data.dir = None;
-    plan.model.weights = plan.model.weights.as_deref().map(table::weights_name);
+    plan.model.weights = plan.model.weights.as_deref().map(accuracy_table::weights_name);
     plan.parallel.devices = None;
     Ok(plan.to_toml())
 }

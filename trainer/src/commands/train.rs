@@ -12,11 +12,11 @@ use launch::environment;
 /// See [`run::run`], and with `-H` [`launch::SshLauncher::run`].
 pub(super) fn run(arguments: &TrainArgs) -> Result<u8, Failure> {
     let variables = environment::variables();
-    child::follow(&variables);
+    child::end_with_parent(&variables);
     let mut arguments = arguments.clone();
     hosts::apply_plan(&mut arguments, &variables)?;
-    match hosts::asked(&arguments.job)? {
-        Some(asked) => hosts::train(&arguments, &asked, variables),
+    match hosts::requested_hosts(&arguments.job)? {
+        Some(requested) => hosts::train(&arguments, &requested, variables),
         None => run::run(&arguments, variables),
     }
 }

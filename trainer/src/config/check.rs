@@ -214,7 +214,7 @@ pub(super) fn milestones(key: &str, list: &[f64], reader: &mut Reader) {
         (cause.to_owned(), "[0.5, 0.75] is after half and three quarters of the run")
     } else if let Some(pair) = falling {
         let cause = format!("expected rising milestones, found {} before {}", pair[0], pair[1]);
-        (cause, "sort them; each may be there once")
+        (cause, "sort them in ascending order, without duplicates")
     } else {
         return;
     };
@@ -266,7 +266,7 @@ impl Mistakes<'_> {
 }
 
 /// Compares a plan with its data set and fills in the values that the data set determines.
-pub(super) fn against(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts) -> Vec<ConfigError> {
+pub(super) fn check_dataset(plan: &mut RunPlan, origins: &Origins, facts: &DatasetFacts) -> Vec<ConfigError> {
     let mut mistakes = Mistakes { origins, errors: Vec::new() };
     let name = &plan.data.name;
     let classes = *plan.model.num_classes.get_or_insert(facts.classes);

@@ -13,8 +13,8 @@ pub fn key_tables() -> String {
     documenter.text
 }
 
-/// Returns the key, `section.key`, of a name that another trainer has for it: `optimizer.lr` for `learning-rate`. `None` if there
-/// is no such key.
+/// Returns the key, `section.key`, that another trainer calls `word`: `optimizer.lr` for `learning-rate`. `None` for an unknown
+/// word.
 pub fn key_called(word: &str) -> Option<String> {
     let mut search = Search { word, found: None };
     RunPlan::default().visit(&mut search);

@@ -36,7 +36,7 @@ pub struct SourceLine {
     pub width: usize,
 }
 
-/// One mistake: what is wrong, where, and what to do about it.
+/// One mistake: cause, location and hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// What is wrong.

@@ -29,7 +29,7 @@ pub(super) fn check(plan: &RunPlan, reader: &mut Reader) {
     }
     if let Some(pair) = image_sizes.windows(2).find(|pair| pair[0] >= pair[1]) {
         let cause = format!("expected rising sizes, found {} before {}", pair[0], pair[1]);
-        reader.reject("train.image_sizes", cause, "sort them; each may be there once");
+        reader.reject("train.image_sizes", cause, "sort them in ascending order, without duplicates");
     }
     if image_sizes.is_empty() {
         return;

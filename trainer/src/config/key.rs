@@ -292,7 +292,8 @@ impl Range {
     fn integer<N: TryFrom<i64>>(&self, raw: &RawValue) -> Result<N, ValueError> {
         let integer = raw.integer()?;
         self.check(integer as f64, "an integer", raw)?;
-        N::try_from(integer).map_err(|_| ValueError::new(format!("expected another integer, found {integer}")))
+        N::try_from(integer)
+            .map_err(|_| ValueError::new(format!("expected an integer that fits the key's type, found {integer}")))
     }
 
     fn check(&self, number: f64, wanted: &str, raw: &RawValue) -> Result<(), ValueError> {

@@ -20,7 +20,7 @@ mod error;
 mod image_sizes;
 mod key;
 mod keyword;
-mod layers;
+mod lr_factors;
 mod multi_label;
 mod origin;
 mod overrides;
@@ -101,7 +101,7 @@ pub fn resolve(source: &ConfigSource, overrides: &Overrides, registry: &Registry
 
     let Reader { origins, mut errors, notes, .. } = reader;
     if let Some(facts) = (registry.datasets)(&plan.data.name) {
-        errors.extend(check::against(&mut plan, &origins, &facts));
+        errors.extend(check::check_dataset(&mut plan, &origins, &facts));
     }
     ConfigErrors::check(errors)?;
     plan.provenance = Provenance { origins: origins.into(), notes };

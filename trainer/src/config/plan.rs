@@ -117,7 +117,7 @@ impl RunPlan {
     /// Each value that contradicts the data, with its line.
     pub fn check_against(&mut self, facts: &DatasetFacts) -> Result<(), ConfigErrors> {
         let origins = Arc::clone(&self.provenance.origins);
-        ConfigErrors::check(check::against(self, &origins, facts))
+        ConfigErrors::check(check::check_dataset(self, &origins, facts))
     }
 
     /// Makes the error of a mistake that another part of the program found in this plan. The location is that of the first of

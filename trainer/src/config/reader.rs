@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the section and the name of a key of that or a similar name.
-    fn home_of(&self, key: &str) -> Option<(&'static str, &'static str)> {
+    fn section_of(&self, key: &str) -> Option<(&'static str, &'static str)> {
         let of_section = |keys: &[KnownKey]| {
             let names: Vec<suggest::Name> = keys.iter().map(|known| (known.name, known.aliases)).collect();
             suggest::nearest(key, &names).map(|name| (keys[0].section, name))
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
             |section: &str, key: &str| self.known.iter().any(|one| (one.section, one.name) == (section, key));
         for ((section, key), entry) in self.entries.iter().filter(|((section, key), _)| !is_known(section, key)) {
             let (cause, hint) = if section.is_empty() {
-                self.loose(key, entry.value.get_ref())
+                self.explain_top_level_name(key, entry.value.get_ref())
             } else if sections.contains(&section.as_str()) {
                 self.unknown_key(section, key)
             } else if self.origins.headers.contains_key(section.as_str()) {
@@ -170,8 +170,8 @@ impl<'a> Reader<'a> {
         self.errors.append(&mut reports);
     }
 
-    /// Explains a name at the top of the file that is no section.
-    fn loose(&self, name: &str, value: &DeValue<'_>) -> (String, String) {
+    /// Explains a name at the top of the file that is not a section.
+    fn explain_top_level_name(&self, name: &str, value: &DeValue<'_>) -> (String, String) {
         let flag = self.origins.set_by("", name) == SetBy::Flag;
         if self.sections().contains(&name) && !flag {
             let kind = if value.is_array() { "an array" } else { "a value" };
@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
             };
             return (format!("`{name}`: expected a section, found {kind}"), hint);
         }
-        let hint = match self.home_of(name) {
+        let hint = match self.section_of(name) {
             Some((section, key)) if flag => format!("write --set {section}.{key}=…"),
             Some((section, key)) => format!("put `{key}` below `[{section}]`"),
             None => format!("every key belongs to a section: [{}]", self.sections().join("], [")),

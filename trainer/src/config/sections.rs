@@ -44,16 +44,16 @@ sections! {
         freeze: Vec<String> = vec![], unset "none", also ["frozen"];
     }
 
-    /// `[data]`: the data set and what is done to its images.
+    /// `[data]`: the data set and its preprocessing.
     DataConfig "data" {
         /// The data set, one that `trainer data list` shows.
         name: String = String::new(), also ["dataset"];
         /// The folder that holds the files, relative to the current directory; for `manifest` the CSV file.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
-        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label is no class. The loss
+        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label means no class. The loss
         /// is then PyTorch's `BCEWithLogitsLoss`.
         label_delim: Option<char> = None, unset "each image has one class", also ["label_delimiter", "multi_label", "delimiter"];
-        /// What is done to each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
+        /// Augmentations of each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
         /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
         /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability, `color-jitter:0.4:0.1` turns hues too; [the order](../docs/data.md#augmentation)
@@ -148,7 +148,7 @@ sections! {
     OptimizerConfig "optimizer" {
         /// The optimizer.
         kind: OptimizerKind = OptimizerKind::Sgd, also ["optimizer", "type"];
-        /// Share of the last update that is kept.
+        /// Momentum factor (PyTorch's `momentum`).
         momentum: f64 = 0.9, for OptimizerKind::Muon = 0.95, in 0..1, only OptimizerKind::[Sgd, Muon];
         /// Nesterov momentum.
         nesterov: bool = false, for OptimizerKind::Muon = true, unset "off", only OptimizerKind::[Sgd, Muon];
@@ -165,10 +165,10 @@ sections! {
         weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, for OptimizerKind::Muon = 0.1, in 0..=1000, unset "off", also ["wd", "l2"];
         /// Whether batch norm and biases decay too.
         decay_norm_and_bias: bool = true, unset "off";
-        /// Factor of `lr` for the biases of batch norms. What decays from a bias in a step stays the same.
+        /// Factor of `lr` for the biases of batch norms. The weight decay of a bias per step does not change.
         norm_bias_lr_factor: f64 = 1.0, in (Excluded(0), Included(1000));
-        /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. The longest name that fits
-        /// counts.
+        /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. If several names match,
+        /// the longest one applies.
         lr_factors: BTreeMap<String, f64> = BTreeMap::new(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
         /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The factors of
         /// `lr_factors` multiply it.
@@ -181,7 +181,7 @@ sections! {
     ScheduleConfig "schedule" {
         /// The learning rate over the run.
         kind: ScheduleKind = ScheduleKind::Cosine, also ["scheduler", "type"];
-        /// Where the learning rate falls, rising: fractions of the run, or epochs where above 1.
+        /// When the learning rate is multiplied by `gamma`, in ascending order: fractions of the run, or epochs if above 1.
         milestones: Vec<f64> = vec![0.5, 0.75], in (Excluded(0), Included(MANY)), only ScheduleKind::[MultiStep];
         /// Factor at each milestone.
         gamma: f64 = 0.1, in (Excluded(0), Included(1)), only ScheduleKind::[MultiStep];
@@ -189,13 +189,13 @@ sections! {
         warmup_epochs: f64 = 0.0, in 0..=MANY, unset "none", only ScheduleKind::[Cosine, MultiStep, Constant], also ["warmup"];
         /// First learning rate as a factor of `lr`.
         warmup_start: f64 = 0.01, in 0..=1, only ScheduleKind::[Cosine, MultiStep, Constant];
-        /// Share of the run that rises.
+        /// Fraction of the run in which the learning rate rises (PyTorch's `pct_start`).
         pct_start: f64 = 0.3, in (Excluded(0), Excluded(1)), only ScheduleKind::[OneCycle];
         /// `lr / div` is the first learning rate (PyTorch's `div_factor`).
         div: f64 = 25.0, in FACTOR, only ScheduleKind::[OneCycle], also ["div_factor"];
         /// `lr / div / final_div` is the last learning rate (PyTorch's `final_div_factor`).
         final_div: f64 = 1e4, in FACTOR, only ScheduleKind::[OneCycle], also ["final_div_factor"];
-        /// Shape of the slopes.
+        /// Shape of both slopes (PyTorch's `anneal_strategy`).
         anneal: Anneal = Anneal::Cos, only ScheduleKind::[OneCycle];
     }
 
@@ -245,7 +245,7 @@ sections! {
         best: Option<BestBy> = None, unset "`accuracy`, with `data.label_delim` `map`", also ["monitor", "metric"];
     }
 
-    /// `[log]`: what is written about the run.
+    /// `[log]`: output of the run.
     LogConfig "log" {
         /// Steps between plain progress lines, and between the training points of TensorBoard.
         every: usize = 50, in 1..=LARGEST_COUNT;

@@ -228,7 +228,7 @@ mod tests {
         exchange(&mut old, &[1]).unwrap();
         let whole = fs::read(&path).unwrap();
         for (len, expected) in [(super::LARGEST, vec![record(1)]), (super::LARGEST + 1, vec![])] {
-            // What follows the record is a hole, which is no record.
+            // What follows the record is a hole, which is not a record.
             old.file.set_len(len).unwrap();
             assert_eq!(open(folder.path()).1, expected, "{len} bytes");
         }

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_toolkit_is_told_by_what_it_lacks() {
+    fn a_partial_toolkit_is_reported_with_what_it_lacks() {
         let partial = |path: &Path| path.starts_with("/opt/cuda") && !path.ends_with("crt/mma.h");
         assert_eq!(headers_in(None, partial).unwrap_err().tried, ["/opt/cuda/include has no crt/mma.h"]);
         // CUDA 12 has the headers of C++ beside the others, CUDA 13 in `cccl`

@@ -47,7 +47,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         let fetched = match batches.by_ref().take(wanted).collect::<Result<Vec<_>, _>>() {
             Ok(fetched) => fetched,
             Err(error) => {
-                save_before_the_bad_step(engine, &queue, &mut reported)?;
+                save_completed_steps(engine, &queue, &mut reported)?;
                 return Err(error.into());
             }
         };
@@ -56,7 +56,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         }
         engine.replaced.add(&fetched);
         let lr = engine.lr(step);
-        let taken = QueuedStep { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
+        let queued_step = QueuedStep { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).
         let stop_seen = engine.stop_reason();
@@ -64,14 +64,14 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             let _reports = engine.report_kernel_compiles(WorkKind::Step);
             engine.strategy.queue_step(fetched, lr, stop_seen).map_err(|failure| at_step(engine, step, failure))?
         };
-        queue.push_back(taken);
+        queue.push_back(queued_step);
 
         // Before a checkpoint or a stop, wait for all queued steps and report them. Several ranks stop together, after the step whose
         // outcome has the reason.
         let due = every > 0 && (step + 1).is_multiple_of(every);
         let waits = outcome.is_some() || due || (stop_seen.is_some() && engine.strategy.world_size() == 1);
-        let left = if waits { 0 } else { engine.strategy.max_queued() };
-        for queued in queue.drain(..queue.len().saturating_sub(left)).collect::<Vec<_>>() {
+        let may_stay_queued = if waits { 0 } else { engine.strategy.max_queued() };
+        for queued in queue.drain(..queue.len().saturating_sub(may_stay_queued)).collect::<Vec<_>>() {
             let is_last = queued.step == step;
             stop = stop.or(match &outcome {
                 Some(outcome) if is_last => complete_step(engine, &queued, outcome, &mut reported)?,
@@ -90,7 +90,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
 
 /// Completes the queued steps and saves a checkpoint, so that the epoch's steps before an image that cannot be read are not lost. Only
 /// a single process does this: the others of a job may already be in the step whose images this one could not read.
-fn save_before_the_bad_step(
+fn save_completed_steps(
     engine: &mut Engine<'_>,
     queue: &VecDeque<QueuedStep>,
     reported: &mut Instant,

@@ -1,7 +1,7 @@
 //! Muon: SGD with momentum whose updates of weight matrices are orthogonalized.
 //!
 //! Source: `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"` (<https://kellerjordan.github.io/posts/muon/>,
-//! <https://arxiv.org/abs/2502.16982>). This adjustment gives an update the size of AdamW's, so one learning rate and one weight
+//! <https://arxiv.org/abs/2502.16982>). This adjustment makes an update as large as AdamW's, so one learning rate and one weight
 //! decay serve both: AdamW updates the weights that Muon is not meant for.
 
 use burn::tensor::{Device, Tensor};

@@ -4,7 +4,7 @@ use std::{ops::Range, path::Path};
 
 use plotters::{coord::types::RangedCoordf64, prelude::*};
 
-use super::picture::{AXIS, Area, BLUE, DrawResult, GREEN, RED, sans, svg};
+use super::svg::{AXIS, Area, BLUE, DrawResult, GREEN, RED, sans, svg};
 use crate::files::{self, FileError};
 use crate::report::summary_csv::SummaryRow;
 

@@ -3,6 +3,7 @@
 //! The input is records (one step, one epoch, one run). The output is files and text. The module does not use tensors, models or
 //! strategies. Only rank 0 creates a [`Reporter`]. Every other rank writes only its own log.
 
+pub mod accuracy_table;
 mod average_precision;
 pub mod comparison;
 pub mod confusion;
@@ -12,7 +13,6 @@ pub mod environment;
 pub mod metrics;
 pub mod missing;
 pub mod pace;
-mod picture;
 pub mod progress;
 pub mod reporter;
 pub mod run_folder;
@@ -21,8 +21,8 @@ pub mod scaling;
 pub mod start_table;
 pub mod summary;
 pub mod summary_csv;
+mod svg;
 pub mod sweep;
-pub mod table;
 pub mod tensorboard;
 #[cfg(test)]
 mod testing;

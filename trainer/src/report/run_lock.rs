@@ -28,7 +28,7 @@ use crate::files::FileError;
 pub const FILE_NAME: &str = "run.lock";
 /// Maximum wait for the lock, or for the name of a holder of the same job. A wait is necessary for two reasons: a program that
 /// only checks the lock holds it for a moment, and a holder writes its name a moment after it has taken the lock.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two attempts.
 const INTERVAL: Duration = Duration::from_millis(10);
 
@@ -80,7 +80,7 @@ impl RunLock {
         let path = run.join(FILE_NAME);
         let failed = |error: io::Error| not_writable(&path, &error);
         let mut file = Folder::open(run).and_then(|folder| folder.read_write(FILE_NAME)).map_err(failed)?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + LOCK_TIMEOUT;
         loop {
             match file.try_lock() {
                 Ok(()) => break,
@@ -111,7 +111,7 @@ impl RunLock {
     /// value is `None` if the file does not name the holder. A folder without a readable lock file counts as free.
     pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<LockOwner>> {
         let mut file = Folder::open(run).and_then(|folder| folder.read(FILE_NAME)).ok()?;
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + LOCK_TIMEOUT;
         loop {
             // A shared lock, so that several programs can check at the same time
             let Err(TryLockError::WouldBlock) = file.try_lock_shared() else { return None };
@@ -126,8 +126,8 @@ impl RunLock {
     }
 }
 
-/// Returns the error for a lock file that cannot be written. The folder exists, so it is one to continue: another `--run-dir` is no
-/// help.
+/// Returns the error for a lock file that cannot be written. The run exists already, so the hint does not name another
+/// `--run-dir`.
 fn not_writable(path: &Path, error: &io::Error) -> FileError {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => FileError::new(

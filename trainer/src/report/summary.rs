@@ -18,9 +18,9 @@ pub struct RunSummary {
     pub parameters: u64,
     /// The registry's name of the data set.
     pub dataset: String,
-    /// The data set with its size, as readable text: `fashion-mini, 6,000 + 1,000 images`.
+    /// The data set with its size, as readable text: `fashion-mini, 7,000 + 1,000 images 1x28x28`.
     pub data: String,
-    /// Device and strategy, as readable text: `cpu, single x1, 2 threads`.
+    /// Device and strategy, as readable text: `CPU, burn-flex, 2 threads, AVX-512, single x1`.
     pub device: String,
     /// Number of complete epochs.
     pub epochs: usize,

@@ -189,8 +189,8 @@ fn record(event: &Event) -> Vec<u8> {
     bytes
 }
 
-/// Returns the CRC-32C, rotated and shifted. The mask keeps the CRC of data that contains CRCs useful (tensorflow
-/// `lib/hash/crc32c.h`).
+/// Returns the CRC-32C, rotated and shifted. The mask is needed because CRCs of data that contains CRCs are weak
+/// (tensorflow `lib/hash/crc32c.h`).
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_has_a_later_file_that_starts_the_session_anew() {
+    fn a_resumed_run_has_a_later_file_that_starts_a_new_session() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = TensorBoardWriter::start_at(dir.path(), 1_700_000_000.5, 0).unwrap();
         first.step(&StepRecord { step: 7, loss: 1.0, ..StepRecord::default() }).unwrap();

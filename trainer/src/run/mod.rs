@@ -1,10 +1,10 @@
 //! A training run: reads the plan, selects the devices, starts the ranks, reads the data and trains the network.
 //!
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
-//! `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about nodes. `ranks.rs` starts and
-//! joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders. `decode_time.rs` decides when
-//! images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks
-//! frozen layers. `training.rs` trains, and `finish.rs` reports the result.
+//! `mode.rs` checks its mode, `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about
+//! nodes. `ranks.rs` starts and joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders.
+//! `decode_time.rs` decides when images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs`
+//! loads initial weights and checks frozen layers. `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
 mod decode_time;
@@ -12,6 +12,7 @@ mod fine_tune;
 mod finish;
 pub(crate) mod job_flags;
 pub(crate) mod memory;
+mod mode;
 pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;
@@ -23,7 +24,11 @@ mod training;
 mod tuned;
 mod worker;
 
+use std::path::Path;
+
 pub(crate) use self::finish::by_class;
+pub(crate) use self::mode::check_plan;
+use self::mode::{check_batch_size, uses_ddp};
 use self::resume_command::resume_command;
 pub(crate) use self::resume_command::shell_command;
 use data::Splits;
@@ -34,7 +39,7 @@ use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
 use self::worker::WorkerRun;
 use crate::cli::{TrainArgs, workers_flag};
-use crate::config::{Backend, BatchScope, ConfigSource, Devices, Mode, RunPlan};
+use crate::config::{Backend, Devices, RunPlan};
 use crate::console;
 use crate::device::{DeviceSet, LocalRank};
 use crate::diagnostics;
@@ -67,16 +72,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         role => (role, false),
     };
     let (job, launcher_folder) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
-    let access = match (&launcher_folder, &role, &job) {
-        (Some(folder), ..) => Access::Given(folder),
-        _ if arguments.dry_run => Access::Read,
-        // Rank 0 locks the run later, once all ranks have opened it. Until then, only check that no other program writes the run.
-        (_, Role::Worker(_), _) => Access::Check(None),
-        // If the nodes share the folder, node 0 locks it. The other nodes lock their folders once node 0 has joined.
-        (_, _, Some((job, 1..))) => Access::Check(Some(job)),
-        (_, _, Some((job, 0))) => Access::Write(Some(job)),
-        (_, _, None) => Access::Write(None),
-    };
+    let access = folder_access(arguments, &role, job.as_ref(), launcher_folder.as_deref());
     let source = PlanSource::find(arguments, access)?;
     let devices_of_plan = source.devices();
     let devices = DeviceSet::of(device_request(devices_of_plan))?;
@@ -131,6 +127,26 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     }
     let launch = WorkerLaunch { arguments, plan: &plan, node, job, variables: &variables, workers };
     launch.run(splits, resumed)
+}
+
+/// Returns how this process may use the run folder. `job` is the address of a job on several nodes, and the index of this node.
+/// `launcher_folder` is the folder that this program's launcher has locked.
+fn folder_access<'a>(
+    arguments: &TrainArgs,
+    role: &Role,
+    job: Option<&'a (String, usize)>,
+    launcher_folder: Option<&'a Path>,
+) -> Access<'a> {
+    match (launcher_folder, role, job) {
+        (Some(folder), ..) => Access::Given(folder),
+        _ if arguments.dry_run => Access::Read,
+        // Rank 0 locks the run later, once all ranks have opened it. Until then, only check that no other program writes the run.
+        (_, Role::Worker(_), _) => Access::Check(None),
+        // If the nodes share the folder, node 0 locks it. The other nodes lock their folders once node 0 has joined.
+        (_, _, Some((job, 1..))) => Access::Check(Some(job)),
+        (_, _, Some((job, 0))) => Access::Write(Some(job)),
+        (_, _, None) => Access::Write(None),
+    }
 }
 
 /// What is needed to start the worker processes of this machine.
@@ -194,66 +210,4 @@ impl WorkerLaunch<'_> {
 pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
     let devices = PlanSource::find(arguments, Access::Read).ok().and_then(|source| source.devices());
     matches!(devices, Some(Devices::Gpus(_)))
-}
-
-/// Checks a plan without reading data or printing notes, for a run that other processes start. `source` is the text of `--config`,
-/// if it was read before.
-///
-/// # Errors
-/// Flags or the plan are wrong.
-pub(crate) fn check_plan(
-    arguments: &TrainArgs,
-    source: Option<&ConfigSource>,
-    several: bool,
-) -> Result<RunPlan, Failure> {
-    let source = match source {
-        Some(text) => PlanSource::of_text(arguments, text.clone()),
-        None => PlanSource::find(arguments, Access::Read)?,
-    };
-    let PlannedRun { plan, .. } = source.read(several)?;
-    let nodes = arguments.job.nnodes.unwrap_or(1);
-    if uses_ddp(&plan, several, nodes)? {
-        check_batch_size(&plan, plan.parallel.devices.map_or(1, Devices::count))?;
-    } else {
-        job_flags::check_one_process(&arguments.job)?;
-    }
-    Ok(plan)
-}
-
-/// Returns whether the plan trains in several processes (DDP). `several` is set if the run has several workers.
-fn uses_ddp(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
-    let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
-    match plan.parallel.mode {
-        // A job of one process is possible, as with torchrun, where a flag or the file asks for one.
-        Mode::Ddp if !several && plan.parallel.devices.is_none() => mistake(
-            "ddp needs to know its processes",
-            "say how many: --cpus N or --gpus N; or train without other processes: --mode single",
-        ),
-        Mode::Single if several => {
-            mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")
-        }
-        Mode::Dp if nodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
-        Mode::Dp if plan.parallel.devices.is_none() => {
-            mistake("dp needs to know its devices", "say how many: --cpus N or --gpus N")
-        }
-        _ if !several && !plan.parallel.autotune.is_empty() => Err(nothing_to_tune(plan)),
-        mode => Ok(mode == Mode::Ddp),
-    }
-}
-
-/// Returns the error for autotuning with a single worker.
-fn nothing_to_tune(plan: &RunPlan) -> Failure {
-    let cause = "`parallel.autotune`: one worker has no other to exchange gradients with, so there is nothing to tune";
-    let hint = "train in several processes, --cpus N or --gpus N; or leave `autotune` and --autotune out";
-    plan.mistake(&["parallel.autotune"], cause, hint).into()
-}
-
-/// Checks that each of `workers` gets at least one sample of a step.
-fn check_batch_size(plan: &RunPlan, workers: usize) -> Result<(), Failure> {
-    let batch = plan.train.batch_size;
-    if plan.train.batch_scope == BatchScope::PerWorker || batch >= workers {
-        return Ok(());
-    }
-    let cause = format!("a batch of {batch} cannot be shared by {workers} workers");
-    Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into())
 }

@@ -48,7 +48,7 @@ impl Access<'_> {
             Self::Write(job) => folder.lock(job),
             Self::Check(job) => folder.check_free(job),
         };
-        // A folder that is no run folder is wrong input. A run folder that cannot be written has its own exit code.
+        // A folder that is not a run folder is wrong input. A run folder that cannot be written has its own exit code.
         let open = |path| RunFolder::open(path).map_err(|error| FileError { code: USAGE, ..error });
         match (self, named) {
             (Self::Given(path), _) => open(path),

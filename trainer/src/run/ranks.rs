@@ -136,7 +136,7 @@ pub(crate) fn local_rank(role: &WorkerRole, oversubscribe: bool) -> LocalRank {
 ///
 /// # Errors
 /// A rank has left the job.
-pub(crate) fn share_cores(rank: &JoinedRank) -> Result<(), Failure> {
+pub(crate) fn limit_threads(rank: &JoinedRank) -> Result<(), Failure> {
     // Bytes of a boot id, or of the start of a host name.
     const HOST: usize = 36;
     // The kernel may hide the boot id.
@@ -171,12 +171,12 @@ pub(crate) fn one_gpu_each(rank: &JoinedRank, gpu: Option<&Gpu>, oversubscribe: 
     own.resize(BYTES, 0);
     let mut all = vec![0; BYTES * rank.comm.world_size()];
     rank.comm.all_gather(&own, &mut all)?;
-    let cards: Vec<&[u8]> = all.chunks_exact(BYTES).collect();
-    match same_gpu(&cards) {
+    let uuids: Vec<&[u8]> = all.chunks_exact(BYTES).collect();
+    match same_gpu(&uuids) {
         Some((first, second)) if !oversubscribe => Err(Failure::usage(
             format!(
                 "ranks {first} and {second} have the same GPU, {}",
-                String::from_utf8_lossy(cards[first]).trim_end_matches('\0')
+                String::from_utf8_lossy(uuids[first]).trim_end_matches('\0')
             ),
             "start as many ranks per host as it has GPUs and let each see all of them, or one of its own (CUDA_VISIBLE_DEVICES); \
              --gpus N --oversubscribe shares them, for tests",
@@ -186,10 +186,10 @@ pub(crate) fn one_gpu_each(rank: &JoinedRank, gpu: Option<&Gpu>, oversubscribe: 
 }
 
 /// Returns the first two ranks with the same GPU UUID. Ranks without a GPU have zeros.
-fn same_gpu(cards: &[&[u8]]) -> Option<(usize, usize)> {
+fn same_gpu(uuids: &[&[u8]]) -> Option<(usize, usize)> {
     let twin =
-        |second: usize| cards[..second].iter().position(|card| *card == cards[second]).map(|first| (first, second));
-    (0..cards.len()).filter(|&rank| cards[rank].iter().any(|&byte| byte != 0)).find_map(twin)
+        |second: usize| uuids[..second].iter().position(|uuid| *uuid == uuids[second]).map(|first| (first, second));
+    (0..uuids.len()).filter(|&rank| uuids[rank].iter().any(|&byte| byte != 0)).find_map(twin)
 }
 
 /// Joins the other ranks of a training job.

@@ -66,19 +66,19 @@ pub(super) fn network_spec(plan: &RunPlan, splits: &Splits) -> Spec {
 pub(super) fn why_augment_on_cpu(plan: &RunPlan, selected: &SelectedDevice, splits: &Splits) -> Option<String> {
     let Some(gpu) = &selected.gpu else { return Some("there is no GPU".into()) };
     if plan.parallel.mode == Mode::Dp {
-        return Some("mode dp scatters each batch from there".into());
+        return Some("mode dp scatters batches from host memory".into());
     }
     if plan.train.mixup > 0.0 || plan.train.cutmix > 0.0 {
-        return Some("mixup and cutmix are the loader's".into());
+        return Some("mixup and CutMix run in the loader".into());
     }
     if !plan.train.image_sizes.is_empty() {
         return Some("train.image_sizes resizes them there".into());
     }
     if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
-        return Some(format!("`{step}` is the loader's"));
+        return Some(format!("`{step}` runs in the loader"));
     }
     if splits.iter().any(|(_, split)| split.encoded.is_some()) {
-        return Some("they are decoded there in each epoch".into());
+        return Some("the images are decoded there in each epoch".into());
     }
     // A quarter of the GPU's memory may hold the data set. The rest is for the network.
     let room = gpu.memory_bytes / 4;

@@ -41,7 +41,7 @@ pub(super) fn write(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     write_atomic(&folder.split(), text.as_bytes())
 }
 
-/// Checks that the images that are held out now are those that a run held out.
+/// Checks that the validation split is that of a run.
 ///
 /// # Errors
 /// The file is damaged, or the split has changed.
@@ -54,8 +54,8 @@ pub(crate) fn check_validation(folder: &RunFolder, record: &SplitRecord) -> Resu
     match read(folder)? {
         // Older versions wrote no file.
         Some(saved) if !same(&saved) => Err(Failure::usage(
-            format!("{}: the images that are held out now are others than during the run", folder.split().display()),
-            "images that were trained on cannot measure it: give the run the images that it had, or give the data set test images",
+            format!("{}: the validation split differs from that of the run", folder.split().display()),
+            "the run may have trained on these images, so the result would be too good: restore the run's images, or add test images",
         )),
         _ => Ok(()),
     }

@@ -125,8 +125,8 @@ impl Training<'_> {
         let own_threads = plan.parallel.threads.filter(|_| self.rank.is_some() && selected.gpu.is_none());
         let described = own_threads.map_or_else(|| selected.description.clone(), device::describe_cpu);
         let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.devices());
-        let description = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
-        self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, description)
+        let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
+        self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, facts)
     }
 
     /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
@@ -177,7 +177,7 @@ impl Training<'_> {
         stop: Stop,
         progress: RunProgress,
         timeline: &Timeline,
-        description: RunFacts,
+        facts: RunFacts,
     ) -> Result<u8, Failure> {
         let plan = self.plan;
         let folder = self.run_folder(strategy.devices())?;
@@ -185,10 +185,10 @@ impl Training<'_> {
             diagnostics::write_to(&folder.path().join("logs"))?;
         }
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
-        split_file::write(&folder, plan.train.seed, description.record.as_ref())?;
-        let store = self.checkpoint_folder(&folder)?.with_dataset(description.dataset.clone());
+        split_file::write(&folder, plan.train.seed, facts.record.as_ref())?;
+        let store = self.checkpoint_folder(&folder)?.with_dataset(facts.dataset.clone());
         let lengths = Lengths::new(plan, &loaders.train);
-        let mut reporter = self.reporter(&folder, &lengths, &progress, &description)?;
+        let mut reporter = self.reporter(&folder, &lengths, &progress, &facts)?;
         let files = Some(Files { reporter: &mut reporter, store });
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
@@ -205,15 +205,15 @@ impl Training<'_> {
             }
         }
         let (test_confusion, test_average_precision) = match test_counts {
-            Some(counts) => by_class(description.dataset.classes.clone(), counts),
+            Some(counts) => by_class(facts.dataset.classes.clone(), counts),
             None => (None, None),
         };
         let summary = RunSummary {
             model: plan.model.name.clone(),
-            parameters: description.parameters as u64,
+            parameters: facts.parameters as u64,
             dataset: plan.data.name.clone(),
-            data: description.data,
-            device: description.device,
+            data: facts.data,
+            device: facts.device,
             epochs: complete_epochs(&outcome, &progress, &lengths, plan.train.epochs),
             planned_epochs: lengths.epochs,
             steps: progress.step,
@@ -232,7 +232,7 @@ impl Training<'_> {
         let resume = resume_command(self.arguments, folder.path(), other_launcher);
         // Allow the same time again, in addition to the time of all sessions so far.
         let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
-        finish(&mut reporter, summary, outcome, description.dataset.classes, &resume, max_time_s, plan.best_by())
+        finish(&mut reporter, summary, outcome, facts.dataset.classes, &resume, max_time_s, plan.best_by())
     }
 
     /// Opens the folder of the run's checkpoints.
@@ -259,16 +259,15 @@ impl Training<'_> {
         folder: &RunFolder,
         lengths: &Lengths,
         progress: &RunProgress,
-        description: &RunFacts,
+        facts: &RunFacts,
     ) -> Result<Reporter, Failure> {
         let plan = self.plan;
         let overview = Section::new("run")
-            .row("model", format!("{}, {} parameters", plan.model.name, thousands(description.parameters as u64)));
-        let overview =
-            description.fine_tuning.iter().fold(overview, |section, (name, value)| section.row(*name, value));
+            .row("model", format!("{}, {} parameters", plan.model.name, thousands(facts.parameters as u64)));
+        let overview = facts.fine_tuning.iter().fold(overview, |section, (name, value)| section.row(*name, value));
         let overview = overview
-            .row("data", format!("{} ({})", description.data, description.source))
-            .row("device", &description.device)
+            .row("data", format!("{} ({})", facts.data, facts.source))
+            .row("device", &facts.device)
             .row(
                 "length",
                 format!("{} of {}", counted(lengths.epochs as u64, "epoch"), counted(lengths.steps_per_epoch, "step")),
@@ -279,20 +278,19 @@ impl Training<'_> {
         let options = ReporterOptions {
             epochs: lengths.epochs,
             steps_per_epoch: lengths.steps_per_epoch as usize,
-            pixel_shares: setup::pixel_shares(plan, lengths.epochs, description.dataset.shape),
+            pixel_shares: setup::pixel_shares(plan, lengths.epochs, facts.dataset.shape),
             every: plan.log.every,
             tensorboard: plan.log.tensorboard,
             quiet: self.arguments.quiet,
-            multi_label: description.dataset.multi_label,
-            device: description.device.clone(),
+            multi_label: facts.dataset.multi_label,
+            device: facts.device.clone(),
         };
         let mut reporter = match self.resumed {
             None => Reporter::new(folder.clone(), options, &sections)?,
             Some(_) => Reporter::resume(folder.clone(), options, &sections, progress.step, progress.epoch)?,
         };
         reporter.show_top5(
-            !description.dataset.multi_label
-                && plan.model.num_classes.unwrap_or(description.dataset.classes.len()) > 10,
+            !facts.dataset.multi_label && plan.model.num_classes.unwrap_or(facts.dataset.classes.len()) > 10,
         );
         Ok(reporter)
     }

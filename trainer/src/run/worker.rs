@@ -8,7 +8,7 @@ use launch::{
 };
 
 use super::{
-    nothing_to_tune,
+    mode::nothing_to_tune,
     plan::{PlanSource, PlannedRun, print_notes},
     ranks::{self, JoinedRank},
     run_data::{PixelAccess, read_data},
@@ -112,7 +112,7 @@ impl WorkerRun<'_> {
         let oversubscribe = self.arguments.oversubscribe;
         let local_rank = ranks::local_rank(self.worker, oversubscribe);
         if local_rank.other_launcher {
-            ranks::share_cores(rank)?;
+            ranks::limit_threads(rank)?;
         }
         // Selecting the device starts the thread pool, so the number of threads must be set before.
         let selected = self.devices.select(&local_rank)?;

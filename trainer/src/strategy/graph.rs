@@ -19,7 +19,7 @@
 //! themselves do not change weights and state, neither in this step nor in the steps after it.
 //!
 //! With several processes, each rank captures its own step, with the sums of gradients in it. All ranks capture and launch the same
-//! steps: each decision that depends on a rank's memory is taken by all ranks together ([`GraphRanks`]).
+//! steps: each decision that depends on a rank's memory is taken by all ranks together ([`GraphStepParts`]).
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -29,7 +29,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use ops::graph::{self, PendingRead};
 
-use super::graph_capture::{CapturedStep, GraphRanks};
+use super::graph_capture::{CapturedStep, GraphStepParts};
 use super::graph_inputs::Inputs;
 use super::{Learner, StepOutcome};
 use crate::{
@@ -207,7 +207,7 @@ impl StepGraph {
 /// The step cannot be captured or launched.
 pub(super) fn queue_step(
     learner: &mut Learner,
-    ranks: &mut dyn GraphRanks,
+    ranks: &mut dyn GraphStepParts,
     batches: Vec<Batch>,
     lr: f64,
     outcome: StepOutcome,
@@ -272,7 +272,10 @@ pub(super) fn queue_step(
 ///
 /// # Errors
 /// The loss is not finite; then the step has not changed the weights. Or the GPU has failed.
-pub(super) fn finish_step(learner: &mut Learner, ranks: &mut dyn GraphRanks) -> Result<Option<StepOutcome>, Failure> {
+pub(super) fn finish_step(
+    learner: &mut Learner,
+    ranks: &mut dyn GraphStepParts,
+) -> Result<Option<StepOutcome>, Failure> {
     let start = Instant::now();
     if learner.graph.queued.front().is_some_and(|queued| !queued.counted) {
         learner.read_oldest(ranks)?;
@@ -289,7 +292,7 @@ impl Learner {
     /// the earlier step. All ranks decide the same, because losses are summed over ranks.
     fn drain_before_eager_step(
         &mut self,
-        ranks: &mut dyn GraphRanks,
+        ranks: &mut dyn GraphStepParts,
         batches: Vec<Batch>,
         lr: f64,
         mut outcome: StepOutcome,
@@ -308,7 +311,7 @@ impl Learner {
     }
 
     /// Waits for the results of the oldest queued step, and of the steps that were launched with it. Counts them over all ranks.
-    fn read_oldest(&mut self, ranks: &mut dyn GraphRanks) -> Result<(), Failure> {
+    fn read_oldest(&mut self, ranks: &mut dyn GraphStepParts) -> Result<(), Failure> {
         let graph = &mut self.graph;
         if graph.readings.is_empty() {
             graph.launch()?;

@@ -48,12 +48,12 @@ pub(super) struct Passes {
 }
 
 /// The parts of a step that differ between one process and several ranks. All ranks call these methods together, in one order.
-pub(super) trait GraphRanks {
+pub(super) trait GraphStepParts {
     /// Queues the forward and backward passes of a step. `weight` divides the loss.
     ///
     /// # Errors
     /// A rank is gone.
-    fn passes(
+    fn forward_backward(
         &mut self,
         learner: &Learner,
         inputs: &Inputs,
@@ -124,7 +124,7 @@ pub(super) struct OneProcess {
     gradients: FlatGradients,
 }
 
-impl GraphRanks for OneProcess {
+impl GraphStepParts for OneProcess {
     fn context(&mut self, _last: bool) -> Context {
         Context::train()
     }
@@ -167,7 +167,7 @@ impl Learner {
     /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed.
     pub(super) fn warm_up(
         &mut self,
-        ranks: &mut dyn GraphRanks,
+        ranks: &mut dyn GraphStepParts,
         signature: StepSignature,
         batches: &[Batch],
         lr: f64,
@@ -201,7 +201,7 @@ impl Learner {
     /// other tensors, so this step may need more memory, and a capture may not allocate.
     pub(super) fn warm_up_again(
         &mut self,
-        ranks: &mut dyn GraphRanks,
+        ranks: &mut dyn GraphStepParts,
         signature: StepSignature,
         mut inputs: Box<Inputs>,
         batches: &[Batch],
@@ -233,7 +233,7 @@ impl Learner {
     /// Captures a step. Its kernels do not run.
     pub(super) fn capture(
         &mut self,
-        ranks: &mut dyn GraphRanks,
+        ranks: &mut dyn GraphStepParts,
         mut inputs: Box<Inputs>,
         batches: &[Batch],
         lr: f64,
@@ -265,13 +265,14 @@ impl Learner {
     /// (`Context::note_host_data`).
     fn run(
         &mut self,
-        ranks: &mut dyn GraphRanks,
+        ranks: &mut dyn GraphStepParts,
         inputs: &mut Inputs,
         batches: &[Batch],
         lr: f64,
         weight: f64,
     ) -> Result<(Outputs, bool), Failure> {
-        let Passes { logits, loss, mut gradients, host_data } = ranks.passes(self, inputs, batches, weight)?;
+        let Passes { logits, loss, mut gradients, host_data } =
+            ranks.forward_backward(self, inputs, batches, weight)?;
         let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
         inputs.rates.loss = loss;
         self.replica.change(|network| self.optimizer.step_with(network, gradients, lr, Some(&mut inputs.rates)));

@@ -334,7 +334,7 @@ fn training_refuses_every_other_difference() {
     weights.pth: the weights are not this network's: missing layer2.0.downsample.0.weight, layer2.0.downsample.1.weight, layer2.0.downsample.1.bias, layer2.0.downsample.1.running_mean and 13 more; unexpected layer2.0.shortcut.0.weight, layer2.0.shortcut.1.weight, layer2.0.shortcut.1.bias, layer2.0.shortcut.1.running_mean and 13 more; wrong shape: conv1.weight is [64, 3, 3, 3], the network's is [64, 3, 7, 7]
     they are weights of resnet18: set `model.name = "resnet18"`
     "#);
-    // A first dimension that differs elsewhere is no classifier.
+    // A first dimension that differs elsewhere is not a classifier.
     let mut other = classes("lenet", 10);
     other[4] = StateTensor::new("fc1.weight", vec![100, 400], vec![0.0; 40_000]);
     other[5] = StateTensor::new("fc1.bias", vec![100], vec![0.0; 100]);

@@ -87,8 +87,8 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Gives mpirun a folder for its sessions. Two that start at the same time remove each other's from a common one
-    /// (open-mpi/ompi#8510).
+    /// Sets a separate session folder for mpirun. Two mpiruns that start at the same time remove each other's sessions from a
+    /// common folder (open-mpi/ompi#8510).
     pub fn own_mpi_session(&self, command: &mut Command) {
         command.env("OMPI_MCA_orte_tmpdir_base", self.folder.path());
     }

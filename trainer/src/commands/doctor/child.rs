@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Timeout for the other process, which must create a CUDA context or initialize MPI.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Runs `trainer doctor` with `flags`, and returns its output.
 ///
@@ -24,7 +24,7 @@ pub(super) fn ask(flags: &[&str]) -> Result<String, String> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|error| error.to_string())?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) => break status,
@@ -33,7 +33,7 @@ pub(super) fn ask(flags: &[&str]) -> Result<String, String> {
                 // The process hangs in the driver or in MPI.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("no answer for {} seconds", PATIENCE.as_secs()));
+                return Err(format!("no answer for {} seconds", TIMEOUT.as_secs()));
             }
         }
     };

@@ -28,19 +28,19 @@ fn words(result: Result<ProbeResult, DriverError>) -> String {
     match result {
         Ok(ProbeResult::Works) => "works".into(),
         Ok(ProbeResult::Wrong(count)) => {
-            format!("{count} of {} values were read otherwise than written", ProbeResult::OF)
+            format!("{count} of {} values differ from the written ones", ProbeResult::OF)
         }
         Err(error) => error.to_string(),
     }
 }
 
 /// Checks one GPU's own memory.
-pub(super) fn alone(driver: &Driver, gpu: usize) -> String {
+pub(super) fn check_own_memory(driver: &Driver, gpu: usize) -> String {
     words(probe::alone(driver, gpu))
 }
 
 /// Checks every ordered pair of GPUs.
-pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
+pub(super) fn check_pairs(driver: &Driver, gpus: usize) -> Vec<Peer> {
     let pairs = (0..gpus).flat_map(|from| (0..gpus).filter(move |to| *to != from).map(move |to| (from, to)));
     pairs
         .map(|(from, to)| {
@@ -52,7 +52,7 @@ pub(super) fn all(driver: &Driver, gpus: usize) -> Vec<Peer> {
 }
 
 /// Compiles a kernel for a GPU with NVRTC, loads and runs it.
-pub(super) fn compiled(driver: &Driver, gpu: &Gpu, include: &Path) -> String {
+pub(super) fn check_compiled_kernel(driver: &Driver, gpu: &Gpu, include: &Path) -> String {
     match probe::compiled(driver, gpu.index, gpu.compute, include) {
         Ok(outcome) => words(Ok(outcome)),
         Err(cause) => cause,

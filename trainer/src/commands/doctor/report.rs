@@ -22,7 +22,7 @@ use comm::{
 /// A part of the machine that was found, or the places that were searched for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub(super) enum Found<T> {
+pub(super) enum FoundPart<T> {
     /// The part was found.
     There(T),
     /// The part is missing.
@@ -32,7 +32,7 @@ pub(super) enum Found<T> {
     },
 }
 
-impl<T> Found<T> {
+impl<T> FoundPart<T> {
     /// Converts a result. The error becomes text.
     pub(super) fn of<E: std::fmt::Display>(result: Result<T, E>) -> Self {
         match result {
@@ -94,12 +94,12 @@ pub(super) struct Report {
     /// Features of this build.
     pub features: Vec<&'static str>,
     pub cpu: Cpu,
-    pub driver: Found<DriverFacts>,
+    pub driver: FoundPart<DriverFacts>,
     /// The effect of `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
     pub gpus: Vec<GpuFacts>,
-    pub nvrtc: Found<Library>,
-    pub headers: Found<Headers>,
+    pub nvrtc: FoundPart<Library>,
+    pub headers: FoundPart<Headers>,
     /// Why the versions of driver and NVRTC are incompatible, and what to do. `None` if the versions are compatible.
     pub versions: Option<String>,
     /// Each ordered pair of GPUs.
@@ -108,8 +108,8 @@ pub(super) struct Report {
     pub compiler: String,
     /// Check of GPU memory shared between processes: `works`, the error, or the reason why the check did not run.
     pub ipc: String,
-    pub nccl: Found<Library>,
-    pub mpi: Found<Mpi>,
+    pub nccl: FoundPart<Library>,
+    pub mpi: FoundPart<Mpi>,
     pub backends: Vec<BackendFacts>,
     pub would_use: Choice,
 }
@@ -120,8 +120,8 @@ impl Report {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let loaded = Driver::load();
         let gpus = loaded.as_ref().map(gpus).unwrap_or_default();
-        let nccl = Found::of(device::nccl());
-        let peers = loaded.as_ref().map(|driver| peers::all(driver, gpus.len())).unwrap_or_default();
+        let nccl = FoundPart::of(device::nccl());
+        let peers = loaded.as_ref().map(|driver| peers::check_pairs(driver, gpus.len())).unwrap_or_default();
         let all: Vec<Gpu> = gpus.iter().map(|facts| facts.gpu.clone()).collect();
         let headers = device::headers();
         let nvrtc = device::nvrtc();
@@ -129,7 +129,7 @@ impl Report {
             (Ok(driver), Some(gpu)) => (
                 peers::ipc(driver, gpu, all.get(1)),
                 match &headers {
-                    Ok(headers) => peers::compiled(driver, gpu, &headers.path),
+                    Ok(headers) => peers::check_compiled_kernel(driver, gpu, &headers.path),
                     Err(_) => "not tried: there are no headers".into(),
                 },
             ),
@@ -144,13 +144,13 @@ impl Report {
             would_use: choice(&peers, &ipc, &nccl),
             peers,
             ipc,
-            driver: Found::of(loaded.as_ref().map(driver_facts).map_err(no_driver)),
+            driver: FoundPart::of(loaded.as_ref().map(driver_facts).map_err(no_driver)),
             gpus,
             versions: loaded.as_ref().ok().zip(nvrtc.as_ref().ok()).and_then(versions),
-            nvrtc: Found::of(nvrtc),
-            headers: Found::of(headers.map_err(|error| error.tried.join(", "))),
+            nvrtc: FoundPart::of(nvrtc),
+            headers: FoundPart::of(headers.map_err(|error| error.tried.join(", "))),
             compiler,
-            mpi: Found::of(machine::mpi()),
+            mpi: FoundPart::of(machine::mpi()),
             backends: backends(&nccl),
             nccl,
         }
@@ -178,7 +178,9 @@ fn versions((driver, nvrtc): (&Driver, &Library)) -> Option<String> {
 }
 
 fn gpus(driver: &Driver) -> Vec<GpuFacts> {
-    let facts = |index| driver.gpu(index).ok().map(|gpu| GpuFacts { gpu, memory_check: peers::alone(driver, index) });
+    let facts = |index| {
+        driver.gpu(index).ok().map(|gpu| GpuFacts { gpu, memory_check: peers::check_own_memory(driver, index) })
+    };
     (0..driver.count().unwrap_or(0)).filter_map(facts).collect()
 }
 
@@ -189,11 +191,11 @@ const TCP: &str = "CPUs of any hosts; `auto` takes it between hosts";
 const TCP_ALWAYS: &str = "CPUs of any hosts; `auto` takes it";
 
 /// Returns the backends that `--backend` accepts, and their use on this machine.
-fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
+fn backends(nccl: &FoundPart<Library>) -> Vec<BackendFacts> {
     let row = |name, compiled, note: &str| BackendFacts { name, compiled, note: note.to_owned() };
     let nccl = match nccl {
-        Found::There(_) => "",
-        Found::Missing { .. } => "; its library is not here",
+        FoundPart::There(_) => "",
+        FoundPart::Missing { .. } => "; its library is not here",
     };
     let gpu = |what: &str| match HAS_CUDA {
         true => what.to_owned(),
@@ -220,7 +222,7 @@ fn backends(nccl: &Found<Library>) -> Vec<BackendFacts> {
     ]
 }
 
-fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
+fn choice(peers: &[Peer], ipc: &str, nccl: &FoundPart<Library>) -> Choice {
     let on_cpu = |why: String| Choice {
         device: device::cpu().description,
         why,
@@ -230,7 +232,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
         Ok(DeviceSet::Gpus(gpus)) => Choice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
-            gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, Found::There(_))),
+            gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, FoundPart::There(_))),
         },
         Ok(DeviceSet::Cpu(Some(why))) => on_cpu(why),
         Ok(DeviceSet::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),
@@ -243,7 +245,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &Found<Library>) -> Choice {
 /// driver. `peers` and `ipc` are the results of the same checks.
 fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
-        return "there is one GPU: none travel, but with --oversubscribe".into();
+        return "one GPU: no exchange, except with --oversubscribe".into();
     }
     let location = |(index, gpu): (usize, &Gpu)| {
         let [major, minor] = gpu.compute;
@@ -286,11 +288,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_go_as_a_group_chooses_and_the_checks_have_a_say() {
+    fn gradients_go_as_a_group_chooses_and_checks_override_the_driver() {
         let peer = |from, to, driver_says, check: &str| Peer { from, to, driver_says, check: check.into() };
         let good = [peer(0, 1, true, "works"), peer(1, 0, true, "works")];
         let blind = [peer(0, 1, true, "works"), peer(1, 0, false, "no access")];
-        let liar = [peer(0, 1, true, "works"), peer(1, 0, true, "3 of 4 values were read otherwise than written")];
+        let liar = [peer(0, 1, true, "works"), peer(1, 0, true, "3 of 4 values differ from the written ones")];
         let gpus = |count: usize, compute| {
             let gpu = |index| {
                 let (name, uuid) = (String::from("GPU"), format!("GPU-{index}"));

@@ -1,6 +1,6 @@
 //! The report as text for the screen.
 
-use super::report::{Found, Report, shown};
+use super::report::{FoundPart, Report, shown};
 use crate::device::{self, Library};
 use crate::report::Section;
 use crate::report::start_table::start_table;
@@ -28,11 +28,11 @@ fn cpu(report: &Report) -> Section {
 fn gpus(report: &Report) -> Section {
     let mut section = Section::new("gpu");
     section = match &report.driver {
-        Found::There(driver) => {
+        FoundPart::There(driver) => {
             let version = driver.version.as_deref().unwrap_or("of unknown version");
             section.row("driver", format!("{version}, serves CUDA {} ({})", driver.cuda, driver.library))
         }
-        Found::Missing { missing } => section.row("driver", format!("none: {missing}")),
+        FoundPart::Missing { missing } => section.row("driver", format!("none: {missing}")),
     };
     if let Some(clause) = &report.visible {
         section = section.row("visible", clause);
@@ -53,27 +53,27 @@ fn gpus(report: &Report) -> Section {
     section.row("ipc", &report.ipc)
 }
 
-fn library(found: &Found<Library>) -> String {
+fn library(found: &FoundPart<Library>) -> String {
     match found {
-        Found::There(library) => {
+        FoundPart::There(library) => {
             let version = library.version.as_deref().unwrap_or("unknown version");
             format!("{version} ({}, {})", library.name, shown(library.path.as_ref()))
         }
-        Found::Missing { missing } => format!("none: {missing}"),
+        FoundPart::Missing { missing } => format!("none: {missing}"),
     }
 }
 
 fn tools(report: &Report) -> Section {
     let headers = match &report.headers {
-        Found::There(headers) => headers.path.display().to_string(),
-        Found::Missing { missing } => format!("none: {missing}"),
+        FoundPart::There(headers) => headers.path.display().to_string(),
+        FoundPart::Missing { missing } => format!("none: {missing}"),
     };
     let mpi = match &report.mpi {
-        Found::There(mpi) => {
+        FoundPart::There(mpi) => {
             let version = mpi.version.as_deref().unwrap_or("unknown version");
             format!("{version}, {} ({})", mpi.threads, mpi.path.display())
         }
-        Found::Missing { missing } => format!("none: {missing}"),
+        FoundPart::Missing { missing } => format!("none: {missing}"),
     };
     let section = Section::new("libraries").row("nvrtc", library(&report.nvrtc));
     let section = match &report.versions {

@@ -94,9 +94,7 @@ fn plan(arguments: &SweepArgs) -> Result<(Sweep, ConfigSource), Failure> {
     }
     if workers == 0 || workers > count {
         return Err(Failure::usage(
-            format!(
-                "--workers-per-run {workers}: a run has at least one of the slots, of which --{kind} {count} are there"
-            ),
+            format!("--workers-per-run {workers}: expected 1 to {count}, the number of --{kind}"),
             format!("use a number from 1 to {}", count.max(1)),
         ));
     }
@@ -173,7 +171,7 @@ fn find_slots(sweep: &Sweep) -> Result<DeviceSlots, Failure> {
     let count = count.parse().ok().filter(|count| (1..=Devices::MOST).contains(count)).ok_or_else(damaged)?;
     if sweep.workers_per_run > count {
         return Err(Failure::usage(
-            format!("a run of this sweep has {} workers, and --{kind} {count} are fewer", sweep.workers_per_run),
+            format!("each run of this sweep needs {} workers, more than --{kind} {count}", sweep.workers_per_run),
             format!("--{kind} {} or more", sweep.workers_per_run),
         ));
     }
@@ -211,7 +209,7 @@ fn train(out: &Path, sweep: &mut Sweep, slots: &mut DeviceSlots, stop: &Stop) ->
         }
         let mut still = Vec::new();
         for mut one in running {
-            match child::ended(&mut one.child)? {
+            match child::try_wait(&mut one.child)? {
                 None => still.push(one),
                 Some(status) => {
                     slots.put_back(&one.slots);

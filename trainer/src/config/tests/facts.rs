@@ -39,7 +39,7 @@ fn missing_values_come_from_the_data_set() {
     assert_eq!(plan.model.num_classes, Some(7));
     assert_eq!(plan.data.mean.as_deref(), Some([0.5; 3].as_slice()));
     assert_eq!(plan.data.std.as_deref(), Some([0.25; 3].as_slice()));
-    assert_eq!(plan.data.image_size, None, "48x64 is no square");
+    assert_eq!(plan.data.image_size, None, "48x64 is not a square");
     let before = plan.clone();
     plan.check_against(&photos(7)).unwrap();
     assert_eq!(plan, before);

@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 
 use super::{Comparison, Figures, ModeResult};
-use crate::report::picture::{AXIS, Area, BLUE, DrawResult, GREEN, LIGHT_BLUE, RED, YELLOW, sans, svg};
+use crate::report::svg::{AXIS, Area, BLUE, DrawResult, GREEN, LIGHT_BLUE, RED, YELLOW, sans, svg};
 use crate::text::speed;
 
 /// Size of the chart in pixels.

@@ -29,7 +29,7 @@ impl Comparison {
             "optimizer",
             "other",
         ])];
-        let mut others = vec![row(&["mode", "peak memory", "imbalance", "moved a step", "loss", "differs by"])];
+        let mut others = vec![row(&["mode", "peak memory", "imbalance", "bytes/step", "loss", "loss diff"])];
         for (mode, figures) in done() {
             let parts = figures.parts_ms;
             let mut cells = vec![

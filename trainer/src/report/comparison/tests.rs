@@ -93,9 +93,9 @@ fn the_page() {
     dp            2       107  0.83x     1200  12.0      360       600            120       240       60.0   48.0
     times in ms of rank 0; hidden communication runs under backward and is part of it
 
-    mode                           peak memory  imbalance  moved a step    loss  differs by
-    single                              700 MB       1.00             0  1.1000           0
-    dp      900 MB (devices 96.0 MB + 90.0 MB)       1.03       89.4 MB  1.1000      3.0e-6
+    mode                           peak memory  imbalance  bytes/step    loss  loss diff
+    single                              700 MB       1.00           0  1.1000          0
+    dp      900 MB (devices 96.0 MB + 90.0 MB)       1.03     89.4 MB  1.1000     3.0e-6
     loss after 10 steps; the largest relative difference of a step's loss to that of single
     imbalance: the largest memory of a device over the mean of all; of a process, if each device has its own
     devices: the memory that each GPU has reserved; in dp on the CPU, the tensors of each device

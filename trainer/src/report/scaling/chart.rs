@@ -3,7 +3,7 @@
 use plotters::prelude::*;
 
 use super::{Algorithm, Scaling, ScalingReport};
-use crate::report::picture::{AXIS, Area, BLUE, DrawResult, GREEN, RED, svg};
+use crate::report::svg::{AXIS, Area, BLUE, DrawResult, GREEN, RED, svg};
 
 /// Size of the picture in pixels.
 const SIZE: (u32, u32) = (900, 420);

@@ -7,7 +7,7 @@ mod profile;
 use serde::Serialize;
 
 pub use chart::chart;
-pub use model::{Algorithm, Link, Network, computed};
+pub use model::{Algorithm, Interconnect, Link, computed};
 pub use profile::{BucketProfile, Profile, median, profile};
 
 use crate::text::{aligned, bytes, speed};
@@ -88,7 +88,7 @@ pub struct ScalingReport {
     /// One worker's step. The computed steps follow from it. Absent if no run had several workers.
     pub profile: Option<Profile>,
     /// The network that the computed steps assume.
-    pub network: Network,
+    pub network: Interconnect,
     /// The computed steps.
     pub computed: Vec<Computed>,
 }
@@ -108,7 +108,7 @@ impl ScalingReport {
         }
         page += &aligned(&rows);
         let Some(profile) = &self.profile else {
-            return page + "\nnothing is computed: no run had several workers, whose buckets it needs\n";
+            return page + "\nno prediction: it needs the gradient buckets of a run with 2 or more workers\n";
         };
         let buckets: Vec<_> =
             profile.buckets.iter().map(|bucket| format!("{} at {:.1}", bytes(bucket.bytes), bucket.ready_ms)).collect();

@@ -65,7 +65,7 @@ impl fmt::Display for Link {
 
 /// The network between workers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Network {
+pub struct Interconnect {
     /// The link between hosts.
     pub link: Link,
     /// The link within a host.
@@ -74,7 +74,7 @@ pub struct Network {
     pub per_host: usize,
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for Interconnect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -110,7 +110,7 @@ impl Algorithm {
     }
 
     /// Returns the seconds of an all-reduce of `bytes` among `ranks`.
-    pub fn seconds(self, ranks: usize, bytes: u64, network: &Network) -> f64 {
+    pub fn seconds(self, ranks: usize, bytes: u64, network: &Interconnect) -> f64 {
         let bytes = bytes as f64;
         match self {
             Self::Ring => network.link.ring(ranks, bytes),
@@ -132,7 +132,7 @@ pub fn computed(
     algorithm: Algorithm,
     workers: usize,
     batch_size: usize,
-    network: &Network,
+    network: &Interconnect,
 ) -> Option<Computed> {
     let images = match scaling {
         Scaling::Weak => batch_size as f64,
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::report::scaling::BucketProfile;
 
-    const NETWORK: Network = Network {
+    const INTERCONNECT: Interconnect = Interconnect {
         link: Link { latency_s: 100e-6, bytes_per_s: 1e9 },
         local: Link { latency_s: 0.0, bytes_per_s: 10e9 },
         per_host: 4,
@@ -178,7 +178,7 @@ mod tests {
     }
 
     fn step(scaling: Scaling, algorithm: Algorithm, workers: usize) -> Computed {
-        computed(&profile(), scaling, algorithm, workers, 32, &NETWORK).unwrap()
+        computed(&profile(), scaling, algorithm, workers, 32, &INTERCONNECT).unwrap()
     }
 
     #[test]
@@ -196,7 +196,7 @@ mod tests {
     /// The formulas of Thakur et al., computed by hand.
     #[test]
     fn all_reduce_costs_what_the_paper_says() {
-        let ms = |algorithm: Algorithm, ranks| 1e3 * algorithm.seconds(ranks, 8_000_000, &NETWORK);
+        let ms = |algorithm: Algorithm, ranks| 1e3 * algorithm.seconds(ranks, 8_000_000, &INTERCONNECT);
         let close = |one: f64, other: f64| assert!((one - other).abs() < 1e-9, "{one} {other}");
         close(ms(Algorithm::Ring, 8), 14.0 * 0.1 + 14.0);
         close(ms(Algorithm::HalvingDoubling, 8), 6.0 * 0.1 + 14.0);
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn a_slow_link_queues_the_buckets() {
-        let slow = Network { link: Link { latency_s: 0.0, bytes_per_s: 25e6 }, ..NETWORK };
+        let slow = Interconnect { link: Link { latency_s: 0.0, bytes_per_s: 25e6 }, ..INTERCONNECT };
         let row = computed(&profile(), Scaling::Weak, Algorithm::Ring, 2, 32, &slow).unwrap();
         // 40 ms from 5 on, then 400 ms
         assert!((row.exposed_ms - (445.0 - 20.0)).abs() < 1e-9, "{row:?}");
@@ -231,7 +231,7 @@ mod tests {
         let two = step(Scaling::Strong, Algorithm::Ring, 2);
         // Half of forward and backward; the first bucket from 2.5 to 3.7, the second from 10 to 20.2
         assert!((two.step_ms - (5.0 + 10.0 + 10.2 + 0.1 + 2.0)).abs() < 1e-9, "{two:?}");
-        assert_eq!(computed(&profile(), Scaling::Strong, Algorithm::Ring, 64, 32, &NETWORK), None);
+        assert_eq!(computed(&profile(), Scaling::Strong, Algorithm::Ring, 64, 32, &INTERCONNECT), None);
         let efficiency: Vec<f64> =
             [1, 2, 4, 8, 16, 32].map(|workers| step(Scaling::Strong, Algorithm::Ring, workers).efficiency).to_vec();
         assert!(efficiency.is_sorted_by(|one, other| one > other), "{efficiency:?}");

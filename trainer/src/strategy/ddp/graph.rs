@@ -18,7 +18,7 @@ use crate::{
     failure::Failure,
     strategy::{
         Replica, StepGraph, StepOutcome,
-        graph_capture::{Forwards, GraphRanks, Passes},
+        graph_capture::{Forwards, GraphStepParts, Passes},
     },
 };
 use comm::{Communicator, ReduceOp};
@@ -42,7 +42,7 @@ pub(super) fn step_graph(plan: &RunPlan, device: &Device, reduction: Option<&Dev
 }
 
 /// The parts of [`Ddp`](super::Ddp) with which a rank captures and counts its steps.
-pub(super) struct Ranks<'a> {
+pub(super) struct DdpGraphStep<'a> {
     pub(super) reducer: &'a Reducer,
     pub(super) statistics: Option<&'a Arc<SharedStatistics>>,
     pub(super) unused: &'a mut UnusedParameters,
@@ -51,7 +51,7 @@ pub(super) struct Ranks<'a> {
     pub(super) step: u64,
 }
 
-impl GraphRanks for Ranks<'_> {
+impl GraphStepParts for DdpGraphStep<'_> {
     fn context(&mut self, last: bool) -> Context {
         self.reducer.prepare_for_backward(self.step, last);
         let statistics = self.statistics.cloned().map(|shared| shared as Arc<dyn StatisticsReduce>);

@@ -174,9 +174,9 @@ impl Ddp {
     }
 
     /// Returns the learner, and the parts with which it records and counts steps.
-    fn graph_parts(&mut self) -> (&mut Learner, graph::Ranks<'_>) {
+    fn graph_parts(&mut self) -> (&mut Learner, graph::DdpGraphStep<'_>) {
         let Self { learner, reducer, statistics, unused, comm, steps, .. } = self;
-        (learner, graph::Ranks { reducer, statistics: statistics.as_ref(), unused, comm, step: *steps })
+        (learner, graph::DdpGraphStep { reducer, statistics: statistics.as_ref(), unused, comm, step: *steps })
     }
 
     /// Returns whether the ranks compare their states after the last queued step.

@@ -65,7 +65,7 @@ pub(super) fn queue_step(
     let unused = reduce_outcome(&mut outcome, &used, ddp)?;
     let end = Instant::now();
     outcome.seconds.communication = (end - start).as_secs_f64();
-    // Only up to the end of backward's time: on a busy machine, this thread may continue much later.
+    // Count a reduction as hidden only until the backward pass ended (`backward_end`): this thread may be scheduled much later.
     let hidden = |b: &BucketSpan| b.finished.min(backward_end) - b.started.min(backward_end);
     outcome.seconds.communication_hidden = buckets.iter().map(|b| hidden(b).as_secs_f64()).sum();
     outcome.bytes_moved = ddp.reducer.bytes_moved();

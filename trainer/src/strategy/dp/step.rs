@@ -17,7 +17,7 @@ use crate::{
     optim::FlatGradients,
     signals::StopReason,
     strategy::{StepOutcome, replica::host_logits},
-    timeline::Track,
+    timeline::{Timeline, Track},
 };
 
 /// See [`Strategy::train_step`](crate::strategy::Strategy::train_step).
@@ -104,27 +104,59 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     for (_, part) in parts {
         gradients.accumulate(part.map_all(|tensors| copy::all_to_device(tensors, &replica.inner_device())));
     }
-    let end = Instant::now();
+    let reduced = Instant::now();
 
     // Only timing and counting from here on.
-    let span = |name, start, end| timeline.span(Track::Step, name, start, end, &[]);
-    span("replicate", start, replicated);
-    timeline.span(Track::Step, "forward", replicated, with_loss, &[("samples", batch.len())]);
-    span("gather", ran_forward, gathered_at);
-    span("backward", with_loss, ran_backward);
-    span("reduce", ran_backward, end);
+    let times = StepTimes {
+        start,
+        replicated,
+        ran_forward,
+        gathered: gathered_at,
+        with_loss,
+        ran_backward,
+        reduced,
+        sync_forward,
+        sync_backward,
+    };
+    record_times(&times, &timeline, batch.len(), outcome);
     let image = (batch.shape.len() * size_of::<f32>()) as u64;
-    let between = |from: Instant, to: Instant| (to - from).as_secs_f64();
-    let in_forward = between(ran_forward, gathered_at) + sync_forward;
-    outcome.seconds.communication +=
-        between(start, replicated) + in_forward + sync_backward + between(ran_backward, end);
-    outcome.seconds.forward += between(replicated, with_loss) - in_forward;
-    outcome.seconds.backward += between(with_loss, ran_backward) - sync_backward;
     outcome.bytes_moved += sizes.moved(&chunks, image) + group.map_or(0, |group| group.bytes());
     for (index, (held, chunk)) in held.iter_mut().zip(&chunks).enumerate() {
         *held = (*held).max(sizes.held(index, chunk.len(), batch.len(), image));
     }
     Ok(gradients)
+}
+
+/// When the parts of a step ended.
+struct StepTimes {
+    start: Instant,
+    replicated: Instant,
+    ran_forward: Instant,
+    gathered: Instant,
+    with_loss: Instant,
+    ran_backward: Instant,
+    reduced: Instant,
+    /// Seconds of synchronised batch norm in the forward pass.
+    sync_forward: f64,
+    /// Seconds of synchronised batch norm in the backward pass.
+    sync_backward: f64,
+}
+
+/// Draws the parts of a step of `samples` in the timeline, and adds their seconds to `outcome`.
+fn record_times(times: &StepTimes, timeline: &Timeline, samples: usize, outcome: &mut StepOutcome) {
+    let &StepTimes { start, replicated, ran_forward, gathered, with_loss, ran_backward, reduced, .. } = times;
+    let span = |name, start, end| timeline.span(Track::Step, name, start, end, &[]);
+    span("replicate", start, replicated);
+    timeline.span(Track::Step, "forward", replicated, with_loss, &[("samples", samples)]);
+    span("gather", ran_forward, gathered);
+    span("backward", with_loss, ran_backward);
+    span("reduce", ran_backward, reduced);
+    let between = |from: Instant, to: Instant| (to - from).as_secs_f64();
+    let in_forward = between(ran_forward, gathered) + times.sync_forward;
+    outcome.seconds.communication +=
+        between(start, replicated) + in_forward + times.sync_backward + between(ran_backward, reduced);
+    outcome.seconds.forward += between(replicated, with_loss) - in_forward;
+    outcome.seconds.backward += between(with_loss, ran_backward) - times.sync_backward;
 }
 
 /// Returns the seconds that device 0 has spent in synchronised batch norm since the last call.

@@ -7,7 +7,7 @@ mod read;
 mod render;
 mod save;
 
-pub use read::{Found, RunRecord, read_runs, weights_name};
+pub use read::{FoundRuns, RunRecord, read_runs, weights_name};
 pub use render::{markdown, text};
 pub use save::save;
 

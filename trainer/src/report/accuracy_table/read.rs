@@ -59,7 +59,7 @@ impl RunRecord {
 
 /// Runs, and the run folders that have no result.
 #[derive(Debug, Clone, Default)]
-pub struct Found {
+pub struct FoundRuns {
     /// The runs, each once.
     pub runs: Vec<RunRecord>,
     /// Folders of runs that are unfinished or were never evaluated.
@@ -71,8 +71,8 @@ pub struct Found {
 ///
 /// # Errors
 /// When a path is neither a run folder nor a folder of run folders, or a file is damaged. The error names the path.
-pub fn read_runs(paths: &[PathBuf]) -> Result<Found, FileError> {
-    let mut found = Found::default();
+pub fn read_runs(paths: &[PathBuf]) -> Result<FoundRuns, FileError> {
+    let mut found = FoundRuns::default();
     let mut seen: HashMap<String, Vec<Vec<u8>>> = HashMap::new();
     for path in paths {
         let folders = match RunFolder::open(path) {
@@ -127,7 +127,7 @@ fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     Ok(folders.iter().filter_map(|folder| RunFolder::open(folder).ok()).collect())
 }
 
-/// Returns what is in a folder, sorted by name. A path that is not a folder has nothing in it.
+/// Returns the entries of a folder, sorted by name. A path that is not a folder has no entries.
 fn entries(path: &Path) -> Result<Vec<PathBuf>, FileError> {
     if !path.is_dir() {
         return Ok(Vec::new());

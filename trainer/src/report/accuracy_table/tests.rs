@@ -42,7 +42,7 @@ fn runs_stand_beside_what_is_published() {
         run(root.path(), name, "resnet18", &config, Some(top1));
     }
     run(root.path(), "4-resnet18", "resnet18", "seed = 0\nepochs = 3\nema = 0.9", Some(94.0));
-    // A run from another run's weights is no repetition
+    // A run from another run's weights is not a repetition
     let config = "seed = 3\nepochs = 3\n[model]\nweights = \"/home/me/runs/1-resnet18/checkpoints/best\"";
     run(root.path(), "6-resnet18", "resnet18", config, Some(95.0));
     run(root.path(), "5-lenet", "lenet", "", Some(74.5));
