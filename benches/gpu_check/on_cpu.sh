@@ -24,8 +24,8 @@ for built in map(json.loads, sys.stdin):
         print(built["manifest_path"], built["executable"])') || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/stand-in
 export CUDA_ON_CPU_LIBRARY=$programs/libcuda_on_cpu.so
-# cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to 1 GiB each).
-export CUDA_ON_CPU_MEMORY=${CUDA_ON_CPU_MEMORY:-$((1 << 30))}
+# cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to a quarter of it).
+export CUDA_ON_CPU_MEMORY=${CUDA_ON_CPU_MEMORY:-$((1 << 28))}
 # Define the symbols that the linker ignored: nobody calls these functions, but the loader needs them.
 bench=$(ls -t "$programs"/deps/step-* | grep -v '\.d$' | head -1)
 defined=$(ldd "$programs/trainer" | awk '$3 ~ /^\// { print $3 }' | xargs nm -D --defined-only | awk 'NF == 3 { print $3 }' | sort -u)

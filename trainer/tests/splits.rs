@@ -63,6 +63,12 @@ fn a_resumed_run_has_the_same_split_and_the_same_bits() {
         assert!(refused.contains("split.json: the run was started with another split"), "{other}: {refused}");
         assert!(refused.contains("hint:"), "{refused}");
     }
+    let (file, aside) = (run.join("split.json"), bench.path("aside"));
+    fs::rename(&file, &aside).unwrap();
+    let refused = bench.run(&resume).expect(2).stderr;
+    assert!(refused.contains("split.json: the file is missing or empty"), "{refused}");
+    assert!(refused.contains("hint: restore the file"), "{refused}");
+    fs::rename(&aside, &file).unwrap();
     let end = format!("train.max_steps={}", losses(&run).len() + 20);
     bench.run(&[&resume[..], &["--set", &end]].concat()).expect(0);
     let undisturbed = bench.train("undisturbed", &[&parts[..], &ENDLESS, &["--set", &end]].concat());

@@ -34,6 +34,9 @@ use crate::{DataError, Splits, open_regular, read_regular};
 pub(super) const NAME_IT: &str =
     "name the CSV file itself with `dir` in [data] or --data-dir: dir = \"photos/labels.csv\"";
 
+/// Hint for a field that contains a line end.
+const UNCLOSED_QUOTE: &str = "a quote is not closed; write \"\" for a quote inside a field";
+
 /// Maximum size of a manifest in bytes: ten times that of ImageNet.
 const MAX_BYTES: u64 = 1 << 30;
 
@@ -114,6 +117,10 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
             position.line() + empty as u64
         });
         let mistake = |cause: String, hint: &str| Err(DataError::new(file, cause, hint).at(format!("line {line}")));
+        // A quote that is not closed makes the rest of the file one field.
+        if record.iter().any(|field| field.contains(&b'\n')) {
+            return mistake("a field contains a line end".into(), UNCLOSED_QUOTE);
+        }
         let fields: Result<Vec<&str>, _> = record.iter().map(std::str::from_utf8).collect();
         let Ok(raw) = fields else {
             return mistake("is not UTF-8".into(), "save the file as UTF-8");

@@ -132,15 +132,17 @@ pub(super) fn build_loaders(
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }
 
-/// Builds the network of the plan for the images. `batch` is the number of images of one forward pass in this process.
+/// Builds the network of the plan for the images. `batch` is the number of images of one forward pass in this process, and `batches`
+/// the number of its batches in an epoch, which a step cannot exceed.
 pub(super) fn build_network(
     plan: &RunPlan,
     spec: &Spec,
     selected: &SelectedDevice,
     batch: usize,
+    batches: usize,
 ) -> Result<Network, Failure> {
     let bytes_per_element = if plan.train.precision == Precision::Bf16 { 2 } else { 4 };
-    let accumulate = plan.train.accumulate;
+    let accumulate = plan.train.accumulate.min(batches.max(1));
     let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Training { batch, accumulate, bytes_per_element });
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
         return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
@@ -349,7 +351,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &SelectedDevice, resumed: Option
             in_channels: channels,
             image_size: [side.unwrap_or(height), side.unwrap_or(width)],
         };
-        let network = build_network(plan, &spec, selected, 1)?;
+        let network = build_network(plan, &spec, selected, 1, 1)?;
         check_small_images(plan, &network, &spec, None)?;
         section = section.row(
             "model",

@@ -92,6 +92,13 @@ pub(super) fn check(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
         renamed = before.is_some() && now.names != before;
         now.names = before;
     }
+    if saved.is_none() && now.is_some() {
+        return Err(Failure::usage(
+            format!("{}: the file is missing or empty, so the run had no split of its training images", path.display()),
+            "restore the file from a copy of the run, if it was lost; a run that had no split goes on without \
+             data.validation, data.fraction and data.limit_train",
+        ));
+    }
     if saved != now {
         return Err(Failure::usage(
             format!("{}: the run was started with another split of its training images", path.display()),

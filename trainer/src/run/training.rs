@@ -136,7 +136,9 @@ impl Training<'_> {
         let classes = spec.num_classes;
         let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
         let share = plan.train.global_batch(processes).div_ceil(processes);
-        let network = build_network(plan, &spec, selected, share.min(splits.train.len()))?;
+        let batch = share.min(splits.train.len()).max(1);
+        let batches = splits.train.len().div_ceil(processes).div_ceil(batch);
+        let network = build_network(plan, &spec, selected, batch, batches)?;
         let devices =
             if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
         let counts = [splits.train.len(), devices];

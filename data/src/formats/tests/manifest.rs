@@ -165,6 +165,29 @@ fn mistakes_have_their_line() {
     }
 }
 
+#[test]
+fn a_quote_that_is_not_closed_is_an_error_of_its_line() {
+    let hint = "a quote is not closed; write \"\" for a quote inside a field";
+    let cases = [
+        ("path,label\nphotos/0.png,a\nphotos/1.png,\"b\nphotos/2.png,a\nphotos/3.png,b\n", 3),
+        ("split,path,label\ntrain,photos/0.png,a\n\ntrain,photos/1.png,\"b\ntest,photos/2.png,a\n", 4),
+        ("path,label\nphotos/0.png,a\n\"photos/1.png,b\nphotos/2.png,\"a\nphotos/3.png,b\n", 3),
+        ("path,\"label\nphotos/0.png,a\nphotos/1.png,b\n", 1),
+        ("path,label\r\nphotos/0.png,a\r\nphotos/1.png,\"b\r\n", 3),
+    ];
+    for (text, line) in cases {
+        let expected = format!("labels.csv: line {line}: a field contains a line end; {hint}");
+        assert_eq!(error(text), expected, "{text}");
+        let manifest = Manifest::new(text);
+        let mut request = request("manifest", manifest.path("labels.csv"));
+        request.label_delim = Some(';');
+        assert_eq!(load(&request).unwrap_err().place, format!("line {line}"), "{text}");
+    }
+    // The quote is reported also if the lines that it takes in are not UTF-8.
+    let latin1 = b"path,label\nphotos/0.png,\"a\nphotos/\xff.png,b\n";
+    assert!(error(latin1).starts_with("labels.csv: line 2: a field contains a line end; "), "{}", error(latin1));
+}
+
 /// Two paths and a link lead to the same file.
 #[test]
 fn an_image_in_two_splits_is_found_under_another_name() {

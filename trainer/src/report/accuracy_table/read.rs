@@ -186,6 +186,9 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let weights = recipe.get("model").and_then(|model| model.get("weights")).and_then(toml::Value::as_str);
     let weights = weights.map(|path| weights_name(Path::new(path)).display().to_string());
     remove_nondeterministic_settings(&mut recipe, summary.test.is_some());
+    if let (Some(model), Some(weights)) = (recipe.get_mut("model").and_then(toml::Value::as_table_mut), &weights) {
+        model.insert("weights".to_owned(), weights.clone().into());
+    }
     // `summary.json` counts a run that `train.max_steps` ended as complete.
     let evaluated = read_summary(&folder.summary_csv())?.last().map_or(summary.epochs, |row| row.epoch);
     Ok(Some(RunRecord {
@@ -219,8 +222,9 @@ pub fn weights_name(path: &Path) -> PathBuf {
     path.iter().skip(path.iter().count().saturating_sub(kept)).collect()
 }
 
-/// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the settings
-/// that autotuning chooses without an effect on the result, and the settings of checkpoints and logs. Keeps `checkpoint.best`,
+/// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the devices (the
+/// record's device has their number), the settings that autotuning chooses without an effect on the result, and the settings of
+/// checkpoints and logs. Keeps `checkpoint.best`,
 /// because the accuracy depends on the choice of the best epoch, and for a run that was `tested` after training
 /// `checkpoint.keep_best`, which decides on the tested weights.
 fn remove_nondeterministic_settings(recipe: &mut toml::Table, tested: bool) {
@@ -231,7 +235,7 @@ fn remove_nondeterministic_settings(recipe: &mut toml::Table, tested: bool) {
         }
     }
     recipe.remove("log");
-    let tuned = ["bucket_mb", "first_bucket_mb", "threads", "autotune"].map(|key| ("parallel", key));
+    let tuned = ["bucket_mb", "first_bucket_mb", "threads", "autotune", "devices"].map(|key| ("parallel", key));
     for (section, key) in [("train", "seed"), ("data", "dir"), ("data", "workers")].into_iter().chain(tuned) {
         if let Some(section) = recipe.get_mut(section).and_then(toml::Value::as_table_mut) {
             section.remove(key);

@@ -81,6 +81,21 @@ fn runs_stand_beside_what_is_published() {
 }
 
 /// The run folders of a sweep are in one folder per run.
+/// `save` removes the devices and the folder of the weights from the configuration.
+#[test]
+fn a_saved_summary_and_a_later_repetition_are_one_row() {
+    let root = tempfile::tempdir().unwrap();
+    let config = |seed: usize, weights: &str, devices: &str| {
+        format!("seed = {seed}\n[model]\nweights = \"{weights}\"\n[parallel]\n{devices}")
+    };
+    run(root.path(), "1-lenet", "lenet", &config(0, "start.pth", ""), Some(74.0));
+    run(root.path(), "2-lenet", "lenet", &config(1, "/home/me/start.pth", "devices = \"cpu:2\""), Some(75.0));
+    run(root.path(), "3-lenet", "lenet", &config(1, "/home/me/other.pth", "devices = \"cpu:2\""), Some(76.0));
+    let rows = table(root.path());
+    let counts: Vec<_> = rows.iter().filter(|row| row.model == "lenet").map(|row| row.runs).collect();
+    assert_eq!(counts, [1, 2]);
+}
+
 #[test]
 fn a_sweep_has_the_runs_of_its_folder() {
     let root = tempfile::tempdir().unwrap();
