@@ -23,8 +23,8 @@ case $command in train | status | pause | continue | stop) ;; *) usage ;; esac
 
 # Names of the queue's configurations, in the order of training.
 queue() { cat "$out/queue/order"; }
-# The run folder of a configuration; empty before its first start.
-run_of() { ls -d "$out/runs/$1"/*/ 2>/dev/null | tail -1; }
+# The run folder of a configuration; empty before its first start. A folder without config.toml is left by a start that failed.
+run_of() { ls -d "$out/runs/$1"/*/config.toml 2>/dev/null | tail -1 | sed 's/config.toml$//'; }
 # The process that trains now; fails if there is none. A number that another process has by now is not taken for it.
 training() { local pid; pid=$(cat "$out/pid" 2>/dev/null) && grep -qzF "$(realpath "$out")" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"; }
 state_of() {
@@ -43,7 +43,7 @@ left_of() {
 # One line per configuration: the epochs of summary.csv, and the time that the others will take.
 status() {
     printf '%-28s %-10s %9s %9s %11s\n' configuration epoch 'best %' 'last %' 'time left'
-    for name in $(queue); do
+    queue | while IFS= read -r name; do
         run=$(run_of "$name")
         epochs=$(sed -n 's/^epochs = //p' "${run:-/nonexistent}/config.toml" 2>/dev/null)
         awk -F, -v name="$name" -v epochs="${epochs:--}" -v left="$(left_of "$name")" -v state="$(state_of "$name")" '
@@ -95,7 +95,9 @@ at_low_priority() {
 }
 
 failed=0
-for name in $(queue); do
+# All names at once: `train` replaces the file, and the program below must not read it as its input.
+mapfile -t names < <(queue)
+for name in "${names[@]}"; do
     [ ! -e "$out/results/$name.done" ] || continue
     [ ! -e "$out/stop" ] || break
     run=$(run_of "$name")

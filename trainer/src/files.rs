@@ -77,6 +77,20 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
     write().map_err(|error| FileError::io(path, "write", &error))
 }
 
+/// Checks that [`write_atomic`] can create its temporary file beside `path`, before work whose result goes there.
+///
+/// # Errors
+/// Names `path` when the folder is missing or not writable.
+pub fn check_writable(path: &Path) -> Result<(), FileError> {
+    let probe = format!(".{}-{}", name(path).to_string_lossy(), std::process::id());
+    let create = || -> io::Result<()> {
+        let folder = Folder::of_file(path)?;
+        folder.create_new(&probe)?;
+        std::fs::remove_file(path.with_file_name(&probe))
+    };
+    create().map_err(|error| FileError::io(path, "write", &error))
+}
+
 /// Creates a file that must not exist.
 ///
 /// # Errors

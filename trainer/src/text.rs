@@ -28,6 +28,11 @@ pub fn truncated(text: &str, columns: usize) -> String {
     kept
 }
 
+/// Escapes line ends and tabs, so that a name stays in its line of a table.
+pub fn one_line(name: &str) -> String {
+    name.replace('\n', "\\n").replace('\r', "\\r").replace('\t', "\\t")
+}
+
 /// Pads `text` with blanks on the right, up to `columns`.
 pub fn left(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))

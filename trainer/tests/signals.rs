@@ -95,19 +95,25 @@ fn a_second_hangup_does_not_end_the_run_before_its_checkpoint() {
     }
 }
 
-/// systemd and some batch systems signal the launcher and its workers. The launcher forwards its signal too.
+/// systemd and some batch systems signal the launcher and its workers. The launcher forwards its signal too. A session manager sends
+/// SIGHUP right after SIGTERM, so the workers may end with the number of another signal.
 #[test]
 fn a_signal_to_every_process_of_the_job_saves_a_checkpoint() {
     let bench = Bench::new(CONFIG);
-    for number in [INT, TERM] {
-        let root = format!("ddp-{number}");
+    for (number, of_workers) in [(INT, INT), (TERM, TERM), (TERM, HUP), (HUP, TERM)] {
+        let root = format!("ddp-{number}-{of_workers}");
         let child = start(&bench, &root, &["--cpus", "2"]);
+        if number != of_workers {
+            signal(&child, number);
+        }
         // The first worker's signal stops all ranks, so the second one may have ended already.
         for worker in children(child.id()) {
             let worker = rustix::process::Pid::from_raw(worker as i32).unwrap();
-            let _ = rustix::process::kill_process(worker, rustix::process::Signal::from_named_raw(number).unwrap());
+            let _ = rustix::process::kill_process(worker, rustix::process::Signal::from_named_raw(of_workers).unwrap());
         }
-        signal(&child, number);
+        if number == of_workers {
+            signal(&child, number);
+        }
         let ended: Ended = child.wait_with_output().unwrap().into();
         ended.expect(128 + number);
         assert_saved(&root, &bench.only_run(&root));

@@ -20,12 +20,14 @@ pub(super) struct DownloadError {
     pub(super) cause: String,
     /// True if another run can resume from the .part file.
     pub(super) resumable: bool,
+    /// True if the file cannot be written. Files from elsewhere do not help then.
+    pub(super) is_local: bool,
 }
 
 impl DownloadError {
     /// Makes an error after which a download cannot resume.
     fn last(cause: impl Into<String>) -> Self {
-        Self { cause: cause.into(), resumable: false }
+        Self { cause: cause.into(), resumable: false, is_local: false }
     }
 }
 
@@ -92,7 +94,7 @@ impl Transfer<'_> {
                     tries += 1;
                     // A request without a new byte would fail again.
                     if now == before || tries > self.options.retries {
-                        return Err(DownloadError { cause, resumable: now > 0 });
+                        return Err(DownloadError { cause, resumable: now > 0, is_local: false });
                     }
                     self.note(&format!("{cause}; trying again"));
                     continue;
@@ -224,7 +226,8 @@ impl Transfer<'_> {
     }
 
     fn disk(&self, error: &std::io::Error) -> DownloadError {
-        DownloadError { cause: format!("{} cannot be written: {error}", self.part.display()), resumable: true }
+        let cause = format!("{} cannot be written: {error}", self.part.display());
+        DownloadError { cause, resumable: true, is_local: true }
     }
 }
 

@@ -250,6 +250,11 @@ fn get(
     }
     let url = format!("{base}/{}", want.file);
     Transfer { url: &url, part, want, options, progress }.run().map_err(|failure| {
+        if failure.is_local {
+            let hint = "make the folder writable, free some space, or name another folder with --data-dir; then run the same \
+                        command again";
+            return DataError::new(&url, failure.cause, hint);
+        }
         let mut hint = String::new();
         if failure.resumable {
             let _ = write!(hint, "run the same command again: it resumes from {}\n  or ", part.display());

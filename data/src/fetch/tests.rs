@@ -222,6 +222,15 @@ fn links_are_not_followed() {
     assert!(error.contains("cifar-10-binary.tar.gz.part is a symbolic link: remove it"), "{error}");
     assert!(ranges.is_empty(), "{ranges:?}");
 
+    // A folder in the place of the file: files from elsewhere would not help.
+    std::fs::remove_file(&part).unwrap();
+    std::fs::create_dir(&part).unwrap();
+    let error = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good).0.unwrap_err();
+    assert!(error.cause.contains("cifar-10-binary.tar.gz.part"), "{error}");
+    assert!(!error.hint.contains("by other means"), "{error}");
+    std::fs::remove_dir(&part).unwrap();
+    std::fs::write(&part, "").unwrap();
+
     // The temporary file of a file of the archive is replaced.
     std::fs::remove_file(&part).unwrap();
     let folder = dest.path().join("cifar-10-batches-bin");

@@ -141,7 +141,7 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
         }
         if label.is_empty() && !multi_label {
             let hint = "each line has a path and a label; where images have several classes or none, set label_delim = \";\" \
-                        below [data]";
+                        below [data] (--label-delim ';' for eval and data verify)";
             return mistake("the label is empty".into(), hint);
         }
         let part = match split.map(|column| fields[column]) {

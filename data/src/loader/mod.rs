@@ -170,7 +170,9 @@ impl Loader {
             .build()
             .map_err(|error| {
                 let cause = format!("cannot start {} threads: {error}", config.workers);
-                DataError::new("", cause, "use fewer, or raise the limit on processes (ulimit -u)").at("workers")
+                let hint = "use fewer, or raise the limit on processes (ulimit -u)";
+                // The input is right, and the limit may leave room later.
+                DataError { is_transient: true, ..DataError::new("", cause, hint) }.at("workers")
             })?;
         let shared = Arc::new(Shared { dataset, config, pipeline, mixing, shape });
         Ok(Self { shared, pool: Arc::new(pool), total, batches })

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -22,6 +22,7 @@ use super::error::{LaunchError, Result, WORKER_DIED};
 use super::output::Screen;
 use super::signals::STOPPING;
 use super::system::set_parent_death_signal;
+use super::thread::start_thread;
 
 /// First argument of a process that becomes a worker.
 pub(super) const EXEC: &str = "launch-exec";
@@ -86,17 +87,20 @@ impl Guard {
     /// # Errors
     /// This program's executable cannot be started, or a limit of the system is reached.
     pub(super) fn start() -> Result<Arc<Self>> {
-        let start = || -> io::Result<Self> {
+        let start = || -> io::Result<(Self, Child)> {
             let (read, write) = io::pipe()?;
             let mut command = Command::new(std::env::current_exe()?);
             command.arg(GUARD).stdin(Stdio::from(read)).stdout(Stdio::null()).stderr(Stdio::null());
             // Run outside of the terminal's foreground group: Ctrl-C must reach only the launcher.
-            command.process_group(0).spawn()?;
-            Ok(Self { pipe: Mutex::new(write) })
+            let guard = command.process_group(0).spawn()?;
+            Ok((Self { pipe: Mutex::new(write) }, guard))
         };
-        start().map(Arc::new).map_err(|error| {
+        let (guard, mut process) = start().map_err(|error| {
             LaunchError::failed(format!("cannot start the guard of the workers: {error}"), "see `ulimit -u -n`")
-        })
+        })?;
+        // Wait for the process, so that a job with many restarts leaves no zombies.
+        start_thread("guard", "the guard of the workers", move || _ = process.wait())?;
+        Ok(Arc::new(guard))
     }
 
     /// Adds the process group of a worker to the list.

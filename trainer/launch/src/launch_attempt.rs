@@ -60,12 +60,8 @@ impl LaunchConfig {
         let result = self.run_workers(job, rendezvous.as_ref(), &mut store, make_folder);
         let Some(rendezvous) = rendezvous else { return result };
         // Without a report the other nodes would wait for this node.
-        match &result {
-            Err(RendezvousError::Failed(error)) => {
-                rendezvous.publish_failure(error.message.lines().next().unwrap_or_default(), false);
-            }
-            Err(RendezvousError::Interrupted(signal)) => rendezvous.publish_stop(*signal),
-            Ok(_) | Err(RendezvousError::Lost(_)) => {}
+        if let Err(error) = &result {
+            rendezvous.publish_error(error);
         }
         let outcome = result.as_ref().ok().copied();
         // A SIGHUP never counts as the second signal.

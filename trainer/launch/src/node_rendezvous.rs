@@ -104,7 +104,10 @@ impl NodeRendezvous {
             attempt,
             server,
         };
-        rendezvous.exchange(own, wait)?;
+        if let Err(error) = rendezvous.exchange(own, wait) {
+            rendezvous.publish_error(&error);
+            return Err(error);
+        }
         rendezvous.watch()?;
         tracing::info!(
             nnodes,
@@ -156,6 +159,14 @@ impl NodeRendezvous {
     fn value(&self, key: &str, node: usize, wait: &mut NodeWait<'_>) -> std::result::Result<Vec<u8>, RendezvousError> {
         loop {
             if let Some(failure) = self.failure() {
+                return Err(failure.into());
+            }
+            // Before all nodes have joined, no thread watches for this key.
+            let reported = self.client.get("failed").map_err(|error| self.lost(&error))?;
+            if let Some(failure) = reported.and_then(|bytes| serde_json::from_slice::<NodeFailure>(&bytes).ok()) {
+                if failure.stopped_by.is_some() {
+                    wait.say(&failure.headline());
+                }
                 return Err(failure.into());
             }
             match self.client.wait(key, POLL) {
@@ -236,6 +247,21 @@ impl NodeRendezvous {
     /// Returns the failure of another node, if there is one.
     pub(super) fn failure(&self) -> Option<NodeFailure> {
         self.failure.lock().clone()
+    }
+
+    /// Reports to the other nodes why this node leaves the rendezvous. Otherwise they would wait for it.
+    pub(super) fn publish_error(&self, error: &RendezvousError) {
+        match error {
+            RendezvousError::Failed(error) => {
+                self.publish_failure(error.message.lines().next().unwrap_or_default(), false);
+            }
+            RendezvousError::Interrupted(signal) => self.publish_stop(*signal),
+            RendezvousError::Lost(_) => return,
+        }
+        if self.server.is_some() && self.nodes.len() < self.parameters.nnodes {
+            // The store ends with this launcher, and the other nodes ask it once per `POLL`.
+            std::thread::sleep(3 * POLL);
+        }
     }
 
     /// Reports a failure on this node to the other nodes.

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::saved_network;
 use super::views::{Views, ten_crop_failure};
-use crate::cli::{DataDir, EvalArgs};
+use crate::cli::{DataDir, EvalArgs, NamedBy};
 use crate::config::{self, Overrides};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
@@ -320,7 +320,11 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(
                 arguments.data.as_ref().unwrap_or(&plan.data.name),
-                DataDir::path(&arguments.data_dir).or(plan.data.dir.as_deref().filter(|_| own_data)),
+                match (&arguments.data_dir, plan.data.dir.as_deref().filter(|_| own_data)) {
+                    // The run's own images, where the variable names others.
+                    (Some(DataDir { by: NamedBy::Variable, .. }) | None, Some(own)) => Some(own),
+                    (named, _) => DataDir::path(named),
+                },
             )
         },
         // Images of other sets too: the network was trained with these.

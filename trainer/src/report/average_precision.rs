@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::text::{self, left, right, truncated, width};
+use crate::text::{self, left, one_line, right, truncated, width};
 
 /// Maximum number of classes for the complete table.
 const WHOLE: usize = 20;
@@ -34,9 +34,9 @@ impl AveragePrecision {
             order.sort_by(|&a, &b| value(a).total_cmp(&value(b)));
             order.truncate(WORST);
         }
-        let names = order.iter().map(|&class| width(&self.classes[class]).min(LABEL)).max().unwrap_or(0);
+        let names = order.iter().map(|&class| width(&one_line(&self.classes[class])).min(LABEL)).max().unwrap_or(0);
         let line = |&class: &usize| {
-            let name = left(&truncated(&self.classes[class], LABEL), names);
+            let name = left(&truncated(&one_line(&self.classes[class]), LABEL), names);
             let value = self.average_precision[class].map_or("–".to_owned(), text::percent);
             format!("{name}  {}  {} images\n", right(&value, 7), text::thousands(self.images[class]))
         };

@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
 use crate::report::start_table::COLUMNS;
-use crate::text::{self, left, right, truncated, width};
+use crate::text::{self, left, one_line, right, truncated, width};
 
 /// Maximum number of classes for the complete matrix.
 const WHOLE: usize = 20;
@@ -89,7 +89,7 @@ pub fn confusion_table(confusion: &Confusion) -> String {
 fn whole(confusion: &Confusion) -> Option<String> {
     let n = confusion.classes.len();
     let digits = confusion.counts.iter().max().map_or(1, |most| most.to_string().len());
-    let longest = confusion.classes.iter().map(|name| width(name)).max().unwrap_or(0);
+    let longest = confusion.classes.iter().map(|name| width(&one_line(name))).max().unwrap_or(0);
     let room = COLUMNS - RECALL;
     // If the columns are too narrow for names, each row shows the number that heads its column.
     let named = longest.clamp(PRECISION.len(), LABEL);
@@ -105,7 +105,7 @@ fn whole(confusion: &Confusion) -> Option<String> {
         return None;
     }
     let label_of = |class: usize| {
-        let name = &confusion.classes[class];
+        let name = &one_line(&confusion.classes[class]);
         if numbered {
             format!("{class:>number$} {}", truncated(name, label - number - 1))
         } else {
@@ -114,7 +114,7 @@ fn whole(confusion: &Confusion) -> Option<String> {
     };
     let mut table = format!("rows: true class, columns: predicted class\n{}", left("", label));
     for (class, name) in confusion.classes.iter().enumerate() {
-        let head = if numbered { class.to_string() } else { truncated(name, column - 1) };
+        let head = if numbered { class.to_string() } else { truncated(&one_line(name), column - 1) };
         table += &right(&head, column);
     }
     table += "   recall\n";
@@ -149,7 +149,7 @@ fn whole(confusion: &Confusion) -> Option<String> {
 /// Lists the worst classes and the most confused pairs.
 fn worst(confusion: &Confusion) -> String {
     let n = confusion.classes.len();
-    let name = |class: usize| truncated(&confusion.classes[class], 28);
+    let name = |class: usize| truncated(&one_line(&confusion.classes[class]), 28);
     let mut classes: Vec<_> = (0..n).filter_map(|class| Some((confusion.recall(class)?, class))).collect();
     classes.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut pairs: Vec<_> = (0..n)
@@ -235,6 +235,9 @@ mod tests {
             dog          3    9    75.0%
             precision  80% 100%
             ");
+        let table = confusion_table(&matrix(vec!["a\nrun folder: b".into(), "t\tab".into()], 12));
+        assert_eq!(table.lines().count(), 5, "a line end in a name is escaped: {table}");
+        assert!(table.contains(r"a\nrun") && table.contains(r"t\tab"), "{table}");
         let table = confusion_table(&matrix((0..20).map(|i| format!("superclass {i}")).collect(), 500));
         fits(&table);
         insta::assert_snapshot!(table.lines().take(4).collect::<Vec<_>>().join("\n"), @r"

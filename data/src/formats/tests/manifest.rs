@@ -121,7 +121,7 @@ fn mistakes_have_their_line() {
         (
             all("photos/2.png,,train\n"),
             "labels.csv: line 4: the label is empty; each line has a path and a label; where images have several \
-             classes or none, set label_delim = \";\" below [data]"
+             classes or none, set label_delim = \";\" below [data] (--label-delim ';' for eval and data verify)"
                 .into(),
         ),
         (all(",a,train\n"), "labels.csv: line 4: the path is empty; each line has a path and a label".into()),

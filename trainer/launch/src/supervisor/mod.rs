@@ -159,18 +159,19 @@ impl Supervisor<'_> {
             let Some(exit) = &worker.exit else { continue };
             let (code, signal) = (exit.status.code(), exit.status.signal());
             let asked = |by: i32| code == Some(128 + by) || signal == Some(by);
-            let stopping = match state.phase {
-                Phase::Stopping { signal, .. } => Some(signal),
-                _ => None,
-            };
-            // Not a failure: the worker succeeded, or ended because it was asked to end.
-            if code == Some(0) || state.killed || worker.termination_requested || stopping.is_some_and(asked) {
-                continue;
-            }
-            // A user has sent the signal to a worker instead of the launcher. The ranks agree on the stop flag, so all ranks
-            // stop.
+            // A user or a session manager has sent a signal to a worker instead of the launcher. The ranks agree on the stop flag,
+            // so all ranks stop.
             let may_stop = exit.report.is_none() && !worker.is_any_program();
             let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && may_stop);
+            let stopping = match state.phase {
+                // With another signal too: a session manager sends SIGHUP right after SIGTERM, and other nodes have their own.
+                Phase::Stopping { signal, .. } => asked(signal) || by_itself.is_some(),
+                _ => false,
+            };
+            // Not a failure: the worker succeeded, or ended because it was asked to end.
+            if code == Some(0) || state.killed || worker.termination_requested || stopping {
+                continue;
+            }
             if let (Phase::Running, Some(by)) = (&state.phase, by_itself) {
                 state.stopped_by = Some(by);
                 state.phase = Phase::Stopping { signal: by, since: Instant::now() };

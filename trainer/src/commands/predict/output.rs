@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::{Class, Classifier, Prediction};
 use crate::cli::PredictArgs;
-use crate::commands::views::Views;
+use crate::commands::{export::UNWRITABLE, views::Views};
 use crate::console;
 use crate::failure::Failure;
 use crate::files::write_atomic;
@@ -106,9 +106,7 @@ impl<'a> Output<'a> {
         }
         match self.to {
             None => Ok(()),
-            Some(to) => write_atomic(to, &self.buffer).map_err(|error| {
-                Failure::run(&error, "name a file in a folder that exists, is writable and has space: --to FILE")
-            }),
+            Some(to) => write_atomic(to, &self.buffer).map_err(|error| Failure::run(&error, UNWRITABLE)),
         }
     }
 }

@@ -31,9 +31,17 @@ fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> 
     Err(Failure::usage(format!("rank {list}: another {what} than rank 0: {}", differences.join("; ")), hint))
 }
 
-/// Describes the first line in which `theirs` differs from rank 0's text.
+/// Describes the first line in which `theirs` differs from rank 0's text. Of lines `key = value`, one side may lack the key.
 fn difference(first: &str, rank: usize, theirs: &str) -> String {
+    let key = |line: &str| line.split_once(" = ").map(|(key, _)| key.to_owned());
+    let lacks = |text: &str, wanted: &str| !text.lines().any(|line| key(line).is_some_and(|key| key == wanted));
     match first.lines().zip(theirs.lines()).find(|(a, b)| a != b) {
+        Some((a, _)) if key(a).is_some_and(|key| lacks(theirs, &key)) => {
+            format!("rank 0 has {a}, and rank {rank} has no {}", key(a).unwrap_or_default())
+        }
+        Some((_, b)) if key(b).is_some_and(|key| lacks(first, &key)) => {
+            format!("rank {rank} has {b}, and rank 0 has no {}", key(b).unwrap_or_default())
+        }
         Some((a, b)) => format!("rank 0 has {a} where rank {rank} has {b}"),
         None => format!("rank 0 has {} of them, rank {rank} has {}", first.lines().count(), theirs.lines().count()),
     }
@@ -170,6 +178,8 @@ mod tests {
     fn the_first_difference_is_shown() {
         assert_eq!(difference("a = 1\nb = 2", 3, "a = 1\nb = 4"), "rank 0 has b = 2 where rank 3 has b = 4");
         assert_eq!(difference("a\nb", 1, "a"), "rank 0 has 2 of them, rank 1 has 1");
+        assert_eq!(difference("a = 1\nb = 2\nc = 3", 1, "a = 1\nc = 3"), "rank 0 has b = 2, and rank 1 has no b");
+        assert_eq!(difference("a = 1\nc = 3", 1, "a = 1\nb = 2\nc = 3"), "rank 1 has b = 2, and rank 0 has no b");
     }
 
     #[test]

@@ -168,8 +168,20 @@ fn node_0_says_whom_it_refuses_and_for_whom_it_waits() {
     node("1", &port, "1", &["--nnodes", "3"]).end().said(3, &["node 1 has joined already", "hint: start each node"]);
     first.signal(Signal::TERM);
     first.end().said(143, &[]);
-    second.signal(Signal::TERM);
-    second.end();
+    second.end().said(143, &["node 0", "stopped by SIGTERM"]);
+}
+
+/// Otherwise the job would begin without the node as soon as the last node has come, and wait for the node's ranks.
+#[test]
+fn a_node_that_is_interrupted_before_all_have_joined_ends_the_others() {
+    let port = free_port();
+    let mut first = node("0", &port, "1", &["--notice", "0.2", "--nnodes", "3"]);
+    wait_for_listener(&port);
+    let second = node("1", &port, "1", &["--nnodes", "3"]);
+    first.wait_for("stderr", &format!("waiting for node 2 at 127.0.0.1:{port} ("));
+    second.signal(Signal::INT);
+    second.end().said(130, &["stopped by SIGINT"]);
+    first.end().said(130, &["node 1", "stopped by SIGINT"]);
 }
 
 #[test]
