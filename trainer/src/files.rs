@@ -4,9 +4,9 @@
 //! writers use that crate directly.
 
 use std::{
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs::File,
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write},
     path::{Path, PathBuf},
 };
 
@@ -77,18 +77,62 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
     write().map_err(|error| FileError::io(path, "write", &error))
 }
 
-/// Checks that [`write_atomic`] can create its temporary file beside `path`, before work whose result goes there.
-///
-/// # Errors
-/// Names `path` when the folder is missing or not writable.
-pub fn check_writable(path: &Path) -> Result<(), FileError> {
-    let probe = format!(".{}-{}", name(path).to_string_lossy(), std::process::id());
-    let create = || -> io::Result<()> {
-        let folder = Folder::of_file(path)?;
-        folder.create_new(&probe)?;
-        std::fs::remove_file(path.with_file_name(&probe))
-    };
-    create().map_err(|error| FileError::io(path, "write", &error))
+/// A file that is written in parts and gets its name when it is complete. Until then it is a temporary file beside this name, which
+/// is removed if the file does not become complete.
+#[derive(Debug)]
+pub struct PartialFile {
+    path: PathBuf,
+    folder: Folder,
+    /// Name of the temporary file; `None` once it is renamed.
+    temporary: Option<OsString>,
+    file: File,
+}
+
+impl PartialFile {
+    /// Creates the temporary file. Its name has the number of this process, since two programs may write the same file.
+    ///
+    /// # Errors
+    /// Names `path` when the folder is missing or not writable.
+    pub fn create(path: &Path) -> Result<Self, FileError> {
+        let mut temporary = name(path).to_owned();
+        temporary.push(format!(".{}.tmp", std::process::id()));
+        let create = || {
+            let folder = Folder::of_file(path)?;
+            let file = folder.create(&temporary)?;
+            Ok((folder, file))
+        };
+        let (folder, file) = create().map_err(|error| FileError::io(path, "write", &error))?;
+        Ok(Self { path: path.to_owned(), folder, temporary: Some(temporary), file })
+    }
+
+    /// Appends the content.
+    ///
+    /// # Errors
+    /// The disk is full.
+    pub fn write(&mut self, content: &[u8]) -> Result<(), FileError> {
+        self.file.write_all(content).map_err(|error| FileError::io(&self.path, "write", &error))
+    }
+
+    /// Syncs the file and gives it its name. A file or link of this name is replaced.
+    ///
+    /// # Errors
+    /// The disk is full, or the name belongs to a folder.
+    pub fn finish(mut self) -> Result<(), FileError> {
+        let Some(temporary) = &self.temporary else { return Ok(()) };
+        let renamed = self.file.sync_all().and_then(|()| self.folder.rename(temporary, name(&self.path)));
+        renamed.map_err(|error| FileError::io(&self.path, "write", &error))?;
+        self.temporary = None;
+        Ok(())
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // The error that ended the work is the one to report.
+            let _ = self.folder.remove(temporary);
+        }
+    }
 }
 
 /// Creates a file that must not exist.
@@ -158,6 +202,23 @@ mod tests {
         write_atomic(&path, b"one").unwrap();
         write_atomic(&path, b"two").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_partial_file_gets_its_name_when_it_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("predictions.csv");
+        let mut dropped = PartialFile::create(&path).unwrap();
+        dropped.write(b"one").unwrap();
+        assert!(!path.exists());
+        drop(dropped);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        let mut complete = PartialFile::create(&path).unwrap();
+        complete.write(b"one").unwrap();
+        complete.write(b"two").unwrap();
+        complete.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"onetwo");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 

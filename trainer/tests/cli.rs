@@ -188,6 +188,38 @@ fn eval_of_other_data_does_not_search_the_folder_of_the_run() {
     assert!(resize.contains("--resize 20: it is for images in files"), "{resize}");
 }
 
+#[test]
+fn the_variable_does_not_replace_the_images_of_a_run() {
+    let bench = Bench::new(
+        "[model]\nname = \"lenet\"\n[data]\nname = \"image-folder\"\ndir = \"pictures\"\n\
+         [train]\nepochs = 1\nbatch_size = 4\n",
+    );
+    // The folders differ in the number of test images.
+    for (set, tests) in [("pictures", 2), ("others", 3), ("third", 4)] {
+        for (split, count) in [("train", 4), ("test", tests)] {
+            for (class, colour) in [("dark", 10u8), ("light", 240)] {
+                let folder = bench.path(&format!("{set}/{split}/{class}"));
+                fs::create_dir_all(&folder).unwrap();
+                (0..count).for_each(|i| save_png(folder.join(format!("{i}.png")), 20, 20, |x, _| [colour, x as u8, i]));
+            }
+        }
+    }
+    let run = bench.train("runs", &[]);
+    let total = |flags: &[&str]| {
+        let mut command = bench.command();
+        command.env("TRAINER_DATA_DIR", "others").args(["eval", "--run", run.to_str().unwrap(), "--json"]).args(flags);
+        json(Ended::from(command.output().unwrap()).expect(0))["total"].as_u64().unwrap()
+    };
+    assert_eq!(total(&[]), 4, "the run's own images");
+    assert_eq!(total(&["--data-dir", "third"]), 8);
+    assert_eq!(total(&["--data", "image-folder"]), 6);
+    let config = run.join("config.toml");
+    let text = fs::read_to_string(&config).unwrap();
+    assert!(text.contains("dir = \"pictures\"\n"), "{text}");
+    fs::write(&config, text.replace("dir = \"pictures\"\n", "")).unwrap();
+    assert_eq!(total(&[]), 6, "the run names no folder");
+}
+
 /// LeNet's first linear layer depends on the size of the images.
 #[test]
 fn an_evaluation_at_another_size_is_refused_where_weights_depend_on_it() {
@@ -201,6 +233,14 @@ fn an_evaluation_at_another_size_is_refused_where_weights_depend_on_it() {
     let misspelt = eval(&["--data", "fashion_mini"]);
     assert!(misspelt.contains("--data fashion_mini: no such data set"), "{misspelt}");
     assert!(misspelt.contains("did you mean `fashion-mini`?"), "{misspelt}");
+}
+
+/// The last step of an epoch has the batches that are left, so an epoch's batches are the most that are in memory.
+#[test]
+fn more_batches_per_step_than_an_epoch_has_need_no_memory() {
+    let bench = Bench::new(CONFIG);
+    let arguments = ["--config", "config.toml", "--epochs", "1", "--set", "train.accumulate=65536"];
+    bench.run(&arguments).expect(0);
 }
 
 /// Keys that only several processes use are not a mistake, but they change nothing.

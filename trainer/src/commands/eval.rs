@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::saved_network;
 use super::views::{Views, ten_crop_failure};
-use crate::cli::{DataDir, EvalArgs, NamedBy};
+use crate::cli::{DataDir, EvalArgs};
 use crate::config::{self, Overrides};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
@@ -296,7 +296,8 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
 /// the checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
-    let overrides = Overrides { data_dir: arguments.data_dir.clone(), ..Overrides::default() };
+    let keep_data_dir = arguments.data.is_none();
+    let overrides = Overrides { data_dir: arguments.data_dir.clone(), keep_data_dir, ..Overrides::default() };
     let plan = plan::load(&folder.config(), &overrides)?;
     let loaded = saved_network::load(&folder, arguments.checkpoint.as_deref())?;
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
@@ -320,11 +321,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
             label_delim: arguments.label_delim.or(plan.data.label_delim.filter(|_| own_data)),
             ..request(
                 arguments.data.as_ref().unwrap_or(&plan.data.name),
-                match (&arguments.data_dir, plan.data.dir.as_deref().filter(|_| own_data)) {
-                    // The run's own images, where the variable names others.
-                    (Some(DataDir { by: NamedBy::Variable, .. }) | None, Some(own)) => Some(own),
-                    (named, _) => DataDir::path(named),
-                },
+                if own_data { plan.data.dir.as_deref() } else { DataDir::path(&arguments.data_dir) },
             )
         },
         // Images of other sets too: the network was trained with these.

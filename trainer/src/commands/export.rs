@@ -11,7 +11,7 @@ use crate::config::{Overrides, RunPlan};
 use crate::console;
 use crate::engine::checkpoint::LoadedCheckpoint;
 use crate::failure::Failure;
-use crate::files::{self, write_atomic};
+use crate::files::write_atomic;
 use crate::report::RunFolder;
 use crate::run::{plan, run_data};
 use crate::snapshot::DatasetRecord;
@@ -232,10 +232,7 @@ fn check_target(to: &Path, format: Option<&str>, force: bool) -> Result<FileForm
     Ok(chosen)
 }
 
-/// Hint for a file that cannot be written.
-pub(super) const UNWRITABLE: &str = "name a file in a folder that exists, is writable and has space: --to FILE";
-
-/// Refuses a folder, a place where no file can be written, and without `force` a file that exists already. Called before the work.
+/// Refuses a folder, and without `force` a file that exists already.
 pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
     if to.is_dir() {
         return Err(Failure::usage(format!("--to {}: is a folder", to.display()), "name a file"));
@@ -246,5 +243,5 @@ pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
             "choose another name, or add --force to replace it",
         ));
     }
-    files::check_writable(to).map_err(|error| Failure::usage(format!("--to {error}"), UNWRITABLE))
+    Ok(())
 }

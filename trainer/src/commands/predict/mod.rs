@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
     let classifier = Classifier::open(arguments)?;
     let top_k = classifier.top_k(arguments)?;
     let stop = Stop::on_signals()?;
-    let mut out = Output::new(arguments, &classifier, top_k);
+    let mut out = Output::new(arguments, &classifier, top_k)?;
     let bar = progress_bar(paths.len(), arguments);
     for (done, batch) in paths.chunks(arguments.batch_size as usize).enumerate() {
         if let Some(signal) = stop.signal() {

@@ -1,18 +1,18 @@
 //! Writes predictions as CSV or JSON lines, to stdout or to a file.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use super::{Class, Classifier, Prediction};
 use crate::cli::PredictArgs;
-use crate::commands::{export::UNWRITABLE, views::Views};
+use crate::commands::views::Views;
 use crate::console;
 use crate::failure::Failure;
-use crate::files::write_atomic;
+use crate::files::{FileError, PartialFile};
 
-/// Writes the predictions. Stdout receives them batch by batch, a file receives all of them in one atomic write at the end.
-pub(super) struct Output<'a> {
-    to: Option<&'a Path>,
+/// Writes the predictions batch by batch. A file gets its name when all of them are in it.
+pub(super) struct Output {
+    /// The file of `--to`. `None` for stdout.
+    file: Option<PartialFile>,
     csv: bool,
     /// Names of the columns; `None` once they are written. The header is written together with the first predictions, so that
     /// an error in the first images leaves no header on stdout.
@@ -22,8 +22,13 @@ pub(super) struct Output<'a> {
     buffer: Vec<u8>,
 }
 
-impl<'a> Output<'a> {
-    pub(super) fn new(arguments: &'a PredictArgs, classifier: &Classifier, top_k: usize) -> Self {
+impl Output {
+    /// Creates the file of `--to`, so that a folder that cannot be written is reported before the first image is classified.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub(super) fn new(arguments: &PredictArgs, classifier: &Classifier, top_k: usize) -> Result<Self, Failure> {
+        let file = arguments.to.as_deref().map(PartialFile::create).transpose().map_err(file_unwritten)?;
         let label_delim = classifier.label_delim;
         let csv = arguments.format == "csv";
         let mut header = vec!["path".to_owned()];
@@ -39,13 +44,13 @@ impl<'a> Output<'a> {
                 header.extend(["tta_class".to_owned(), "tta_probability".to_owned()]);
             }
         }
-        Self { to: arguments.to.as_deref(), csv, header: csv.then_some(header), label_delim, buffer: Vec::new() }
+        Ok(Self { file, csv, header: csv.then_some(header), label_delim, buffer: Vec::new() })
     }
 
     /// Writes some predictions. Returns `false` if the reader of stdout has exited (`| head`).
     ///
     /// # Errors
-    /// Stdout cannot be written.
+    /// The file or stdout cannot be written.
     pub(super) fn write(&mut self, predictions: &[Prediction]) -> Result<bool, Failure> {
         if let (true, Some(delim)) = (self.csv, self.label_delim) {
             return self.csv_lines(predictions.iter().map(|prediction| {
@@ -81,9 +86,11 @@ impl<'a> Output<'a> {
         self.flush()
     }
 
-    /// Writes the buffer to stdout, unless the predictions go to a file. Returns `false` if the reader of stdout has exited.
+    /// Writes the buffer to the file or to stdout. Returns `false` if the reader of stdout has exited.
     fn flush(&mut self) -> Result<bool, Failure> {
-        if self.to.is_some() {
+        if let Some(file) = &mut self.file {
+            file.write(&self.buffer).map_err(file_unwritten)?;
+            self.buffer.clear();
             return Ok(true);
         }
         let written = console::Stdout.write_all(&self.buffer).and_then(|()| console::Stdout.flush());
@@ -96,7 +103,7 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// Writes a header that is still missing, and the file with all predictions if `--to` names one.
+    /// Writes a header that is still missing, and gives the file its name if `--to` names one.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -104,11 +111,12 @@ impl<'a> Output<'a> {
         if self.header.is_some() {
             self.csv_lines([])?;
         }
-        match self.to {
-            None => Ok(()),
-            Some(to) => write_atomic(to, &self.buffer).map_err(|error| Failure::run(&error, UNWRITABLE)),
-        }
+        self.file.map_or(Ok(()), PartialFile::finish).map_err(file_unwritten)
     }
+}
+
+fn file_unwritten(error: FileError) -> Failure {
+    Failure::run(&error, "name a file in a folder that exists, is writable and has space: --to FILE")
 }
 
 fn unwritten(error: &io::Error) -> Failure {
