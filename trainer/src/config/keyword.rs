@@ -153,7 +153,7 @@ keywords! {
     ScheduleKind {
         /// After the warm-up half a cosine from lr to 0.
         Cosine = "cosine",
-        /// PyTorch's `OneCycleLR`: up from lr/div, down to lr/div/final_div.
+        /// PyTorch's `OneCycleLR` with `cycle_momentum=False`: up from lr/div, down to lr/div/final_div.
         OneCycle = "one-cycle",
         /// After the warm-up lr, times gamma at each milestone.
         MultiStep = "multi-step",

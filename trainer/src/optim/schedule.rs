@@ -57,8 +57,8 @@ impl Schedule {
         self.base_lr * self.config.gamma.powi(passed.count() as i32)
     }
 
-    /// OneCycleLR: up from lr/div to lr over the first `pct_start` of the run, then down to lr/div/final_div. The phases
-    /// end at `pct_start * total - 1` and `total - 1`, as in PyTorch.
+    /// OneCycleLR with `cycle_momentum=False`: up from lr/div to lr over the first `pct_start` of the run, then down to
+    /// lr/div/final_div. The phases end at `pct_start * total - 1` and `total - 1`, as in PyTorch.
     fn one_cycle(&self, step: u64) -> f64 {
         let ScheduleConfig { pct_start, div, final_div, anneal, .. } = self.config;
         let (low, peak) = (self.base_lr / div, self.base_lr);
