@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::io::{self, PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, getppid, kill_process_group};
 
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::output::Screen;
+use super::screen::Screen;
 use super::signals::STOPPING;
 use super::system::set_parent_death_signal;
 
@@ -77,7 +77,9 @@ fn become_worker(arguments: Vec<OsString>) -> u8 {
 /// The launcher's connection to the guard. Dropping it ends the guard, which then kills the groups that are still on its list.
 #[derive(Debug)]
 pub(super) struct Guard {
-    pipe: Mutex<PipeWriter>,
+    /// Set until the value is dropped.
+    pipe: Mutex<Option<PipeWriter>>,
+    process: Child,
 }
 
 impl Guard {
@@ -91,8 +93,8 @@ impl Guard {
             let mut command = Command::new(std::env::current_exe()?);
             command.arg(GUARD).stdin(Stdio::from(read)).stdout(Stdio::null()).stderr(Stdio::null());
             // Run outside of the terminal's foreground group: Ctrl-C must reach only the launcher.
-            command.process_group(0).spawn()?;
-            Ok(Self { pipe: Mutex::new(write) })
+            let process = command.process_group(0).spawn()?;
+            Ok(Self { pipe: Mutex::new(Some(write)), process })
         };
         start().map(Arc::new).map_err(|error| {
             LaunchError::failed(format!("cannot start the guard of the workers: {error}"), "see `ulimit -u -n`")
@@ -111,7 +113,18 @@ impl Guard {
 
     fn write(&self, verb: char, group: Pid) {
         // If the guard was killed, the kernel still kills the workers themselves, though not their children.
-        let _ = self.pipe.lock().write_all(format!("{verb}{}\n", group.as_raw_nonzero()).as_bytes());
+        if let Some(pipe) = self.pipe.lock().as_mut() {
+            let _ = pipe.write_all(format!("{verb}{}\n", group.as_raw_nonzero()).as_bytes());
+        }
+    }
+}
+
+impl Drop for Guard {
+    /// Ends the guard, and waits for its end: a job that starts again and again must leave no zombies.
+    fn drop(&mut self) {
+        *self.pipe.get_mut() = None;
+        // Fails only if the process was reaped before, which nothing else does.
+        let _ = self.process.wait();
     }
 }
 
@@ -144,6 +157,15 @@ fn remaining(text: &str) -> Vec<Pid> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_guard_stays_as_a_zombie() {
+        // The guard is this test program, in which no test has the argument in its name.
+        let guard = Guard::start().unwrap();
+        let process = format!("/proc/{}", guard.process.id());
+        drop(guard);
+        assert!(!Path::new(&process).exists());
+    }
 
     #[test]
     fn groups_that_have_ended_are_off_the_list() {
