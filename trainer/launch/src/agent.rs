@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED, to_json};
 use super::helper::EXEC;
 use super::hosts::{NODE, NodePlan};
-use super::output::Screen;
+use super::screen::Screen;
 use super::secret;
 use super::signals::{self, STOPPING};
 use super::system::ProcessHandle;

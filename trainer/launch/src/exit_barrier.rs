@@ -19,7 +19,7 @@ use super::announcer::Notices;
 use super::launcher::{OnSignal, Timeouts};
 use super::node_failure::NodeFailure;
 use super::node_rendezvous::{NodeRendezvous, POLL};
-use super::output::Screen;
+use super::screen::Screen;
 use super::supervisor::Outcome;
 use comm::ErrorKind;
 

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, getppid, kill_process_group};
 
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::output::Screen;
+use super::screen::Screen;
 use super::signals::STOPPING;
 use super::system::set_parent_death_signal;
 use super::thread::start_thread;

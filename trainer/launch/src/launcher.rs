@@ -10,8 +10,8 @@ use super::any_program::AnyProgram;
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
 use super::launch_attempt::Job;
 use super::node_failure::RendezvousError;
-use super::output::Screen;
 use super::rendezvous_parameters::{MOST_MEMBERS, RendezvousParameters};
+use super::screen::Screen;
 use super::signals::{self, Signals};
 use super::supervisor::Outcome;
 use super::worker::NOTICE;
@@ -130,10 +130,17 @@ impl LaunchConfig {
             secret: None,
             folder: None,
             signals: Signals::install().map_err(|error| system("catch signals", &error))?,
-            screen: Arc::new(Screen::default()),
+            screen: Arc::new(Screen::start()?),
         };
+        let result = self.attempts(&mut job, &mut folder);
+        job.screen.end();
+        result
+    }
+
+    /// Runs the job until it succeeds, or until it may not be started again.
+    fn attempts(&self, job: &mut Job, folder: &mut dyn FnMut(usize) -> Result<JobFolder>) -> Result<u8> {
         loop {
-            let outcome = match self.attempt(&mut job, &mut folder) {
+            let outcome = match self.attempt(job, folder) {
                 Ok(outcome) => outcome,
                 Err(RendezvousError::Interrupted(signal)) => Outcome::Stopped(signal),
                 Err(RendezvousError::Failed(error)) => return Err(error),

@@ -53,7 +53,7 @@
 //!
 //! In all cases nothing is left to clean up: shared memory has no name in any file system, and the kernel closes the sockets.
 
-#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`output::Screen` writes to the screen")]
+#![deny(clippy::print_stdout, clippy::print_stderr, reason = "`screen::Screen` writes to the screen")]
 
 mod agent;
 mod announcer;
@@ -83,6 +83,7 @@ mod rank_rendezvous;
 mod remote_host;
 mod rendezvous_parameters;
 mod report;
+mod screen;
 pub mod secret;
 pub mod signals;
 mod ssh;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::announcer::{Notices, waiting_for};
 use super::launcher::Timeouts;
 use super::node_failure::RendezvousError;
-use super::output::Screen;
+use super::screen::Screen;
 
 /// One wait, which starts when the value is made.
 pub(super) struct NodeWait<'a> {

@@ -8,21 +8,21 @@
 //! so. The log of a terminal has the final lines, not every redraw.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::Instant;
 
 use folder::Folder;
 use parking_lot::Mutex;
 use rustix::termios::{OptionalActions, OutputModes, tcgetattr, tcgetwinsize, tcsetattr, tcsetwinsize};
 
-use super::console::printable;
 use super::failure_report;
+use super::screen::{OnScreen, Screen, StdStream};
 use super::system::open_terminal;
 use super::terminal_lines::{OutputTail, TerminalLines};
 
@@ -30,102 +30,6 @@ use super::terminal_lines::{OutputTail, TerminalLines};
 const TAIL: usize = 12;
 /// Whether the screen has already shown that a log cannot be written (disk full).
 static LOG_LOST: AtomicBool = AtomicBool::new(false);
-
-/// The launcher's stdout or stderr.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StdStream {
-    Out,
-    Err,
-}
-
-impl StdStream {
-    fn is_terminal(self) -> bool {
-        match self {
-            Self::Out => io::stdout().is_terminal(),
-            Self::Err => io::stderr().is_terminal(),
-        }
-    }
-
-    fn write(self, bytes: &[u8]) -> io::Result<()> {
-        match self {
-            // Flush the line buffer of std, since a progress bar has no newlines.
-            Self::Out => {
-                let mut out = io::stdout().lock();
-                out.write_all(bytes).and_then(|()| out.flush())
-            }
-            Self::Err => io::stderr().lock().write_all(bytes),
-        }
-    }
-}
-
-/// The launcher's screen, which rank 0 and the launcher share.
-#[derive(Debug, Default)]
-pub(super) struct Screen {
-    /// Whether the cursor is behind text, for example behind a progress bar.
-    in_line: AtomicBool,
-}
-
-impl Screen {
-    fn show(&self, stream: StdStream, bytes: &[u8]) -> io::Result<()> {
-        if let (Some(last), true) = (bytes.last(), stream.is_terminal()) {
-            self.in_line.store(*last != b'\n', Ordering::Relaxed);
-        }
-        stream.write(bytes)
-    }
-
-    /// Returns a function that calls [`Screen::say`], for other threads.
-    pub(super) fn sayer(self: &Arc<Self>) -> impl Fn(&str) + Send + 'static {
-        let screen = Arc::clone(self);
-        move |text| screen.say(text)
-    }
-
-    /// Shows a message of the launcher on stderr, starting on a new line.
-    pub(super) fn say(&self, text: &str) {
-        let start = if self.in_line.swap(false, Ordering::Relaxed) { "\n" } else { "" };
-        // A closed stderr cannot be reported anywhere
-        let _ = StdStream::Err.write(format!("{start}{}\n", printable(text.trim_end())).as_bytes());
-    }
-}
-
-/// How a worker's output is shown on the screen.
-#[derive(Debug, Clone)]
-pub(super) struct OnScreen {
-    pub(super) screen: Arc<Screen>,
-    /// The text before each line, if several workers are shown on the screen. `None` if only this worker is.
-    pub(super) prefix: Option<String>,
-}
-
-/// Copies the output of a program on another host to the screen, line by line.
-pub(super) struct LineSink {
-    screen: Arc<Screen>,
-    stream: StdStream,
-    prefix: Option<String>,
-}
-
-impl LineSink {
-    /// Returns a sink on standard output. `prefix` is the text before each line.
-    pub(super) fn stdout(screen: &Arc<Screen>, prefix: Option<String>) -> Self {
-        Self { screen: Arc::clone(screen), stream: StdStream::Out, prefix }
-    }
-
-    /// Returns a sink on standard error.
-    pub(super) fn stderr(screen: &Arc<Screen>, prefix: Option<String>) -> Self {
-        Self { screen: Arc::clone(screen), stream: StdStream::Err, prefix }
-    }
-
-    /// Writes one line, with control characters escaped. A closed screen does not end the job.
-    pub(super) fn line(&self, line: &str) {
-        let prefix = self.prefix.as_deref().unwrap_or_default();
-        let _ = self.screen.show(self.stream, format!("{prefix}{}\n", printable(line)).as_bytes());
-    }
-
-    /// Copies all lines of `source`.
-    pub(super) fn copy(&self, source: impl io::BufRead) {
-        for line in source.split(b'\n').map_while(io::Result::ok) {
-            self.line(String::from_utf8_lossy(&line).trim_end_matches('\r'));
-        }
-    }
-}
 
 /// A worker's stdout and stderr, on the launcher's side.
 #[derive(Debug)]
@@ -206,6 +110,16 @@ impl WorkerOutput {
         }
     }
 
+    /// Returns whether the logs have everything that the worker and its children have written.
+    pub(super) fn is_drained(&self) -> bool {
+        self.pumps.iter().all(|pump| pump.try_recv() == Err(TryRecvError::Disconnected))
+    }
+
+    /// Waits until the logs have everything, or until the time `until`: a child process of a dead worker may keep the streams open.
+    pub(super) fn drain_until(&self, until: Instant) {
+        drain_until(&self.pumps, until);
+    }
+
     /// Resizes the pseudo-terminals to the size of the terminals that they represent.
     pub(super) fn resize(&self) {
         for (master, stream) in &self.terminals {
@@ -216,12 +130,6 @@ impl WorkerOutput {
             };
         }
     }
-}
-
-/// Waits up to `limit` until the logs have everything that dead workers have written. A child process of a worker may keep the
-/// streams open, hence the limit, which all workers share.
-pub(super) fn drain<'a>(outputs: impl IntoIterator<Item = &'a WorkerOutput>, limit: Duration) {
-    drain_until(outputs.into_iter().flat_map(|output| &output.pumps), Instant::now() + limit);
 }
 
 /// Waits until the threads behind `pumps` have read their streams to the end, or until the time `until`.
@@ -351,6 +259,8 @@ pub(super) fn prepare(logs: &Path, names: &[String]) -> io::Result<Folder> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

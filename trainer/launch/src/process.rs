@@ -15,10 +15,15 @@ use super::cores::AffinityGuard;
 use super::error::{LaunchError, Result};
 use super::failure_report::{self, FailureReport};
 use super::helper::Guard;
-use super::output::{self, OnScreen, WorkerOutput};
+use super::output::{self, WorkerOutput};
+use super::screen::OnScreen;
 use super::status_page::{Status, StatusPage};
 use super::system::ProcessHandle;
 use super::worker_group::NOT_INHERITED;
+
+/// Longest time for which the launcher still reads the streams of a dead worker. Only a process that has left the worker's group
+/// keeps them open for so long.
+const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// Describes a worker to start.
 pub(super) struct WorkerSpec<'a> {
@@ -172,7 +177,7 @@ impl WorkerProcess {
     }
 
     /// Reaps the worker if it has ended, and kills its process group. Returns whether it has ended since the last call. Its last
-    /// output may still be on the way to the logs ([`output::drain`]).
+    /// output may still be on the way to the logs ([`WorkerProcess::drain`]).
     ///
     /// # Errors
     /// The kernel refuses to wait, which it does only for wrong arguments.
@@ -192,6 +197,11 @@ impl WorkerProcess {
             report: FailureReport::read(&self.folder.join(failure_report::FILE_NAME)),
         });
         Ok(true)
+    }
+
+    /// Waits until the logs have everything that the worker has written, but only for a short time after its end.
+    pub(super) fn drain(&self) {
+        self.output.drain_until(self.started + self.ran() + DRAIN_LIMIT);
     }
 
     /// Counts the time without a heartbeat. `passed` is the time since the last call.

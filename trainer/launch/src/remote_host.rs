@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::agent::{GREETING, StartRequest};
 use super::error::{LaunchError, Result, WORKER_DIED, to_json};
-use super::output::{LineSink, drain_until};
+use super::output::drain_until;
+use super::screen::LineSink;
 use super::ssh_launcher::{CLOSE_LIMIT, TICK};
 use super::thread::start_thread;
 

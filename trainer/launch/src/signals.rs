@@ -7,6 +7,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::backend::SignalDelivery;
@@ -29,6 +31,15 @@ pub fn ends_at_once(signal: i32) -> bool {
 /// SIGHUP, and a shell ignores SIGINT for the background jobs of a script. A process must not catch these signals.
 pub fn ignored() -> Vec<i32> {
     (1..=SIGNAL_NAMES.len() as i32).filter(|signal| is_ignored(*signal)).collect()
+}
+
+/// Makes each signal of [`STOPPING`] that this process catches end the process at once, with exit code 128 + n.
+pub(super) fn end_at_once() {
+    let ignored = ignored();
+    for signal in STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
+        // Without the handler, only SIGKILL ends the process if it blocks.
+        let _ = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::new(AtomicBool::new(true)));
+    }
 }
 
 /// Queue of the signals that the launcher has received. Dropping the queue does not restore the kernel's default actions, since a

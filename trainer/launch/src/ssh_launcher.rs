@@ -22,8 +22,8 @@ use super::agent::{AgentHello, StartRequest};
 use super::error::{LaunchError, Result, WORKER_DIED};
 use super::hosts::{self, Host, NodePlan};
 use super::job_secret::random_secret;
-use super::output::{LineSink, Screen};
 use super::remote_host::{self, Event, RemoteHost, pump_err, pump_out};
+use super::screen::{LineSink, Screen};
 use super::signals::{self, STOPPING, Signals};
 use super::{port, ssh};
 use comm::Secret;
@@ -65,7 +65,13 @@ impl SshLauncher {
     /// # Errors
     /// A host cannot be reached, the host lacks the program or has another version of it, or the start request cannot be sent.
     pub fn run(&self) -> Result<u8> {
-        let screen = Arc::new(Screen::default());
+        let screen = Arc::new(Screen::start()?);
+        let result = self.run_on(&screen);
+        screen.end();
+        result
+    }
+
+    fn run_on(&self, screen: &Arc<Screen>) -> Result<u8> {
         let mut signals = Signals::install()
             .map_err(|error| LaunchError::failed(format!("cannot catch signals: {error}"), "see `ulimit -a`"))?;
         let own = AgentHello::of_this_program().map_err(|error| {
@@ -76,7 +82,7 @@ impl SshLauncher {
         let (events, happened) = channel();
         let mut nodes = Vec::with_capacity(self.hosts.len());
         for (index, host) in self.hosts.iter().enumerate() {
-            nodes.push(self.start(index, host, &program, &screen, &events)?);
+            nodes.push(self.start(index, host, &program, screen, &events)?);
         }
         drop(events);
         let greetings = match self.greetings(&mut nodes, &happened, &program, &own, &mut signals)? {
@@ -89,7 +95,7 @@ impl SshLauncher {
         // From now on, the output threads write lines to the screen.
         drop(happened);
         self.send_start_requests(&mut nodes, greetings[0].port)?;
-        Ok(supervise(&mut nodes, &mut signals, &screen))
+        Ok(supervise(&mut nodes, &mut signals, screen))
     }
 
     /// Starts the agent of a host.

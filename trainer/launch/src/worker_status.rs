@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::SystemTime;
 
 use super::failure_report::{FailureKind, FailureReport, unix_ms};
-use super::output::Screen;
+use super::screen::Screen;
 use super::status_page::{Stage, StatusPage};
 use comm::{CommError, ErrorKind};
 

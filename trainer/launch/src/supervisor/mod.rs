@@ -26,9 +26,9 @@ use rustix::process::Signal;
 
 use super::launcher::{OnSignal, Timeouts};
 use super::node_rendezvous::NodeRendezvous;
-use super::output::{self, Screen};
 use super::process::WorkerProcess;
 use super::report::{self, FailureOrigin, WorkerFailure};
+use super::screen::Screen;
 use super::signals::{self, STOPPING, Signals};
 use super::status_page::Stage;
 use comm::StoreServer;
@@ -43,10 +43,6 @@ const REPORT_DELAY: Duration = Duration::from_secs(5);
 const REMOTE_REPORT_DELAY: Duration = Duration::from_secs(10);
 /// If all failures blame other ranks, a worker without heartbeats for this long is reported as the cause.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(3);
-
-/// Longest time for which the launcher still reads the streams of dead workers. Only a process that has left the worker's group
-/// keeps them open for so long.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
 
 /// How an attempt of the job ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +125,8 @@ impl Supervisor<'_> {
             self.check_other_nodes(&mut state);
             self.check_timeouts(&mut state);
             if let Some(outcome) = self.outcome(&state) {
+                // The end of a worker may be noticed before its last output is in the logs.
+                self.workers.iter().for_each(WorkerProcess::drain);
                 return Ok(outcome);
             }
         }
@@ -153,29 +151,30 @@ impl Supervisor<'_> {
                 ended.push(at);
             }
         }
-        output::drain(ended.iter().map(|at| &self.workers[*at].output), DRAIN_LIMIT);
         for at in ended {
             let worker = &self.workers[at];
             let Some(exit) = &worker.exit else { continue };
             let (code, signal) = (exit.status.code(), exit.status.signal());
             let asked = |by: i32| code == Some(128 + by) || signal == Some(by);
-            // A user or a session manager has sent a signal to a worker instead of the launcher. The ranks agree on the stop flag,
-            // so all ranks stop.
-            let may_stop = exit.report.is_none() && !worker.is_any_program();
-            let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && may_stop);
-            let stopping = match state.phase {
-                // With another signal too: a session manager sends SIGHUP right after SIGTERM, and other nodes have their own.
-                Phase::Stopping { signal, .. } => asked(signal) || by_itself.is_some(),
-                _ => false,
-            };
             // Not a failure: the worker succeeded, or ended because it was asked to end.
-            if code == Some(0) || state.killed || worker.termination_requested || stopping {
+            if code == Some(0) || state.killed || worker.termination_requested {
                 continue;
             }
-            if let (Phase::Running, Some(by)) = (&state.phase, by_itself) {
-                state.stopped_by = Some(by);
-                state.phase = Phase::Stopping { signal: by, since: Instant::now() };
-                continue;
+            let may_stop = exit.report.is_none() && !worker.is_any_program();
+            let by_itself = STOPPING.into_iter().find(|by| code == Some(128 + by) && may_stop);
+            match (&state.phase, by_itself) {
+                (Phase::Stopping { signal, .. }, _) if asked(*signal) => continue,
+                // A worker may have received another signal than the launcher: a batch system signals all processes, and a
+                // session manager sends SIGHUP after SIGTERM. The ranks agree on one signal, and have saved.
+                (Phase::Stopping { .. }, Some(_)) => continue,
+                // A user has sent the signal to a worker instead of the launcher. The ranks agree on the stop flag, so all
+                // ranks stop.
+                (Phase::Running, Some(by)) => {
+                    state.stopped_by = Some(by);
+                    state.phase = Phase::Stopping { signal: by, since: Instant::now() };
+                    continue;
+                }
+                _ => {}
             }
             let failure = WorkerFailure::exited(worker, exit);
             state.usage_error |= failure.usage && !failure.consequence && exit.report.is_some();
@@ -265,6 +264,10 @@ impl Supervisor<'_> {
         let failed = |rank| state.failures.iter().any(|failure| failure.origin == FailureOrigin::Rank(rank));
         // A worker that is silent has failed, and does not end by itself.
         let all_known = self.workers.iter().all(|worker| !worker.is_alive() || failed(worker.rank));
+        // The report has the last lines of the workers that have failed. A process that has left its worker's group may keep the
+        // streams open, so the wait for them is limited too.
+        let drained = |worker: &WorkerProcess| worker.is_alive() || !failed(worker.rank) || worker.output.is_drained();
+        let all_known = all_known && self.workers.iter().all(drained);
         let all_blame_others = self.rendezvous.is_some() && state.failures.iter().all(|failure| failure.consequence);
         match state.phase {
             Phase::Running => {}
@@ -324,6 +327,13 @@ impl Supervisor<'_> {
             state.failures.extend(silent.into_iter().chain(awaited));
         }
         report::sort(&mut state.failures);
+        if let Some(root) = state.failures.first_mut()
+            && let Some(details) = &mut root.process
+            && let Some(worker) = self.workers.iter().find(|worker| root.origin == FailureOrigin::Rank(worker.rank))
+        {
+            // When the failure was noticed, the last output may not have arrived yet.
+            details.output = worker.output.last_lines();
+        }
         let is_found = |rank| state.failures.iter().any(|failure| failure.origin == FailureOrigin::Rank(rank));
         let alive = self.workers.iter().filter(|worker| worker.is_alive()).map(|worker| worker.rank);
         let alive: Vec<usize> = alive.filter(|rank| !is_found(*rank)).collect();

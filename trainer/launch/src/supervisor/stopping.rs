@@ -59,9 +59,9 @@ impl Supervisor<'_> {
         }
         let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
         if self.workers.iter().all(joined) {
-            self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
             let Some(signal) = Signal::from_named_raw(signal) else { return };
             self.workers.iter().for_each(|worker| worker.signal(signal));
+            self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
         } else {
             // There is nothing to save, and workers that wait for other ranks would not react to the signal.
             self.screen.say(&format!("{name}: the job has not begun: ending all workers"));

@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::time::Duration;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Signal, kill_process, kill_process_group};
-use support::{PROBE, Run, probe, read, wait_for_states};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use support::{LIMIT, PROBE, Run, probe, read, wait_for_states};
 
 fn long(faults: &[&str]) -> Run {
     let mut arguments = vec!["--workers", "3", "--steps", "1000000", "--step-ms", "20"];
@@ -117,6 +119,58 @@ fn a_signal_to_the_workers_stops_the_job_as_well() {
     let ended = run.end();
     ended.said(143, &["stopped by SIGTERM"]);
     assert!(ended.folder.path().join("saved-0").exists());
+}
+
+/// A session manager sends SIGHUP after SIGTERM, to all processes of the job.
+#[test]
+fn workers_may_stop_with_another_signal_than_the_launchers() {
+    let mut run = long(&[]);
+    let workers = run.workers();
+    // Both signals wait for stopped workers. Of the two handlers, that of the lower number then runs last.
+    let to_all = |signal| workers.iter().for_each(|pid| kill_process(*pid, signal).unwrap());
+    to_all(Signal::STOP);
+    wait_for_states(&workers, &['T']);
+    run.signal(Signal::TERM);
+    run.wait_for("stderr", "SIGTERM: workers save a checkpoint");
+    to_all(Signal::HUP);
+    to_all(Signal::CONT);
+    let ended = run.end();
+    ended.said(143, &["stopped by SIGTERM"]);
+    assert!(!ended.stderr.contains("error:"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_screen_that_nobody_reads_does_not_keep_the_launcher_alive() {
+    let (_unread, mut stderr) = std::io::pipe().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = probe(&["--workers", "2", "--steps", "1000000", "--logs"]);
+    command.arg(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr.try_clone().unwrap());
+    let mut child = command.spawn().unwrap();
+    let until = Instant::now() + LIMIT;
+    while !read(&folder.path().join("rank-0/stdout.log")).contains("step 1\n") {
+        assert!(Instant::now() < until && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    rustix::io::ioctl_fionbio(&stderr, true).unwrap();
+    for length in [4096, 1] {
+        while stderr.write(&vec![b'x'; length]).is_ok() {}
+    }
+    // The launcher's end of the pipe has the same flag. Its write must block.
+    rustix::io::ioctl_fionbio(&stderr, false).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break Some(status);
+        }
+        if Instant::now() >= until {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            break None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.expect("the launcher ends").code(), Some(143));
+    assert!(folder.path().join("saved-1").exists());
 }
 
 #[test]
