@@ -8,7 +8,7 @@
 //!      │                          │  │
 //!      │   StoreServer ◀──────────┼──┼──── rendezvous, deaths, abort (comm/store)
 //!      │      ▲                   │  │
-//!      │      │     StatusPage ◀──┘  └──▶ logs/rank-N/, screen       (status_page.rs; output.rs, terminal_lines.rs)
+//!      │      │     StatusPage ◀──┘  └──▶ logs/rank-N/, screen       (status_page.rs; screen.rs, output.rs, terminal_lines.rs)
 //!      ▼      │      │
 //!   trainer --cpus 4, with TRAINER_WORKER, RANK, …, for each rank    (process.rs, cores.rs)
 //!      worker::attach ─▶ Worker::join                                (worker.rs, worker_status.rs)
