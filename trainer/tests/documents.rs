@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 30] = [
+const FOREIGN_FLAGS: [&str; 31] = [
     "amp",
     "amp-dtype",
     "bench",
@@ -34,6 +34,7 @@ const FOREIGN_FLAGS: [&str; 30] = [
     "nproc_per_node",
     "rdzv-endpoint",
     "release",
+    "remode",
     "reprob",
     "smoothing",
     "standalone",

@@ -122,8 +122,8 @@ pub(super) fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
 fn blame_folder(plan: &RunPlan, mut error: DataError) -> Failure {
     match &plan.data.dir {
         Some(dir) if !error.is_transient && error.place.is_empty() && is_of_folder(&error, dir) => {
-            if let (true, Ok(current)) = (dir.is_relative(), std::env::current_dir()) {
-                error.hint += &format!("; the folder is relative to the current directory, {}", current.display());
+            if dir.is_relative() {
+                error.hint += "; the folder is relative to the current directory";
             }
             plan.mistake(&["data.dir"], error.to_string(), error.hint).into()
         }
