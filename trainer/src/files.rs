@@ -77,8 +77,8 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> Result<(), FileError> {
     write().map_err(|error| FileError::io(path, "write", &error))
 }
 
-/// A file that is written in parts and gets its name when it is complete. Until then it is a temporary file beside this name, which
-/// is removed if the file does not become complete.
+/// A file that is written in parts. Until it is complete it is a temporary file in the same folder, which is renamed at the end and
+/// removed after an error.
 #[derive(Debug)]
 pub struct PartialFile {
     path: PathBuf,
@@ -113,7 +113,7 @@ impl PartialFile {
         self.file.write_all(content).map_err(|error| FileError::io(&self.path, "write", &error))
     }
 
-    /// Syncs the file and gives it its name. A file or link of this name is replaced.
+    /// Syncs the temporary file and renames it. A file or link of this name is replaced.
     ///
     /// # Errors
     /// The disk is full, or the name belongs to a folder.

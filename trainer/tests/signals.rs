@@ -95,8 +95,8 @@ fn a_second_hangup_does_not_end_the_run_before_its_checkpoint() {
     }
 }
 
-/// systemd and some batch systems signal the launcher and its workers. The launcher forwards its signal too. A session manager sends
-/// SIGHUP right after SIGTERM, so the workers may end with the number of another signal.
+/// systemd and some batch systems signal the launcher and its workers. The launcher forwards its signal too. A session manager
+/// sends SIGHUP right after SIGTERM, so the workers may end with the number of another signal.
 #[test]
 fn a_signal_to_every_process_of_the_job_saves_a_checkpoint() {
     let bench = Bench::new(CONFIG);

@@ -87,8 +87,8 @@ fn the_best_epoch_is_selected_on_val_and_test_is_evaluated_with_it() {
     }
 }
 
-/// The links of the checkpoints are lost in a copy, or the best checkpoint is damaged: both runs end with a test of the best weights
-/// that there are.
+/// The links of the checkpoints are lost in a copy, or the best checkpoint is damaged: both runs end with a test of the best
+/// weights that there are.
 #[test]
 fn a_run_that_continues_tests_the_best_weights_that_there_are() {
     let bench = Bench::new(CONFIG);

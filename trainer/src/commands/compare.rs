@@ -128,7 +128,12 @@ fn run_mode(
         |key: &str| -> Vec<u64> { result[key].as_array().into_iter().flatten().filter_map(Value::as_u64).collect() };
     let count = steps.len();
     Ok(Round::new(&steps, warmup(arguments.runs.steps), numbers("peak_bytes"), numbers("device_bytes")).ok_or_else(
-        || format!("the run ended after {count} steps, before there was anything to measure\nhint: increase train.epochs or data.limit_train"),
+        || {
+            format!(
+                "the run ended after {count} steps, before there was anything to measure\n\
+                     hint: increase train.epochs or data.limit_train"
+            )
+        },
     ))
 }
 

@@ -74,7 +74,8 @@ fn verify(name: &str, data_dir: Option<DataDir>, label_delim: Option<char>) -> R
             let (cause, hint) = match fetch::can_be_fetched(name) {
                 true => ("files are missing or altered", format!("`trainer data fetch {name}` fetches them again")),
                 false => {
-                    let hint = "correct what is named above: replace damaged files, convert images to PNG or JPEG, or remove them";
+                    let hint = "correct what is named above: replace damaged files, convert images to PNG or JPEG, or remove \
+                                them";
                     ("files cannot be used", hint.to_owned())
                 }
             };

@@ -132,8 +132,8 @@ pub(super) fn build_loaders(
     Ok(Loaders { train: train_loader, eval: eval_loader, test: test_loader })
 }
 
-/// Builds the network of the plan for the images. `batch` is the number of images of one forward pass in this process, and `batches`
-/// the number of its batches in an epoch, which a step cannot exceed.
+/// Builds the network of the plan for the images. `batch` is the number of images of one forward pass in this process, and
+/// `batches` the number of its batches in an epoch, which a step cannot exceed.
 pub(super) fn build_network(
     plan: &RunPlan,
     spec: &Spec,

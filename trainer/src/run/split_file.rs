@@ -55,7 +55,8 @@ pub(crate) fn check_validation(folder: &RunFolder, record: &SplitRecord) -> Resu
         // Older versions wrote no file.
         Some(saved) if !same(&saved) => Err(Failure::usage(
             format!("{}: the validation split differs from that of the run", folder.split().display()),
-            "the run may have trained on these images, so the result would be too good: restore the run's images, or add test images",
+            "the run may have trained on these images, so the result would be too good: restore the run's \
+             images, or add test images",
         )),
         _ => Ok(()),
     }

@@ -103,7 +103,7 @@ impl Output {
         }
     }
 
-    /// Writes a header that is still missing, and gives the file its name if `--to` names one.
+    /// Writes the header if it is still missing. With `--to`, renames the temporary file to the file.
     ///
     /// # Errors
     /// The file cannot be written.

@@ -1,5 +1,5 @@
-//! The links `last` and `best` of a run that continues. A killed process may have saved a checkpoint and not yet set the links, and a
-//! user may have copied the folder without them or have deleted a checkpoint.
+//! The links `last` and `best` of a run that continues. A killed process may have saved a checkpoint and not yet set the links, and
+//! a user may have copied the folder without them or have deleted a checkpoint.
 
 use std::{
     fs,
@@ -49,7 +49,9 @@ impl CheckpointFolder {
             }
             return Ok(None);
         };
-        let cause = match best.map(|best| (read::load(&best.path), best)) {
+        // The checkpoint from which the run continues was read completely.
+        let check = |path: &Path| if path == loaded { Ok(()) } else { read::load(path).map(drop) };
+        let cause = match best.map(|best| (check(&best.path), best)) {
             Some((Ok(_), best)) if is_linked(&best) => return Ok(None),
             Some((Ok(_), best)) => return self.point("best", &name_of(&best.path)).map(|()| None),
             Some((Err(error), _)) => error.to_string(),
@@ -59,7 +61,7 @@ impl CheckpointFolder {
         let mut left: Option<EvaluatedCheckpoint> = None;
         for other in others.into_iter().rev().filter(|other| !other.evaluated.is_same(&evaluation)) {
             let is_better = |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, by);
-            if left.as_ref().is_none_or(is_better) && read::load(&other.path).is_ok() {
+            if left.as_ref().is_none_or(is_better) && check(&other.path).is_ok() {
                 left = Some(other);
             }
         }
