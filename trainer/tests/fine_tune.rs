@@ -145,6 +145,48 @@ fn a_resumed_run_equals_the_run_that_was_not_stopped_and_reads_no_weights() {
     }
 }
 
+/// A run may freeze and unfreeze layers, and start and end its weight average, when it is resumed.
+#[test]
+fn a_resumed_run_may_train_other_layers_and_average_its_weights_or_not() {
+    let bench = Bench::new(
+        "[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\nlimit_train = 64\nlimit_test = 8\n[train]\nepochs = 1\n\
+         batch_size = 16\n[optimizer]\nkind = \"adamw\"\n",
+    );
+    let run = bench.train("runs", &["--set", r#"model.freeze=["conv1"]"#]);
+    let resume = |more: &[&str]| {
+        let more = more.iter().flat_map(|value| ["--set", *value]);
+        bench.run(&["--resume", run.to_str().unwrap()].into_iter().chain(more).collect::<Vec<_>>())
+    };
+    let read = |file: &str| tensors(&checkpoint_file(&run, "last", file));
+    let step_of = |name: &str| {
+        let steps = read("optimizer.safetensors").remove(&format!("step.{name}"))?;
+        Some(f32::from_le_bytes(steps.try_into().unwrap()))
+    };
+    let first = read("model.safetensors");
+
+    // Epoch 2 trains conv1 too. AdamW counts its four steps on their own.
+    let screen = resume(&["train.epochs=2", "model.freeze=[]", "train.ema=0.9"]).expect(0).stderr;
+    assert!(screen.contains("has no weight average: `train.ema` starts from its weights"), "{screen}");
+    let second = read("model.safetensors");
+    assert_ne!(first["conv1.weight"], second["conv1.weight"]);
+    assert_eq!((step_of("conv1.weight"), step_of("fc1.weight")), (Some(4.0), None));
+    assert_ne!(read("ema.safetensors")["conv1.weight"], second["conv1.weight"]);
+
+    // Epoch 3 freezes conv1 and fc1.
+    let screen = resume(&["train.epochs=3", r#"model.freeze=["conv1", "fc1"]"#, "train.ema=0"]).expect(0).stderr;
+    assert!(screen.contains("10 tensors of the optimizer's state in"), "2 moments of 4 parameters, 2 steps: {screen}");
+    assert!(screen.contains("`train.ema` is off: the weight average in"), "{screen}");
+    let third = read("model.safetensors");
+    let changed: Vec<_> = third.iter().filter(|(name, value)| second[*name] != **value).map(|(name, _)| name).collect();
+    assert_eq!(changed.len(), 10 - 4, "{changed:?}");
+    assert!(!run.join("checkpoints/last/ema.safetensors").exists());
+
+    // Another optimizer cannot use the moments.
+    let refused = resume(&["train.epochs=4", "optimizer.kind=sgd"]).expect(2).stderr;
+    assert!(refused.contains("is state of another optimizer, which sgd cannot continue"), "{refused}");
+    assert!(refused.contains("checkpoints/epoch-3: ") && refused.contains("hint: a run keeps its model"), "{refused}");
+}
+
 /// Writes a folder of pictures with three classes.
 fn pictures(bench: &Bench) {
     for split in ["train", "test"] {

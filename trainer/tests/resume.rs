@@ -335,8 +335,11 @@ fn a_dry_run_of_a_run_to_continue_reads_its_checkpoint() {
     let words: String = said.split_whitespace().collect();
     assert!(words.contains("checkpoints/epoch-3after99steps"), "{said}");
     for (more, cause) in [
-        (&["--set", "optimizer.kind=adamw", "--set", "optimizer.lr=0.001"][..], "optimizer tensor `momentum."),
-        (&["--set", "model.name=vgg11", "--set", "data.image_size=32"], "the checkpoint is of another model"),
+        (
+            &["--set", "optimizer.kind=adamw", "--set", "optimizer.lr=0.001"][..],
+            "is state of another optimizer, which adamw cannot continue",
+        ),
+        (&["--set", "model.name=vgg11", "--set", "data.image_size=32"], "a run keeps its model and its optimizer"),
         (&["--epochs", "2"], "the run has trained 3 epochs, more than 2"),
         (&["--seed", "9"], "was trained with seed 0, not 9"),
     ] {

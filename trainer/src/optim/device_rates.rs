@@ -4,14 +4,23 @@
 use burn::tensor::{Device, Tensor};
 use ops::{StepScalars, UpdateRule};
 
+/// The parameters that an update rule updates with the same scalars, as PyTorch's parameter groups.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct RateGroup {
+    /// The factor of the learning rate.
+    pub(super) factor: f64,
+    /// The steps without a gradient, which AdamW's bias correction does not count.
+    pub(super) skipped_steps: u64,
+}
+
 /// The learning rates of one step on the device, one per parameter group.
 #[derive(Debug)]
 pub(crate) struct DeviceRates {
     device: Device,
     /// The loss of the step, `[1]`. If it is not finite, the kernels do not change the weights.
     pub(crate) loss: Tensor<1>,
-    /// [`UpdateRule::scalars`] for each factor of the learning rate.
-    groups: Vec<(f64, Tensor<1>)>,
+    /// [`UpdateRule::scalars`] for each group.
+    groups: Vec<(RateGroup, Tensor<1>)>,
 }
 
 impl DeviceRates {
@@ -20,15 +29,14 @@ impl DeviceRates {
         Self { device: device.clone(), loss: Tensor::zeros([1], device), groups: Vec::new() }
     }
 
-    /// Returns the scalars of the group whose learning rate has the factor `factor`. Makes a new group with the scalars of
-    /// `rule` if there is none.
-    pub(super) fn scalars(&mut self, factor: f64, rule: &UpdateRule) -> StepScalars {
-        let found = self.groups.iter().find(|(of_group, _)| *of_group == factor);
+    /// Returns the scalars of `group`. Adds the group with the scalars of `rule` if it is new.
+    pub(super) fn scalars(&mut self, group: RateGroup, rule: &UpdateRule) -> StepScalars {
+        let found = self.groups.iter().find(|(other, _)| *other == group);
         let scalars = match found {
             Some((_, scalars)) => scalars.clone(),
             None => {
                 let scalars = Tensor::from_floats(rule.scalars(), &self.device);
-                self.groups.push((factor, scalars.clone()));
+                self.groups.push((group, scalars.clone()));
                 scalars
             }
         };
@@ -40,8 +48,8 @@ impl DeviceRates {
         self.groups.iter().map(|(_, scalars)| scalars)
     }
 
-    /// Returns the scalars of `rule(factor)` for all groups, in the order of [`DeviceRates::tensors`].
-    pub(super) fn values(&self, rule: impl Fn(f64) -> UpdateRule) -> Vec<f32> {
-        self.groups.iter().flat_map(|(factor, _)| rule(*factor).scalars()).collect()
+    /// Returns the scalars of `rule(group)` for all groups, in the order of [`DeviceRates::tensors`].
+    pub(super) fn values(&self, rule: impl Fn(RateGroup) -> UpdateRule) -> Vec<f32> {
+        self.groups.iter().flat_map(|(group, _)| rule(*group).scalars()).collect()
     }
 }

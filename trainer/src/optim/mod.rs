@@ -30,10 +30,14 @@ use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
 use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
+use device_rates::RateGroup;
 use muon::{MuonOptions, MuonStep};
 
 /// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
 type Slot = Option<Tensor<1>>;
+
+/// The names of AdamW's slots, as in PyTorch's state.
+const ADAMW_SLOTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
 /// SGD, AdamW or Muon with its state: `torch.optim.SGD`, `torch.optim.AdamW`, `torch.optim.Muon`.
 #[derive(Debug, Clone)]
@@ -41,8 +45,10 @@ pub struct Optimizer {
     config: OptimizerConfig,
     /// Two slots per parameter in registration order: the momentum buffer of SGD and Muon, or AdamW's first and second moment.
     slots: Vec<[Slot; 2]>,
-    /// Steps taken, for AdamW's bias correction.
+    /// Steps taken.
     steps: u64,
+    /// For each parameter, the steps in which it had no gradient. AdamW's bias correction counts the other steps.
+    skipped_steps: Vec<u64>,
     /// The factor of each weight's learning rate from `layer_decay`. Empty without `layer_decay`.
     layer_decay_factors: HashMap<String, f64>,
     /// The name of the last layer's weight, which Muon does not update. Empty without [`Self::for_layers_of`].
@@ -56,6 +62,7 @@ impl Optimizer {
             config: config.clone(),
             slots: Vec::new(),
             steps: 0,
+            skipped_steps: Vec::new(),
             layer_decay_factors: HashMap::new(),
             last_weight: String::new(),
         }
@@ -94,12 +101,15 @@ impl Optimizer {
 
     /// Returns the values of all tensors of `rates` for the next step, with learning rate `lr`.
     pub(crate) fn rates(&self, rates: &DeviceRates, lr: f64) -> Vec<f32> {
-        rates.values(|factor| self.rule(self.steps + 1, lr * factor))
+        rates.values(|group| self.rule(self.steps + 1 - group.skipped_steps, lr * group.factor))
     }
 
-    /// Counts a step that a CUDA graph runs on the device.
+    /// Counts a step that a CUDA graph runs on the device. A parameter without state had no gradient when the graph was captured.
     pub(crate) fn count_step(&mut self) {
         self.steps += 1;
+        for (slots, skipped) in self.slots.iter().zip(&mut self.skipped_steps) {
+            *skipped += u64::from(slots[0].is_none());
+        }
     }
 
     /// Returns the existing state tensors.
@@ -115,15 +125,17 @@ impl Optimizer {
         mut rates: Option<&mut DeviceRates>,
     ) -> Vec<Tensor<1>> {
         self.steps += 1;
-        self.slots.resize(parameters.len().max(self.slots.len()), [None, None]);
+        let count = parameters.len().max(self.slots.len());
+        self.slots.resize(count, [None, None]);
+        self.skipped_steps.resize(count, 0);
         let mut values = Vec::with_capacity(parameters.len());
         let updated_by_muon = self.updated_by_muon(parameters.iter().map(|((info, _), _)| info));
         let mut muon_updates = Vec::new();
-        // The parameters of each learning rate, as PyTorch's parameter groups.
-        let mut parameter_groups: Vec<(f64, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
+        let mut parameter_groups: Vec<(RateGroup, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
             let Some(gradient) = gradient else {
                 values.push(Some(value));
+                self.skipped_steps[index] += 1;
                 continue;
             };
             let factor = self.total_lr_factor(&info, updated_by_muon[index]);
@@ -139,20 +151,21 @@ impl Optimizer {
                 muon_updates.push(MuonStep { index, options, info, update });
                 continue;
             }
-            match parameter_groups.iter_mut().find(|(of_group, ..)| *of_group == factor) {
+            let group = RateGroup { factor, skipped_steps: self.skipped_steps[index] };
+            match parameter_groups.iter_mut().find(|(other, ..)| *other == group) {
                 Some((_, indices, updates)) => {
                     indices.push(index);
                     updates.push(update);
                 }
-                None => parameter_groups.push((factor, vec![index], vec![update])),
+                None => parameter_groups.push((group, vec![index], vec![update])),
             }
         }
         for (index, updated) in muon::step_all(muon_updates, scale.as_ref()) {
             (values[index], self.slots[index]) = (Some(updated.value), updated.state);
         }
-        for (factor, indices, updates) in parameter_groups {
-            let rule = self.rule(self.steps, lr * factor);
-            let scalars = rates.as_mut().map(|rates| rates.scalars(factor, &rule));
+        for (group, indices, updates) in parameter_groups {
+            let rule = self.rule(self.steps - group.skipped_steps, lr * group.factor);
+            let scalars = rates.as_mut().map(|rates| rates.scalars(group, &rule));
             let updated = ops::update(&rule, scalars.as_ref(), scale.as_ref(), updates);
             for (index, UpdatedParameter { value, state: slots }) in indices.into_iter().zip(updated) {
                 (values[index], self.slots[index]) = (Some(value), slots);
@@ -205,10 +218,16 @@ impl Optimizer {
         if self.config.decay_norm_and_bias || !is_norm_or_bias(info) { self.config.weight_decay } else { 0.0 }
     }
 
-    /// Copies the state for a checkpoint to the host: tensors named `<slot>.<parameter>`, and the number of steps taken.
+    /// Copies the state for a checkpoint to the host: tensors named `<slot>.<parameter>`, and the number of steps taken. The steps of
+    /// a parameter that AdamW did not update in all of them are in the tensor `step.<parameter>`, as in PyTorch's state.
     pub fn state(&self, parameters: &[ParameterInfo]) -> (Vec<NamedTensor>, u64) {
         let mut tensors = Vec::new();
-        for ((info, slots), names) in parameters.iter().zip(&self.slots).zip(self.slot_names(parameters)) {
+        let states = self.slots.iter().zip(&self.skipped_steps);
+        for ((info, (slots, &skipped)), names) in parameters.iter().zip(states).zip(self.slot_names(parameters)) {
+            if names == ADAMW_SLOTS && slots[0].is_some() && skipped > 0 {
+                let values = vec![(self.steps - skipped) as f32];
+                tensors.push(NamedTensor { name: step_name(info), shape: Vec::new(), values });
+            }
             for (slot, name) in slots.iter().zip(names) {
                 if let Some(tensor) = slot {
                     tensors.push(NamedTensor::from_tensor(
@@ -235,6 +254,7 @@ impl Optimizer {
     ) -> Result<(), String> {
         let mut by_name: HashMap<_, _> = tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect();
         self.slots.clear();
+        self.skipped_steps.clear();
         for (info, names) in parameters.iter().zip(self.slot_names(parameters)) {
             let mut slots = [None, None];
             for (slot, name) in slots.iter_mut().zip(names) {
@@ -247,6 +267,13 @@ impl Optimizer {
                 }
                 *slot = Some(tensor.into_tensor(device));
             }
+            // Without state, the parameter was not trained in these steps: it was frozen, or the optimizer was another one.
+            let steps_of_parameter = match by_name.remove(&step_name(info)) {
+                Some(tensor) => tensor.values.first().map_or(0, |&step| step as u64),
+                None if slots[0].is_some() => steps,
+                None => 0,
+            };
+            self.skipped_steps.push(steps.saturating_sub(steps_of_parameter));
             self.slots.push(slots);
         }
         if let Some(name) = by_name.keys().min() {
@@ -260,10 +287,15 @@ impl Optimizer {
     fn slot_names(&self, parameters: &[ParameterInfo]) -> Vec<[&'static str; 2]> {
         let names = |by_muon| match (self.config.kind, by_muon) {
             (OptimizerKind::Sgd, _) | (OptimizerKind::Muon, true) => ["momentum", "unused"],
-            (OptimizerKind::AdamW, _) | (OptimizerKind::Muon, false) => ["exp_avg", "exp_avg_sq"],
+            (OptimizerKind::AdamW, _) | (OptimizerKind::Muon, false) => ADAMW_SLOTS,
         };
         self.updated_by_muon(parameters.iter()).into_iter().map(names).collect()
     }
+}
+
+/// Returns the name of the tensor with a parameter's steps.
+fn step_name(info: &ParameterInfo) -> String {
+    format!("step.{}", info.name)
 }
 
 /// Returns whether the parameter is a batch norm's scale or a bias. These have one dimension; weights of convolutions and linear

@@ -170,6 +170,35 @@ fn the_state_of_muon_is_that_of_both_optimizers() {
     assert_eq!(host(&step(&mut resumed, values.clone())), host(&step(&mut optimizer, values)));
 }
 
+/// PyTorch counts the steps of each parameter: one that is trained later, for example after a resume that unfreezes it, takes the
+/// same steps as with an optimizer that has just started. So does one that a checkpoint between these steps interrupts.
+#[test]
+fn the_bias_correction_of_adamw_counts_the_steps_of_each_parameter() {
+    let config = OptimizerConfig { kind: OptimizerKind::AdamW, weight_decay: 0.0, ..OptimizerConfig::default() };
+    let infos = ["early", "late"].map(|name| ParameterInfo { name: name.into(), ..parameter(&[2]) });
+    let gradient = |step: i32| tensor(vec![0.5 - f64::from(step), 0.25], DType::F32);
+    let host = |value: &Tensor<1>| value.clone().try_into_vec_as::<f32>().unwrap();
+    let (mut optimizer, mut fresh) = (Optimizer::new(&config), Optimizer::new(&config));
+    let mut values = infos.each_ref().map(|_| tensor(vec![1.0, -2.0], DType::F32));
+    let mut expected = values[1].clone();
+    for step in 0..12 {
+        if step == 5 || step == 8 {
+            let (state, steps) = optimizer.state(&infos);
+            let counts: Vec<_> = state.iter().filter(|t| t.name.starts_with("step.")).map(|t| &t.values[0]).collect();
+            assert_eq!(counts, if step == 5 { vec![] } else { vec![&3.0] }, "only of the late parameter");
+            optimizer = Optimizer::new(&config);
+            optimizer.load_state(state, steps, &infos, &Device::flex()).unwrap();
+        }
+        let gradients = [Some(gradient(step)), (step >= 5).then(|| gradient(step))];
+        let all = infos.iter().cloned().zip(values).zip(gradients);
+        values = optimizer.update(all.collect(), None, 0.01, None).try_into().unwrap();
+        if step >= 5 {
+            expected = update(&mut fresh, &[2], expected, gradient(step), 0.01);
+        }
+        assert_eq!(host(&values[1]), host(&expected), "step {step}");
+    }
+}
+
 /// The first step of AdamW without weight decay has the length of the learning rate.
 #[test]
 fn adamw_may_have_a_learning_rate_of_its_own_beside_muon() {

@@ -3,6 +3,7 @@
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
 //! `mode.rs` checks its mode, `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about
 //! nodes. `ranks.rs` starts and joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders.
+//! `newest_checkpoint.rs` loads the checkpoint from which a run continues.
 //! `decode_time.rs` decides when images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs`
 //! loads initial weights and checks frozen layers. `training.rs` trains, and `finish.rs` reports the result.
 
@@ -13,6 +14,7 @@ mod finish;
 pub(crate) mod job_flags;
 pub(crate) mod memory;
 mod mode;
+mod newest_checkpoint;
 pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;

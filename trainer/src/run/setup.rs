@@ -1,5 +1,4 @@
-//! Builds the network and the loaders, loads the newest checkpoint, lists the facts that all ranks must share, and runs
-//! `--dry-run`.
+//! Builds the network and the loaders, lists the facts that all ranks must share, and runs `--dry-run`.
 
 use std::sync::Arc;
 
@@ -12,16 +11,16 @@ use data::{
 use models::{Network, Spec};
 
 use super::memory::{self, MemoryUse};
+use super::newest_checkpoint::load_newest_checkpoint;
 use super::{class_weights, fine_tune};
 use crate::config::{Devices, Mode, OnError, OptimizerKind, Precision, RunPlan, Setting};
 use crate::console;
 use crate::device::{self, DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
+use crate::engine::Loaders;
 use crate::engine::checkpoint::LoadedCheckpoint;
-use crate::engine::{Loaders, checkpoint};
 use crate::failure::Failure;
 use crate::report::start_table::start_table;
 use crate::report::{RunFolder, Section};
-use crate::snapshot::DatasetRecord;
 use crate::strategy::single::Single;
 use crate::strategy::{DeviceDataset, DeviceDatasets, Strategy};
 use crate::text::{counted, thousands};
@@ -270,68 +269,6 @@ pub(super) fn job_facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignme
         splits.train.classes.iter().fold(0, |sum, name| crc32c::crc32c_append(sum, format!("{name}\n").as_bytes()));
     facts.push(format!("classes = {}, checksum of their names {names:08x}", splits.train.classes.len()));
     facts
-}
-
-/// Loads the newest complete checkpoint. Returns `None` for a run that was killed before its first checkpoint.
-///
-/// # Errors
-/// A checkpoint cannot be read, has more epochs than the plan, or was trained with another seed or other classes than `data`'s.
-pub(super) fn load_newest_checkpoint(
-    plan: &RunPlan,
-    folder: &RunFolder,
-    data: Option<&DatasetRecord>,
-) -> Result<Option<LoadedCheckpoint>, Failure> {
-    if !checkpoint::exists(&folder.checkpoints())? {
-        console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));
-        return Ok(None);
-    }
-    let (loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
-    for error in &damaged {
-        console::eprint(format_args!("warning: {error}"));
-    }
-    if !damaged.is_empty() {
-        console::eprint(format_args!(
-            "warning: continuing from {}, the newest complete checkpoint",
-            loaded.path.display()
-        ));
-    }
-    if loaded.seed != plan.train.seed {
-        return Err(Failure::usage(
-            format!("{}: was trained with seed {}, not {}", loaded.path.display(), loaded.seed, plan.train.seed),
-            "a run keeps its seed: leave --seed out",
-        ));
-    }
-    let trained = loaded.progress.epoch - 1;
-    if plan.train.epochs > 0 && trained > plan.train.epochs {
-        return Err(plan
-            .mistake(
-                &["train.epochs"],
-                format!(
-                    "{}: the run has trained {trained} epochs, more than {}",
-                    loaded.path.display(),
-                    plan.train.epochs
-                ),
-                format!("continue it with {trained} epochs or more, or leave --epochs out"),
-            )
-            .into());
-    }
-    let (step, limit) = (loaded.progress.step, plan.train.max_steps as u64);
-    if limit > 0 && step > limit {
-        let cause = format!("{}: the run has taken {step} steps, more than {limit}", loaded.path.display());
-        return Err(plan.mistake(&["train.max_steps"], cause, format!("continue it with {step} steps or more")).into());
-    }
-    if let (Some(trained), Some(data)) = (&loaded.dataset, data) {
-        let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
-                    model.weights = \"RUN/checkpoints/last\"";
-        if let Some((_, cause)) = trained.other_classes(data) {
-            return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
-        }
-        // With data.image_size, the plan has the size.
-        if let (None, Some(cause)) = (plan.data.image_size, trained.other_shape(data)) {
-            return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
-        }
-    }
-    Ok(Some(loaded))
 }
 
 /// Checks everything that needs no data, builds the network and prints the plan. Of a run to continue, also loads the checkpoint.

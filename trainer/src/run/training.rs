@@ -7,11 +7,11 @@ use data::{SplitRecord, Splits};
 
 use super::fine_tune;
 use super::finish::{by_class, finish, gather_rank_stats};
+use super::newest_checkpoint::load_newest_checkpoint;
 use super::ranks::JoinedRank;
 use super::resume_command::resume_command;
 use super::setup::{
-    self, DeviceAssignment, build_network, count_parameters, job_facts, load_newest_checkpoint, network_spec,
-    why_augment_on_cpu,
+    self, DeviceAssignment, build_network, count_parameters, job_facts, network_spec, why_augment_on_cpu,
 };
 use super::{class_weights, split_file};
 use crate::cli::TrainArgs;

@@ -14,6 +14,10 @@ use crate::{
     timeline::Track,
 };
 
+/// The hint where a checkpoint has other tensors than the model and the optimizer.
+pub const OTHER_OPTIMIZER: &str = "a run keeps its model and its optimizer: resume it with the model.name and the optimizer.kind of its \
+     config.toml, or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"";
+
 /// A network with its optimizer and, if `train.ema` is on, its weight average.
 #[derive(Debug)]
 pub struct Learner {
@@ -84,12 +88,7 @@ impl Learner {
     /// # Errors
     /// Names the tensors that are missing, unexpected or of another shape.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
-        let refused = |what: String| {
-            Failure::usage(
-                what,
-                "the checkpoint is of another model or optimizer; resume with the run's own config.toml",
-            )
-        };
+        let refused = |what: String| Failure::usage(what, OTHER_OPTIMIZER);
         let load = |network: Network, tensors: &[StateTensor]| {
             state::load_state_dict(network, tensors).map_err(|error| refused(error.to_string()))
         };

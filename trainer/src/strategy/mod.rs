@@ -28,7 +28,7 @@ mod tuning;
 pub use device_dataset::{DeviceDataset, DeviceDatasets};
 pub use eval_counts::{EvalCounts, Logits, percent};
 pub use graph::StepGraph;
-pub use learner::Learner;
+pub use learner::{Learner, OTHER_OPTIMIZER};
 pub use multi_label::Scores;
 pub use replica::{ForwardOutput, Replica};
 pub use tuning::{StepSettings, Trial, TuningReport};

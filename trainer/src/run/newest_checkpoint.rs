@@ -1,0 +1,125 @@
+//! Loads the checkpoint from which a run continues, and fits it to settings that have changed since.
+
+use models::state;
+
+use crate::config::{OptimizerKind, RunPlan};
+use crate::console;
+use crate::engine::checkpoint::{self, LoadedCheckpoint};
+use crate::failure::Failure;
+use crate::report::RunFolder;
+use crate::snapshot::DatasetRecord;
+use crate::state_file::NamedTensor;
+use crate::strategy::OTHER_OPTIMIZER;
+use crate::text::counted;
+
+/// Loads the newest complete checkpoint. Returns `None` for a run that was killed before its first checkpoint.
+///
+/// # Errors
+/// A checkpoint cannot be read, has more epochs than the plan, or was trained with another seed, another optimizer or other
+/// classes than `data`'s.
+pub(super) fn load_newest_checkpoint(
+    plan: &RunPlan,
+    folder: &RunFolder,
+    data: Option<&DatasetRecord>,
+) -> Result<Option<LoadedCheckpoint>, Failure> {
+    if !checkpoint::exists(&folder.checkpoints())? {
+        console::eprint(format_args!("{}: no checkpoint yet, starting from the beginning", folder.path().display()));
+        return Ok(None);
+    }
+    let (mut loaded, damaged) = checkpoint::load_newest(&folder.checkpoints())?;
+    for error in &damaged {
+        console::eprint(format_args!("warning: {error}"));
+    }
+    if !damaged.is_empty() {
+        console::eprint(format_args!(
+            "warning: continuing from {}, the newest complete checkpoint",
+            loaded.path.display()
+        ));
+    }
+    if loaded.seed != plan.train.seed {
+        return Err(Failure::usage(
+            format!("{}: was trained with seed {}, not {}", loaded.path.display(), loaded.seed, plan.train.seed),
+            "a run keeps its seed: leave --seed out",
+        ));
+    }
+    let trained = loaded.progress.epoch - 1;
+    if plan.train.epochs > 0 && trained > plan.train.epochs {
+        return Err(plan
+            .mistake(
+                &["train.epochs"],
+                format!(
+                    "{}: the run has trained {trained} epochs, more than {}",
+                    loaded.path.display(),
+                    plan.train.epochs
+                ),
+                format!("continue it with {trained} epochs or more, or leave --epochs out"),
+            )
+            .into());
+    }
+    let (step, limit) = (loaded.progress.step, plan.train.max_steps as u64);
+    if limit > 0 && step > limit {
+        let cause = format!("{}: the run has taken {step} steps, more than {limit}", loaded.path.display());
+        return Err(plan.mistake(&["train.max_steps"], cause, format!("continue it with {step} steps or more")).into());
+    }
+    if let (Some(trained), Some(data)) = (&loaded.dataset, data) {
+        let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
+                    model.weights = \"RUN/checkpoints/last\"";
+        if let Some((_, cause)) = trained.other_classes(data) {
+            return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
+        }
+        // With data.image_size, the plan has the size.
+        if let (None, Some(cause)) = (plan.data.image_size, trained.other_shape(data)) {
+            return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
+        }
+    }
+    fit_optimizer_state(plan, &mut loaded)?;
+    fit_weight_average(plan, &mut loaded);
+    Ok(Some(loaded))
+}
+
+/// Removes the optimizer state of layers that `model.freeze` freezes now.
+///
+/// # Errors
+/// The checkpoint has the state of another optimizer than `optimizer.kind`.
+fn fit_optimizer_state(plan: &RunPlan, loaded: &mut LoadedCheckpoint) -> Result<(), Failure> {
+    let path = loaded.path.display();
+    let tensors = &mut loaded.snapshot.optimizer;
+    let unknown = |tensor: &&NamedTensor| match plan.optimizer.kind {
+        OptimizerKind::Sgd => tensor.name.starts_with("exp_avg."),
+        OptimizerKind::AdamW => tensor.name.starts_with("momentum."),
+        // Muon never updates biases and batch norms, whose tensors have one dimension.
+        OptimizerKind::Muon => tensor.name.starts_with("momentum.") && tensor.shape.len() == 1,
+    };
+    if let Some(tensor) = tensors.iter().find(unknown) {
+        let kind = plan.optimizer.kind;
+        let cause = format!("{path}: `{}` is state of another optimizer, which {kind} cannot continue", tensor.name);
+        return Err(plan.mistake(&["optimizer.kind"], cause, OTHER_OPTIMIZER).into());
+    }
+    let count = tensors.len();
+    let is_frozen = |name: &str| plan.model.freeze.iter().any(|layer| state::is_within(name, layer));
+    tensors.retain(|tensor| tensor.name.split_once('.').is_none_or(|(_slot, name)| !is_frozen(name)));
+    if tensors.len() < count {
+        console::eprint(format_args!(
+            "note: `model.freeze` has layers that were trained before: {} of the optimizer's state in {path} not used",
+            counted((count - tensors.len()) as u64, "tensor"),
+        ));
+    }
+    Ok(())
+}
+
+/// Starts or ends the weight average, if `train.ema` was off or on when the checkpoint was saved.
+fn fit_weight_average(plan: &RunPlan, loaded: &mut LoadedCheckpoint) {
+    let path = loaded.path.display();
+    let snapshot = &mut loaded.snapshot;
+    match (plan.train.ema > 0.0, &snapshot.ema) {
+        (true, None) => {
+            console::eprint(format_args!("note: {path} has no weight average: `train.ema` starts from its weights"));
+            snapshot.ema = Some(snapshot.model.clone());
+        }
+        (false, Some(_)) => {
+            console::eprint(format_args!("note: `train.ema` is off: the weight average in {path} is not used"));
+            snapshot.ema = None;
+        }
+        _ => {}
+    }
+}
