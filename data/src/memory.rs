@@ -39,7 +39,7 @@ fn group_limit(groups: &str, root: &Path) -> Option<u64> {
             _ => return None,
         };
         let above = Path::new(group.trim_start_matches('/')).ancestors();
-        // `max`, which is no number, means no limit.
+        // `max` means no limit and does not parse as a number.
         above.filter_map(|group| fs::read_to_string(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()).min()
     });
     limits.min()

@@ -3,11 +3,11 @@
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
 //! `mode.rs` checks its mode, `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about
 //! nodes. `ranks.rs` starts and joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders.
-//! `decode_time.rs` decides when images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs`
+//! `decode_policy.rs` decides when images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs`
 //! loads initial weights and checks frozen layers. `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
-mod decode_time;
+mod decode_policy;
 mod fine_tune;
 mod finish;
 pub(crate) mod job_flags;

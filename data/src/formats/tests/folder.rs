@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use png::{BitDepth, ColorType};
 
 use super::{load, request};
-use crate::formats::{DecodeTime, LoadRequest};
+use crate::formats::{DecodePolicy, LoadRequest};
 use crate::pictures::{jpeg, png, rgb, save_png};
 use crate::{DataError, ImageShape, SplitOptions, Splits};
 
@@ -148,7 +148,7 @@ fn a_damaged_first_image_does_not_hide_the_size() {
     folder.flat("train/cat/2.png", 1);
     std::fs::write(folder.path("train/cat/1.png"), "no image").unwrap();
     assert!(folder.error().starts_with("train/cat/1.png: cannot be decoded"));
-    let in_each_epoch = LoadRequest { decode: DecodeTime::Epoch, ..request("image-folder", folder.0.path()) };
+    let in_each_epoch = LoadRequest { decode: DecodePolicy::Epoch, ..request("image-folder", folder.0.path()) };
     assert_eq!(load(&in_each_epoch).unwrap().train.shape.to_string(), "3x3x4");
 }
 
@@ -357,7 +357,7 @@ fn test_images_that_are_no_files_are_errors_at_once() {
     ] {
         let folder = Folder::new();
         std::os::unix::fs::symlink(target, folder.path("test/dog/2.png")).unwrap();
-        let in_each_epoch = LoadRequest { decode: DecodeTime::Epoch, ..request("image-folder", folder.0.path()) };
+        let in_each_epoch = LoadRequest { decode: DecodePolicy::Epoch, ..request("image-folder", folder.0.path()) };
         let error = load(&in_each_epoch).unwrap_err();
         assert!(error.file.ends_with("test/dog/2.png") && error.cause == cause, "{error}");
         // The loader of a run with data.on_error = "skip" replaces missing images, and no others.
