@@ -9,8 +9,9 @@
 //! ```
 //!
 //! The waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal
-//! ends a wait, and stops the other nodes. Only workers that save a checkpoint are not disturbed by a node that is done. After a
-//! failure, the other nodes have a limited time to leave.
+//! ends a wait, and also stops the other nodes. Exception: if workers save a checkpoint on a signal ([`OnSignal::Save`]), a node
+//! other than node 0 leaves without stopping the other nodes, whose workers are saving already. After a failure, the other nodes
+//! have a limited time to leave.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
