@@ -231,8 +231,8 @@ impl EncodedImages {
         Self { is_decoded_once: true, ..self }
     }
 
-    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::defer_decoding`]). Otherwise they are decoded in
-    /// each epoch.
+    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::defer_decoding`]). Otherwise they are
+    /// decoded in each epoch.
     pub fn is_decoded_once(&self) -> bool {
         self.is_decoded_once
     }

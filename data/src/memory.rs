@@ -9,8 +9,8 @@ pub fn total_memory() -> Option<u64> {
     memory("MemTotal", "SwapTotal")
 }
 
-/// Returns the bytes that processes can still get: like [`total_memory`], without what is in use on this machine. Of a control
-/// group the whole limit counts: what the group uses includes the cache of files, which the kernel gives up.
+/// Returns the bytes that processes can still allocate: like [`total_memory`], without the memory in use on this machine. Of a
+/// control group the whole limit counts: the group's usage includes the cache of files, which the kernel can free.
 pub(crate) fn available_memory() -> Option<u64> {
     memory("MemAvailable", "SwapFree")
 }

@@ -84,8 +84,8 @@ pub enum DecodePolicy {
 }
 
 impl DecodePolicy {
-    /// Returns the policy for this machine's memory: in each epoch if the decoded images take more than half of this machine's memory. Where the
-    /// system does not report its memory, there is no limit.
+    /// Returns the policy for this machine's memory: in each epoch if the decoded images take more than half of this machine's
+    /// memory. Where the system does not report its memory, there is no limit.
     pub fn by_memory() -> Self {
         Self::BySize(total_memory().map_or(u64::MAX, |memory| memory / 2))
     }

@@ -238,8 +238,8 @@ impl Loader {
 }
 
 /// Returns the number of samples of all ranks in an epoch: whole batches and a smaller last batch. The last batch is kept
-/// (`evaluation`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does not
-/// divide the batch.
+/// (`evaluation`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does
+/// not divide the batch.
 fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
     let rest = len % config.global_batch;
     let whole = len - rest;

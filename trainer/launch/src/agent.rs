@@ -1,5 +1,5 @@
-//! Starts a node's launcher for `ssh_launcher.rs`, on another host over ssh, or on this host, as Open MPI's `orted` does. torchrun's
-//! elastic agent corresponds to `launcher.rs`.
+//! Starts a node's launcher for `ssh_launcher.rs`, on another host over ssh, or on this host, as Open MPI's `orted` does.
+//! torchrun's elastic agent corresponds to `launcher.rs`.
 //!
 //! ```text
 //! agent → standard output   trainer-agent {"version": …, "build": …, "port": …}     the ssh launcher compares the programs

@@ -137,8 +137,8 @@ impl NodeRendezvous {
         }
     }
 
-    /// Returns the end of a job in which `reported` is the first failure, if it is not empty. A node reports before it sets `ended/R`,
-    /// so node 0 then has the report, although the thread that watches may not have read it yet.
+    /// Returns the end of a job in which `reported` is the first failure, if it is not empty. A node reports before it sets
+    /// `ended/R`, so node 0 then has the report, although the thread that watches may not have read it yet.
     fn end_by(&self, reported: &[u8]) -> JobEnd {
         let failure = serde_json::from_slice::<NodeFailure>(reported).ok();
         match failure.filter(|failure| failure.node != self.parameters.node_rank) {

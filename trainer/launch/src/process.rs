@@ -79,7 +79,7 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher, which decides what to do. The worker is
+    /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher. The worker is
     /// limited to its cores from the first instruction on, and inherits a [`StatusPage`] as its standard input.
     ///
     /// On Linux the kernel kills the worker when the *thread* that called this function ends. So this thread must live as long

@@ -26,7 +26,8 @@ fn ssh() -> Command {
     command
 }
 
-/// Returns the command that runs the agent on `host`, in that host's login shell. ssh never asks for a password or about a key, and opens no terminal.
+/// Returns the command that runs the agent on `host`, in that host's login shell. ssh never asks for a password or about a key,
+/// and opens no terminal.
 pub(super) fn agent_on(host: &str, program: &Path) -> Command {
     let mut command = ssh();
     command.args(["-T", "-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={CONNECT_TIMEOUT}")]);

@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::files::FileError;
 use crate::loss::{self, binary};
 use crate::report::RunFolder;
-use crate::report::progress::Screen;
+use crate::report::screen::Screen;
 use crate::run::{plan, run_data};
 use crate::signals::Stop;
 use crate::snapshot::DatasetRecord;
