@@ -212,7 +212,7 @@ pub struct Splits {
     /// The folder of the files, or `built in`.
     pub source: String,
     /// CRC-32C of the names and labels of the training images, before they are split. None if they are not in files of their own.
-    pub names: Option<u32>,
+    pub names_crc: Option<u32>,
     /// The training images that were held out or left out ([`crate::split`]). None if all of them are in `train`.
     pub record: Option<SplitRecord>,
 }

@@ -16,10 +16,11 @@ use crate::{DataError, ImageShape};
 /// Maximum size of an encoded image, in bytes.
 pub(crate) const MAX_BYTES: u64 = 1 << 30;
 
-/// Pixels of a large image. One at a time is decoded, whatever the number of threads.
+/// Number of pixels from which an image is large. Threads decode large images one at a time.
 const LARGE: usize = 4096 * 4096;
 
-static ONE_LARGE_IMAGE: Mutex<()> = Mutex::new(());
+/// Held while a large image is decoded.
+static LARGE_IMAGE_LOCK: Mutex<()> = Mutex::new(());
 
 /// How an image of any size becomes one of the data set's shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,7 +145,7 @@ impl ImageFile {
         let (height, width) = decoder.size();
         let parts = parts(height, width)?;
         // A large image takes as much memory as thousands of small ones: decode one at a time.
-        let _turn = (height * width > LARGE).then(|| ONE_LARGE_IMAGE.lock());
+        let _lock = (height * width > LARGE).then(|| LARGE_IMAGE_LOCK.lock());
         let image = decoder.decode().map_err(|cause| self.damaged(&cause))?;
         let len = out.len() / N;
         for ((region, target), out) in parts.into_iter().zip(out.chunks_exact_mut(len)) {
@@ -213,7 +214,7 @@ pub struct EncodedImages {
     resize: Resize,
     shape: ImageShape,
     /// Whether the caller decodes the images once.
-    once: bool,
+    is_decoded_once: bool,
     /// The folder that [`EncodedImages::names`] removes from the names.
     root: PathBuf,
 }
@@ -222,18 +223,18 @@ impl EncodedImages {
     /// Makes the images of a split, of three channels, from their files. `source` is the folder of the data set or a file in it.
     pub(crate) fn new(files: Vec<ImageFile>, resize: Resize, shape: ImageShape, source: &Path) -> Self {
         let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
-        Self { files, resize, shape, once: false, root: root.to_owned() }
+        Self { files, resize, shape, is_decoded_once: false, root: root.to_owned() }
     }
 
     /// Leaves it to the caller to decode the images once.
-    pub(crate) fn for_the_caller(self) -> Self {
-        Self { once: true, ..self }
+    pub(crate) fn deferred(self) -> Self {
+        Self { is_decoded_once: true, ..self }
     }
 
-    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::share`]). Otherwise they are decoded in
-    /// each epoch.
+    /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::defer_decoding`]). Otherwise they are
+    /// decoded in each epoch.
     pub fn is_decoded_once(&self) -> bool {
-        self.once
+        self.is_decoded_once
     }
 
     /// Decodes a part of the pixels of all images, `[N, 3, H, W]`, on all threads: `out.len()` bytes from byte `start` on. Bytes

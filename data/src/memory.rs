@@ -9,8 +9,8 @@ pub fn total_memory() -> Option<u64> {
     memory("MemTotal", "SwapTotal")
 }
 
-/// Returns the bytes that processes can still get: like [`total_memory`], without what is in use on this machine. Of a control
-/// group the whole limit counts: what the group uses includes the cache of files, which the kernel gives up.
+/// Returns the bytes that processes can still allocate: like [`total_memory`], without the memory in use on this machine. Of a
+/// control group the whole limit counts: the group's usage includes the cache of files, which the kernel can free.
 pub(crate) fn available_memory() -> Option<u64> {
     memory("MemAvailable", "SwapFree")
 }
@@ -39,7 +39,7 @@ fn group_limit(groups: &str, root: &Path) -> Option<u64> {
             _ => return None,
         };
         let above = Path::new(group.trim_start_matches('/')).ancestors();
-        // `max`, which is no number, means no limit.
+        // `max` means no limit and does not parse as a number.
         above.filter_map(|group| fs::read_to_string(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()).min()
     });
     limits.min()

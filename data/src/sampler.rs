@@ -54,8 +54,8 @@ impl From<SamplerError> for DataError {
     }
 }
 
-/// Divides a data set among the ranks of a world, as `torch.utils.data.DistributedSampler` does. For tests and comparisons with PyTorch:
-/// the [`Loader`](crate::loader::Loader) shards each global batch instead.
+/// Divides a data set among the ranks of a world, as `torch.utils.data.DistributedSampler` does. For tests and comparisons with
+/// PyTorch: the [`Loader`](crate::loader::Loader) shards each global batch instead.
 ///
 /// The data set is permuted with the seed `seed + epoch`. The order is padded with samples from its front (or truncated)
 /// to a multiple of the world size. Rank `r` takes the positions `r`, `r + world_size`, `r + 2 world_size`, …

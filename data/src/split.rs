@@ -34,8 +34,8 @@ pub struct SplitRecord {
     pub validation: Vec<u32>,
     /// Images of no split, in ascending order.
     pub unused: Vec<u32>,
-    /// [`Splits::names`]: positions mean the same images only while these are the same.
-    pub names: Option<u32>,
+    /// [`Splits::names_crc`]: positions mean the same images only while the checksum stays the same.
+    pub names_crc: Option<u32>,
 }
 
 /// Splits the training set. A data set without test images is tested on the part that is held out.
@@ -65,7 +65,7 @@ pub fn split(mut splits: Splits, options: &SplitOptions) -> Result<Splits, DataE
         }
     }
     train.keep(&kept);
-    splits.record = Some(SplitRecord { names: splits.names, ..record });
+    splits.record = Some(SplitRecord { names_crc: splits.names_crc, ..record });
     Ok(splits)
 }
 
@@ -107,7 +107,7 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         let option = if options.validation.is_some() { "validation" } else { "fraction" };
         check_classes_left(option, train, &training)?;
     }
-    Ok((training, SplitRecord { images: train.len(), validation, unused, names: None }))
+    Ok((training, SplitRecord { images: train.len(), validation, unused, names_crc: None }))
 }
 
 /// Returns the number of images of each stratum, of which the same fraction is taken. Strata are classes; a multi-label data
@@ -209,7 +209,7 @@ mod tests {
             val: None,
             test: dataset(test),
             source: "here".into(),
-            names: None,
+            names_crc: None,
             record: None,
         }
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use data::augment::Augment;
-use data::formats::{DecodeTime, LoadRequest, load};
+use data::formats::{DecodePolicy, LoadRequest, load};
 use data::loader::{Batch, Loader, LoaderConfig, OnError};
 use data::{DataError, Dataset, SharedPixels, SplitOptions, Splits};
 use tempfile::TempDir;
@@ -35,11 +35,11 @@ fn folder(count: u32) -> TempDir {
     folder
 }
 
-fn request(name: &str, dir: &Path, decode: DecodeTime) -> LoadRequest {
+fn request(name: &str, dir: &Path, decode: DecodePolicy) -> LoadRequest {
     LoadRequest { name: name.into(), dir: Some(dir.to_owned()), image_size: Some(24), decode, ..LoadRequest::default() }
 }
 
-fn splits(dir: &Path, decode: DecodeTime) -> Splits {
+fn splits(dir: &Path, decode: DecodePolicy) -> Splits {
     load(&request("image-folder", dir, decode)).unwrap()
 }
 
@@ -75,14 +75,14 @@ fn samples(set: &Dataset, config: &LoaderConfig, world_size: usize, epoch: usize
 fn parts_of_all_pixels_are_those_in_memory() {
     let folder = folder(6);
     let split = SplitOptions { validation: Some(0.34), fraction: None, seed: 3 };
-    let with = |share| {
-        let decode = DecodeTime::Memory;
-        load(&LoadRequest { share, split, ..request("image-folder", folder.path(), decode) }).unwrap()
+    let with = |defer_decoding| {
+        let decode = DecodePolicy::Memory;
+        load(&LoadRequest { defer_decoding, split, ..request("image-folder", folder.path(), decode) }).unwrap()
     };
     let (memory, mut shared) = (with(false).train, with(true).train);
     let encoded = shared.encoded.clone().unwrap();
     assert!(encoded.is_decoded_once() && shared.images.is_empty());
-    assert!(!splits(folder.path(), DecodeTime::Epoch).train.encoded.unwrap().is_decoded_once());
+    assert!(!splits(folder.path(), DecodePolicy::Epoch).train.encoded.unwrap().is_decoded_once());
     let all = memory.all_pixels();
     for part in [1, 100, 24 * 24 * 3, 5000, all.len(), all.len() + 7] {
         let mut pixels = vec![0xaa; all.len().next_multiple_of(part)];
@@ -112,7 +112,7 @@ fn batches_have_the_bits_of_images_in_memory() {
             let split = SplitOptions { validation, fraction: None, seed: 3 };
             load(&LoadRequest { resize, split, ..request("image-folder", folder.path(), decode) }).unwrap()
         };
-        let (memory, epoch) = (with(DecodeTime::Memory), with(DecodeTime::Epoch));
+        let (memory, epoch) = (with(DecodePolicy::Memory), with(DecodePolicy::Epoch));
         assert!(memory.train.encoded.is_none() && epoch.train.encoded.is_some() && epoch.train.images.is_empty());
         assert_eq!(epoch.val.is_some(), validation.is_some());
         let augment = [Augment::Crop { padding: 4, fill: Default::default() }, Augment::Flip, Augment::TrivialAugment];
@@ -135,7 +135,7 @@ fn batches_have_the_bits_of_images_in_memory() {
 #[test]
 fn resized_crops_depend_on_seed_epoch_and_sample_alone() {
     let folder = folder(6);
-    let set = splits(folder.path(), DecodeTime::Epoch).train;
+    let set = splits(folder.path(), DecodePolicy::Epoch).train;
     let crop = Augment::RandomResizedCrop { scale: 0.08 };
     let config = config(&[crop, Augment::Flip]);
     let one = samples(&set, &config, 1, 1);
@@ -152,7 +152,7 @@ fn resized_crops_depend_on_seed_epoch_and_sample_alone() {
     assert_eq!(same, 12);
     // Evaluation takes the whole image.
     let exact = LoaderConfig { evaluation: true, ..config.clone() };
-    let memory = splits(folder.path(), DecodeTime::Memory).train;
+    let memory = splits(folder.path(), DecodePolicy::Memory).train;
     assert_eq!(samples(&set, &exact, 1, 1), samples(&memory, &LoaderConfig { augment: Vec::new(), ..exact }, 1, 1));
     let error = Loader::new(Arc::new(memory), config).err().unwrap();
     let expected =
@@ -165,7 +165,7 @@ fn resized_crops_depend_on_seed_epoch_and_sample_alone() {
 fn a_damaged_image_is_an_error_or_replaced_by_the_next_of_its_class() {
     let folder = folder(6);
     let (cat, dog) = (folder.path().join("train/cat/2.png"), folder.path().join("train/dog/5.jpg"));
-    let set = splits(folder.path(), DecodeTime::Epoch).train;
+    let set = splits(folder.path(), DecodePolicy::Epoch).train;
     let good = samples(&set, &config(&[Augment::Flip]), 1, 1);
     std::fs::write(&cat, "no image").unwrap();
     std::fs::remove_file(&dog).unwrap();
@@ -203,7 +203,7 @@ fn a_damaged_image_is_an_error_or_replaced_by_the_next_of_its_class() {
 #[test]
 fn only_damaged_and_missing_images_are_replaced() {
     let folder = folder(6);
-    let request = request("image-folder", folder.path(), DecodeTime::Epoch);
+    let request = request("image-folder", folder.path(), DecodePolicy::Epoch);
     let as_they_are = load(&LoadRequest { image_size: None, ..request }).unwrap().train;
     let error = batches(&as_they_are, LoaderConfig { on_error: OnError::Replace, ..config(&[]) }, 1).unwrap_err();
     assert!(error.hint.contains("image_size"), "{error}: {}", error.hint);
@@ -212,8 +212,8 @@ fn only_damaged_and_missing_images_are_replaced() {
 #[test]
 fn the_size_decides_when_images_are_decoded() {
     let folder = folder(2);
-    let decode = |most| splits(folder.path(), DecodeTime::BySize(most)).train.encoded.is_some();
-    let images = splits(folder.path(), DecodeTime::Memory);
+    let decode = |most| splits(folder.path(), DecodePolicy::BySize(most)).train.encoded.is_some();
+    let images = splits(folder.path(), DecodePolicy::Memory);
     let bytes = (images.train.len() + images.test.len()) * images.train.shape.len();
     assert!(!decode(bytes as u64));
     assert!(decode(bytes as u64 - 1));
@@ -225,7 +225,7 @@ fn resizing_needs_a_smaller_image_size() {
     for (image_size, cause) in
         [(Some(24), "resize is 20 and image_size is 24"), (None, "resize is 20 and image_size is not set")]
     {
-        let request = request("image-folder", folder.path(), DecodeTime::Epoch);
+        let request = request("image-folder", folder.path(), DecodePolicy::Epoch);
         let error = load(&LoadRequest { image_size, resize: Some(20), ..request }).unwrap_err();
         assert_eq!(error.cause, cause);
     }
@@ -264,8 +264,8 @@ fn archives_have_the_batches_of_the_folder() {
     let archives = tempfile::tempdir().unwrap();
     pack(folder.path(), archives.path(), "train");
     pack(folder.path(), archives.path(), "test");
-    let expected = splits(folder.path(), DecodeTime::Memory);
-    for decode in [DecodeTime::Memory, DecodeTime::Epoch] {
+    let expected = splits(folder.path(), DecodePolicy::Memory);
+    for decode in [DecodePolicy::Memory, DecodePolicy::Epoch] {
         let packed = load(&request("webdataset", archives.path(), decode)).unwrap();
         assert_eq!(packed.train.classes, ["0", "1"]);
         assert_eq!(packed.train.labels, expected.train.labels);
@@ -274,7 +274,7 @@ fn archives_have_the_batches_of_the_folder() {
             assert!(batches(packed, config.clone(), 1).unwrap() == batches(expected, config, 1).unwrap());
         }
     }
-    let packed = load(&request("webdataset", archives.path(), DecodeTime::Epoch)).unwrap().train;
+    let packed = load(&request("webdataset", archives.path(), DecodePolicy::Epoch)).unwrap().train;
     let names: Vec<String> = packed.encoded.as_ref().unwrap().names().collect();
     assert!(names[0].starts_with("train-000.tar:512+"), "{}", names[0]);
     assert!(names[5].starts_with("train-001.tar:512+"), "{}", names[5]);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use data::augment::{Augment, Fill};
-use data::loader::{Batch, Loader, LoaderConfig, SmallImages};
+use data::loader::{Batch, Loader, LoaderConfig, ResizeStage};
 use data::sampler::{DistributedSampler, FIRST_EPOCH, weighted_draws};
 use data::{Dataset, ImageShape};
 
@@ -81,8 +81,8 @@ fn steps(len: usize, config: &LoaderConfig, world_size: usize, epoch: usize) -> 
 }
 
 fn growing() -> LoaderConfig {
-    let small = |last_epoch, side| SmallImages { last_epoch, side };
-    LoaderConfig { small_images: vec![small(2, 3), small(4, 5)], ..config() }
+    let stage = |last_epoch, side| ResizeStage { last_epoch, side };
+    LoaderConfig { resize_stages: vec![stage(2, 3), stage(4, 5)], ..config() }
 }
 
 /// The mean of images stays, apart from what the border's pixels weigh. Evaluations have whole images.
@@ -105,7 +105,7 @@ fn images_grow_over_the_epochs() {
 
 #[test]
 fn every_world_sees_the_same_samples_in_every_step() {
-    let resized_and_mixed = LoaderConfig { small_images: growing().small_images, ..mixed() };
+    let resized_and_mixed = LoaderConfig { resize_stages: growing().resize_stages, ..mixed() };
     for config in [config(), mixed(), growing(), resized_and_mixed] {
         // 100 samples are six batches of 16 and one of 4. Worlds of 1, 2 and 4 share them without padding.
         let one = steps(100, &config, 1, 2);
@@ -342,7 +342,7 @@ fn a_half_consumed_epoch_can_be_dropped_and_another_begun() {
 
 #[test]
 fn impossible_configurations_are_errors_with_a_hint() {
-    let sides = |side| LoaderConfig { small_images: vec![SmallImages { last_epoch: 1, side }], ..config() };
+    let sides = |side| LoaderConfig { resize_stages: vec![ResizeStage { last_epoch: 1, side }], ..config() };
     let cases: [(&str, LoaderConfig); 19] = [
         ("global_batch: 0 is too few", LoaderConfig { global_batch: 0, ..config() }),
         ("workers: 0 is too few", LoaderConfig { workers: 0, ..config() }),

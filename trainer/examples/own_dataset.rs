@@ -11,8 +11,8 @@ use data::{DataError, ImageShape};
 /// Side of an image in pixels.
 const SIDE: usize = 16;
 
-/// Makes grey images of stripes, which are vertical in class 0 and horizontal in class 1. A function that reads files would take them
-/// from the folder, and name file, cause and remedy in a [`DataError`].
+/// Makes grey images of stripes, which are vertical in class 0 and horizontal in class 1. A function that reads files would take
+/// them from the folder, and name file, cause and remedy in a [`DataError`].
 fn read(_folder: &Path) -> Result<CustomSplits, DataError> {
     let split = |count: usize, phase: usize| {
         let labels: Vec<u16> = (0..count).map(|image| (image % 2) as u16).collect();

@@ -76,8 +76,8 @@ impl Failure {
         Self::of_panic(panic_text(panic)?)
     }
 
-    /// Converts a panic's text to a failure if the GPU is out of memory or has stopped, as burn panics with these errors wherever it
-    /// reads results, or if a batch is too large for the kernels. Returns `None` for a defect of this program.
+    /// Converts a panic's text to a failure if the GPU is out of memory or has stopped, as burn panics with these errors wherever
+    /// it reads results, or if a batch is too large for the kernels. Returns `None` for a defect of this program.
     pub fn of_panic(text: &str) -> Option<Self> {
         Self::of_full_memory(text)
             .or_else(|| Self::of_poisoned_gpu(text))

@@ -41,9 +41,9 @@ pub fn weigh(targets: &mut [f32], weights: &[f64]) {
     }
 }
 
-/// Returns the differentiable loss `[1]`: the sum over the batch divided by `weight`. For a mean over one batch, `weight` is the sum
-/// of the batch's sample weights. With accumulation or several ranks, it is the sum over the whole optimizer step. If `weight` is 0,
-/// the loss is 0.
+/// Returns the differentiable loss `[1]`: the sum over the batch divided by `weight`. For a mean over one batch, `weight` is the
+/// sum of the batch's sample weights. With accumulation or several ranks, it is the sum over the whole optimizer step. If
+/// `weight` is 0, the loss is 0.
 ///
 /// `torch.nn.functional.cross_entropy` with class probabilities as targets and `reduction="sum"`, divided by `weight`.
 ///

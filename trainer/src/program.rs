@@ -52,7 +52,7 @@ pub fn main() -> ExitCode {
             Err(help) => help.exit(),
         };
         signals::install_for_every_command()?;
-        check_threads(std::env::var_os("RAYON_NUM_THREADS"))?;
+        check_threads(std::env::var_os(launch::cores::RAYON_NUM_THREADS))?;
         diagnostics::start(&cli)?;
         device::configure();
         commands::run(cli)

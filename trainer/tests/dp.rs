@@ -39,7 +39,8 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
     }
 }
 
-/// The last batch has one image of one pixel before the last batch norms. No other device shares it, also if batch norm is synchronised.
+/// The last batch has one image of one pixel before the last batch norms. No other device shares it, also if batch norm is
+/// synchronised.
 #[test]
 fn a_step_of_one_image_is_refused_with_synchronised_batch_norm_too() {
     let config = CONFIG

@@ -1,4 +1,5 @@
-//! Training over an installed MPI library, in processes that mpirun starts: `cargo test --release -p trainer --features mpi --test mpi`.
+//! Training over an installed MPI library, in processes that mpirun starts:
+//! `cargo test --release -p trainer --features mpi --test mpi`.
 #![cfg(feature = "mpi")]
 
 mod common;

@@ -49,7 +49,7 @@ fn the_screen_says_where_in_the_file_the_weights_were() {
 }
 
 #[test]
-fn normalisation_and_size_can_be_told() {
+fn normalisation_and_size_can_be_set() {
     let bench = Bench::new(CONFIG);
     let file = format!("{FILES}/bfloat16.safetensors");
     let eval = |more: &[&str]| {

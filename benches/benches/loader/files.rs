@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use data::augment::Augment;
-use data::formats::{DecodeTime, LoadRequest, load};
+use data::formats::{DecodePolicy, LoadRequest, load};
 use data::loader::{Loader, LoaderConfig};
 
 #[path = "../../../data/testing/pictures.rs"]
@@ -29,7 +29,7 @@ pub fn measure(python: Option<&str>) -> Result<(), Box<dyn Error>> {
         name: "image-folder".into(),
         dir: Some(folder.path().to_owned()),
         image_size: Some(SIDE),
-        decode: DecodeTime::Epoch,
+        decode: DecodePolicy::Epoch,
         ..LoadRequest::default()
     };
     let splits = load(&request)?;

@@ -58,7 +58,7 @@ pub(super) fn is_complete(bytes: &[u8]) -> bool {
         at += 1;
         match marker {
             EOI => return true,
-            // In a scan, 0 follows each byte 0xff that is no marker. The markers TEM, RST and SOI have no length.
+            // In a scan, a byte 0xff that does not start a marker is followed by 0. The markers TEM, RST and SOI have no length.
             0 | 1 | 0xd0..=0xd8 => {}
             _ => {
                 let Some(&[high, low]) = bytes.get(at..at + 2) else { return false };

@@ -34,7 +34,7 @@ pub(crate) struct Download {
 /// A file that a reader reads.
 #[derive(Debug)]
 pub(crate) struct KnownFile {
-    /// Name in the folder. The name of an IDX file has no `.gz` and stands for all its spellings.
+    /// Name in the folder. The name of an IDX file has no `.gz`: all spellings of the file are found by this name.
     pub(crate) name: &'static str,
     /// Its expected contents.
     pub(crate) contents: Contents,

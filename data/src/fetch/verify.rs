@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::sources::{Contents, DatasetSource, KnownFile, source};
 use crate::formats::{
-    DatasetFormat, DecodeTime, LoadRequest, archives, decompressed, find_idx, info, locate, read, read_names,
+    DatasetFormat, DecodePolicy, LoadRequest, archives, decompressed, find_idx, info, locate, read, read_names,
 };
 use crate::{DataError, EncodedImages};
 
@@ -181,7 +181,7 @@ fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result
         // Different sizes are not damage, because the configuration can resize the images.
         image_size: (!built_in).then_some(32),
         // The images need not fit into memory.
-        decode: DecodeTime::Epoch,
+        decode: DecodePolicy::Epoch,
         defer_missing: true,
         label_delim,
         ..LoadRequest::default()

@@ -38,7 +38,7 @@ pub(super) fn load(
         val: None,
         test: read(&[dir.join(layout.test)], layout.test_records, test_count)?,
         source: dir.display().to_string(),
-        names: None,
+        names_crc: None,
         record: None,
     })
 }

@@ -116,7 +116,7 @@ pub(super) fn load(info: &DatasetInfo, reader: Reader, request: &LoadRequest) ->
         val: None,
         test: checked(info, test, request.image_size, request.limit_test, "test", "limit_test")?,
         source: "this program".to_owned(),
-        names: None,
+        names_crc: None,
         record: None,
     })
 }

@@ -33,7 +33,7 @@ pub(super) fn load(info: &DatasetInfo, request: &LoadRequest) -> Result<Splits, 
         val: None,
         test: split(test_images, test_labels, request.limit_test, "limit_test")?,
         source: "built in".to_owned(),
-        names: None,
+        names_crc: None,
         record: None,
     })
 }

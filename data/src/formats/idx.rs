@@ -63,7 +63,7 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
         val: None,
         test: split(test, request.limit_test, "limit_test")?,
         source: dir.display().to_string(),
-        names: None,
+        names_crc: None,
         record: None,
     })
 }

@@ -9,8 +9,8 @@ mod walk;
 
 use std::path::{Path, PathBuf};
 
-use super::images::{SplitFiles, load_splits};
 use super::repeated::{Repeat, Split, first_repeated};
+use super::split_files::{SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::{DataError, Splits};
 use walk::{ClassImage, classes, images};

@@ -24,8 +24,8 @@ use columns::{Columns, HEADER, header};
 use labels::{Labels, labels};
 
 use super::file::read_error;
-use super::images::{Sample, SplitFiles, load_splits};
 use super::repeated::{Inode, Repeat, Split, first_repeated};
+use super::split_files::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::{DataError, Splits, open_regular, read_regular};

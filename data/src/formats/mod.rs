@@ -8,14 +8,14 @@ mod custom;
 mod fashion_mini;
 mod file;
 mod idx;
-pub mod image_files;
 mod image_folder;
-mod images;
 mod locate;
 mod manifest;
 mod padding;
 mod registry;
 mod repeated;
+pub mod single_images;
+mod split_files;
 #[cfg(test)]
 pub(crate) mod tests;
 mod webdataset;
@@ -55,10 +55,10 @@ pub struct LoadRequest {
     /// (torchvision: `Resize` and `CenterCrop`). `None` resizes the whole image to a square. Only for images in files.
     pub resize: Option<usize>,
     /// When images in files are decoded.
-    pub decode: DecodeTime,
-    /// Does not decode images in files that belong in memory: the caller decodes them once, for several processes, or not at all
+    pub decode: DecodePolicy,
+    /// Leaves images in files that belong in memory to the caller, who decodes them once for several processes, or not at all
     /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
-    pub share: bool,
+    pub defer_decoding: bool,
     /// Leaves missing images of a folder to the reader of each image: the loader replaces them (`data.on_error`), or the caller
     /// reports all of them. Otherwise they are an error of [`load`].
     pub defer_missing: bool,
@@ -73,7 +73,7 @@ pub struct LoadRequest {
 
 /// When images in files are decoded. Other data sets are always in memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum DecodeTime {
+pub enum DecodePolicy {
     /// Once, at the start. The decoded images stay in memory.
     #[default]
     Memory,
@@ -83,9 +83,9 @@ pub enum DecodeTime {
     BySize(u64),
 }
 
-impl DecodeTime {
-    /// Returns the time by memory: in each epoch if the decoded images take more than half of this machine's memory. Where the
-    /// system does not report its memory, there is no limit.
+impl DecodePolicy {
+    /// Returns the policy for this machine's memory: in each epoch if the decoded images take more than half of this machine's
+    /// memory. Where the system does not report its memory, there is no limit.
     pub fn by_memory() -> Self {
         Self::BySize(total_memory().map_or(u64::MAX, |memory| memory / 2))
     }

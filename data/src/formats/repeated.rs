@@ -33,8 +33,8 @@ pub(super) enum Repeat {
     Validation,
 }
 
-/// Returns the first image that is listed a second time in a way that is wrong: its two places, and what is wrong. `images` have the
-/// label and the split of each place. `splits`: a part of the training images becomes the validation split.
+/// Returns the first image that is listed a second time in a way that is wrong: its two places, and what is wrong. `images` have
+/// the label and the split of each place. `splits`: a part of the training images becomes the validation split.
 pub(super) fn first_repeated<L: PartialEq, T: Copy>(
     images: impl IntoIterator<Item = (Inode, L, Split, T)>,
     splits: bool,

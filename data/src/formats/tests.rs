@@ -2,6 +2,7 @@
 //! damage of single files.
 
 mod folder;
+mod folder_sizes;
 mod fuzz;
 mod manifest;
 mod multi_label;

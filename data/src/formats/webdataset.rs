@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::file::read_error;
 use super::image_folder::{NOT_READ, READ};
-use super::images::{Sample, SplitFiles, load_splits};
+use super::split_files::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
 use crate::label_sets::first_missing_class;

@@ -283,7 +283,8 @@ impl Epoch {
         pixels: &mut [u8],
     ) -> Result<DataError, DataError> {
         let Shared { config, dataset, .. } = &*self.shared;
-        // An image of another size is a mistake of the configuration, and after an error of the system the same image may be readable.
+        // An image of another size is a mistake of the configuration, and after an error of the system the same image may be
+        // readable.
         if config.on_error == OnError::Fail || !error.is_bad_image {
             return Err(error);
         }

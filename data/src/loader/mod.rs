@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub use batch::{Batch, Mix};
 use rayon::{ThreadPool, ThreadPoolBuilder};
-pub use resize::SmallImages;
+pub use resize::ResizeStage;
 
 use crate::augment::{Augment, MixConfig, Pipeline};
 use crate::sampler::{check_shard, epoch_order, repetitions, resize_repeating, weighted_draws};
@@ -59,15 +59,16 @@ pub struct LoaderConfig {
     pub on_error: OnError,
     /// For evaluation: each image as ten crops of its file's pixels (torchvision's `TenCrop`).
     pub ten_crop: bool,
-    /// Sizes to which augmented images are resized, by ascending epoch; later epochs have whole images. Ignored by `evaluation`.
-    pub small_images: Vec<SmallImages>,
+    /// Progressive resizing: the sizes to which augmented images are resized, by ascending epoch. Later epochs have images of
+    /// the full size. Ignored by `evaluation`.
+    pub resize_stages: Vec<ResizeStage>,
 }
 
 impl LoaderConfig {
-    /// Returns the shape of an epoch's images, which is `shape` without [`Self::small_images`].
+    /// Returns the shape of an epoch's images: `shape`, or that of the epoch's stage of [`Self::resize_stages`].
     pub fn shape_in(&self, epoch: usize, shape: ImageShape) -> ImageShape {
-        let small = self.small_images.iter().find(|small| epoch <= small.last_epoch && !self.evaluation);
-        small.map_or(shape, |small| small.of(shape))
+        let stage = self.resize_stages.iter().find(|stage| epoch <= stage.last_epoch && !self.evaluation);
+        stage.map_or(shape, |stage| stage.resized(shape))
     }
 }
 
@@ -106,7 +107,7 @@ impl Default for LoaderConfig {
             pixels: true,
             on_error: OnError::Fail,
             ten_crop: false,
-            small_images: Vec::new(),
+            resize_stages: Vec::new(),
         }
     }
 }
@@ -151,7 +152,7 @@ impl Loader {
         check_multi_label(&config, &dataset)?;
         let pipeline = Pipeline::new(&config.augment, &config.mean, &config.std, shape)?;
         check_encoded(&config, &dataset)?;
-        check_small_images(&config, shape)?;
+        check_resize_stages(&config, shape)?;
         let mixing = MixConfig::new(config.mixup, config.cutmix)?;
         let total = epoch_total(&config, dataset.len());
         if total == 0 {
@@ -237,8 +238,8 @@ impl Loader {
 }
 
 /// Returns the number of samples of all ranks in an epoch: whole batches and a smaller last batch. The last batch is kept
-/// (`evaluation`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does not
-/// divide the batch.
+/// (`evaluation`), dropped (`drop_last`), or padded until all ranks have equally many, up to a whole batch if the world size does
+/// not divide the batch.
 fn epoch_total(config: &LoaderConfig, len: usize) -> usize {
     let rest = len % config.global_batch;
     let whole = len - rest;
@@ -331,16 +332,16 @@ fn check_encoded(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataErr
     }
 }
 
-/// Checks that smaller images are smaller than those of the data set.
-fn check_small_images(config: &LoaderConfig, shape: ImageShape) -> Result<(), DataError> {
+/// Checks that the images of every stage are smaller than those of the data set.
+fn check_resize_stages(config: &LoaderConfig, shape: ImageShape) -> Result<(), DataError> {
     let mistake = |cause: String, hint: String| Err(DataError::new("", cause, hint).at("image_sizes"));
     let shorter = shape.height.min(shape.width);
-    match config.small_images.iter().find(|small| small.side == 0 || small.side >= shorter) {
-        Some(small) => {
-            let cause = format!("images of {shape} cannot be resized to a smaller side of {}", small.side);
+    match config.resize_stages.iter().find(|stage| stage.side == 0 || stage.side >= shorter) {
+        Some(stage) => {
+            let cause = format!("images of {shape} cannot be resized to a smaller side of {}", stage.side);
             mistake(cause, format!("use sides below {shorter}; the last epochs have whole images"))
         }
-        None if !config.pixels && !config.small_images.is_empty() => {
+        None if !config.pixels && !config.resize_stages.is_empty() => {
             let cause = "images are resized on the host, by the loader".to_owned();
             mistake(cause, "let the loader augment the images".into())
         }

@@ -6,18 +6,18 @@ use rayon::prelude::*;
 use crate::ImageShape;
 use crate::bilinear::{Weights, weights};
 
-/// The size of the first epochs' images (progressive resizing).
+/// A stage of progressive resizing: the size of the images up to an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SmallImages {
+pub struct ResizeStage {
     /// The last epoch with images of this size, from [`FIRST_EPOCH`](crate::sampler::FIRST_EPOCH) = 1.
     pub last_epoch: usize,
     /// Shorter side in pixels.
     pub side: usize,
 }
 
-impl SmallImages {
+impl ResizeStage {
     /// Returns the shape to which images of `shape` are resized. Their proportions stay, within a pixel.
-    pub fn of(self, shape: ImageShape) -> ImageShape {
+    pub fn resized(self, shape: ImageShape) -> ImageShape {
         let shorter = shape.height.min(shape.width).max(1);
         let resized = |extent: usize| ((extent * self.side + shorter / 2) / shorter).max(1);
         ImageShape { height: resized(shape.height), width: resized(shape.width), ..shape }
@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn proportions_stay() {
-        let small = SmallImages { last_epoch: 1, side: 24 };
-        assert_eq!(small.of(shape(3, 32, 32)), shape(3, 24, 24));
-        assert_eq!(small.of(shape(3, 48, 64)), shape(3, 24, 32));
-        assert_eq!(small.of(shape(1, 45, 30)), shape(1, 36, 24));
+        let stage = ResizeStage { last_epoch: 1, side: 24 };
+        assert_eq!(stage.resized(shape(3, 32, 32)), shape(3, 24, 24));
+        assert_eq!(stage.resized(shape(3, 48, 64)), shape(3, 24, 32));
+        assert_eq!(stage.resized(shape(1, 45, 30)), shape(1, 36, 24));
     }
 }

@@ -32,8 +32,9 @@ pub(crate) const PROOF_BYTES: usize = 32;
 pub(crate) const REPLY_BYTES: usize = MAGIC.len() + NONCE + PROOF_BYTES;
 /// Time limit of the whole handshake, on either side.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// Maximum length of the reason for a refusal, in bytes.
 const MAX_REFUSAL: usize = 4096;
-/// The reason for refusing a peer that speaks another protocol.
+/// The reasons for refusing a peer: it speaks another protocol, or does not know the secret.
 const OTHER_PROTOCOL: &str = "it does not speak this protocol: another program, or another version of this one";
 const OTHER_SECRET: &str = "it does not know this run's secret";
 
@@ -245,8 +246,8 @@ impl Deadline<'_> {
 /// Runs the dialer's half of the handshake on a blocking stream.
 pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), HandshakeError> {
     let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
-    let said = hello.encode();
-    io.write(&said)?;
+    let hello = hello.encode();
+    io.write(&hello)?;
     let mut reply = [0; REPLY_BYTES];
     io.read(&mut reply)?;
     let (magic, reply) = reply.split_at(MAGIC.len());
@@ -254,13 +255,13 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
         return Err(HandshakeError::Unauthenticated(OTHER_PROTOCOL));
     }
     let (nonce, proof) = reply.split_at(NONCE);
-    if !secret.verify(b"listener", &said, nonce, proof) {
+    if !secret.verify(b"listener", &hello, nonce, proof) {
         // The zeros tell an honest listener why the connection ends. A real proof would help a dishonest listener to join
         // elsewhere.
         let _ = io.write(&[0; PROOF_BYTES]);
         return Err(HandshakeError::Unauthenticated(OTHER_SECRET));
     }
-    io.write(&secret.proof(b"dialer", &said, nonce))?;
+    io.write(&secret.proof(b"dialer", &hello, nonce))?;
     let mut len = [0; 4];
     io.read(&mut len)?;
     let len = u32::from_le_bytes(len) as usize;

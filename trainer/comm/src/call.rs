@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_in_any_pattern_gives_the_same() {
+    fn merging_in_any_pattern_has_one_result() {
         let calls = [12u64, 12, 9, 12, 9, 7];
         let ranks: Vec<CallComparison> =
             calls.iter().enumerate().map(|(r, c)| CallComparison::of(r, call(OpKind::AllReduce, *c))).collect();
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_descriptors_are_refused() {
+    fn damaged_calls_are_refused() {
         let good = call(OpKind::AllReduce, 3).encode();
         assert_eq!(CollectiveCall::decode(&good), Some(call(OpKind::AllReduce, 3)));
         for (place, value) in [(0, 0u8), (0, 99), (1, 0), (2, 77)] {

@@ -70,6 +70,7 @@ impl DType {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
+    /// Returns the type whose discriminant is `code`. `None` for other numbers.
     pub(crate) fn from_code(code: u8) -> Option<DType> {
         DType::ALL.into_iter().find(|d| *d as u8 == code)
     }
@@ -81,19 +82,19 @@ impl fmt::Display for DType {
     }
 }
 
-/// How the values of all ranks are reduced to one.
+/// The reduction of the values of all ranks to one value (PyTorch: `ReduceOp`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReduceOp {
-    /// Sum; integers wrap.
+    /// The sum. Integers wrap around.
     Sum = 1,
-    /// Sum divided by the number of ranks; floating-point types only.
+    /// The sum divided by the number of ranks. For floating-point types only.
     Mean = 2,
-    /// Smallest; a NaN on any rank gives NaN.
+    /// The smallest value. If any rank has a NaN, the result is NaN.
     Min = 3,
-    /// Largest; a NaN on any rank gives NaN.
+    /// The largest value. If any rank has a NaN, the result is NaN.
     Max = 4,
-    /// Product; integers wrap.
+    /// The product. Integers wrap around.
     Product = 5,
 }
 
@@ -112,6 +113,7 @@ impl ReduceOp {
         }
     }
 
+    /// Returns the operation whose discriminant is `code`. `None` for other numbers.
     pub(crate) fn from_code(code: u8) -> Option<ReduceOp> {
         ReduceOp::ALL.into_iter().find(|op| *op as u8 == code)
     }

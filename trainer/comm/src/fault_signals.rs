@@ -1,4 +1,4 @@
-//! Handles SIGSEGV and SIGBUS that another process sends, and tells which signals this process ignores.
+//! Handles SIGSEGV and SIGBUS that another process sends, and returns which signals this process ignores.
 //!
 //! Rust's runtime catches both signals, to report a stack overflow. For any other address the runtime's handler restores the
 //! default action and returns. The faulting instruction then runs again and ends the process. A signal that `kill` sends has no

@@ -1,4 +1,4 @@
-//! Tells whether two processes are on the same host.
+//! Identifies the host of a process, so that ranks can compare their hosts.
 
 /// Returns the kernel's boot id, which differs on every machine and after every boot. Empty if the kernel hides the id.
 pub fn boot_id() -> String {

@@ -76,8 +76,8 @@ impl Communicator {
     /// See [`Communicator`]. [`super::ErrorKind::Setup`], on every rank, if the system refuses memory of this length (`ulimit -v`,
     /// `ulimit -f`), or if a rank may not open the memory of another rank (which runs as another user).
     ///
-    /// The kernel allocates a page when a rank first writes it. A host with too little memory for all pages is no error here: the
-    /// kernel then kills processes. So check the host's memory first.
+    /// The kernel allocates a page when a rank first writes it. So this function succeeds on a host with too little memory for all
+    /// pages, and the kernel kills processes later. Check the host's memory first.
     pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
         let hosts = self.texts(&host::shared_memory_domain())?;
         let own = &hosts[self.rank()];

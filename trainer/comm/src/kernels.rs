@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn everywhere_has_the_bits_of_a_fold() {
+    fn all_arrays_get_the_bits_of_one_reduction() {
         for dtype in DType::ALL {
             for (ranks, bytes) in [(2, 0), (2, 8), (3, 808), (4, 8192), (8, 10_008)] {
                 let noise = |rank: usize| (0..bytes).map(move |i| ((i * 7919 + rank * 104_729) % 251) as u8);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_wins_in_min_and_max_wherever_it_stands() {
+    fn nan_wins_in_min_and_max_at_any_position() {
         for op in [ReduceOp::Min, ReduceOp::Max] {
             for position in 0..3 {
                 let mut values = [1f32, 2.0, 3.0];

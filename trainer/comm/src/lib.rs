@@ -46,8 +46,8 @@
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/`, `host_memory.rs` and `fault_signals.rs`, and for single calls in `system/`. [`cuda::driver`]
-//! lists NVIDIA GPUs in every build.
+//! `unsafe` is allowed in `shm/`, `cuda/`, `host_memory.rs` and `fault_signals.rs`, and for single calls in `system/`.
+//! [`cuda::driver`] lists NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
 

@@ -32,7 +32,8 @@ impl Message {
         Some(Self { tag: r.u64()?, bytes: r.u64()?, dtype: DType::from_code(r.u8()?)? })
     }
 
-    /// Returns an error for the receiver unless the message has the type and length of `call`. `me` and `peer` are ranks of the job.
+    /// Returns an error for the receiver unless the message has the type and length of `call`. `me` and `peer` are ranks of the
+    /// job.
     pub(crate) fn check(&self, call: &CollectiveCall, bytes: usize, me: usize, peer: usize, group: &str) -> Result<()> {
         if self.dtype == call.dtype && self.bytes as usize == bytes {
             return Ok(());

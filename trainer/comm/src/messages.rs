@@ -22,7 +22,7 @@ use super::transport::{MessageBody, MessageOp, Transport};
 
 /// Tag of the messages of this module's collectives.
 const RESERVED: u64 = u64::MAX;
-/// Most elements that [`Communicator::average_gradients`] reduces at once: 25 MiB, as PyTorch's `bucket_cap_mb`.
+/// Maximum number of elements that [`Communicator::average_gradients`] reduces at once: 25 MiB, as PyTorch's `bucket_cap_mb`.
 const BUCKET: usize = (25 << 20) / size_of::<f32>();
 /// Number of polls without progress before the thread sleeps between polls, and the length of a sleep.
 const SPINS_BEFORE_SLEEP: u32 = 100;
@@ -43,7 +43,7 @@ struct SharedBatch {
 #[derive(Default)]
 struct BatchState {
     new: Vec<Box<dyn PendingMessage>>,
-    /// The task has ended.
+    /// Whether the task has ended.
     closed: bool,
 }
 
@@ -284,21 +284,21 @@ impl Communicator {
     /// thread must not be the last owner, since the end of the program does not wait for this thread.
     fn serve(self, batch: &SharedBatch) -> Result<()> {
         let mut active: Vec<Box<dyn PendingMessage>> = Vec::new();
-        let (mut looks, mut until) = (0, Instant::now());
+        let (mut idle_polls, mut until) = (0, Instant::now());
         loop {
             let mut state = batch.state.lock();
             if !state.new.is_empty() {
                 active.append(&mut state.new);
                 until = Instant::now() + self.inner.process.timeout;
-                looks = 0;
-            } else if looks > SPINS_BEFORE_SLEEP {
+                idle_polls = 0;
+            } else if idle_polls > SPINS_BEFORE_SLEEP {
                 batch.changed.wait_for(&mut state, POLL_INTERVAL);
             }
             drop(state);
             match self.progress(&mut active, until) {
-                Ok(true) => (looks, until) = (0, Instant::now() + self.inner.process.timeout),
+                Ok(true) => (idle_polls, until) = (0, Instant::now() + self.inner.process.timeout),
                 Ok(false) => {
-                    looks += 1;
+                    idle_polls += 1;
                     std::thread::yield_now();
                 }
                 Err(error) => {
@@ -350,15 +350,19 @@ impl Communicator {
     /// Sends and receives all messages, inside a collective.
     fn exchange(&self, transport: &mut dyn Transport, messages: &mut [MessageOp<'_>]) -> Result<()> {
         let timeout = self.inner.process.timeout;
-        let (mut looks, mut until) = (0, Instant::now() + timeout);
+        let (mut idle_polls, mut until) = (0, Instant::now() + timeout);
         while let Some(open) = messages.iter().position(|message| !message.is_done) {
             if transport.progress(messages)? {
-                (looks, until) = (0, Instant::now() + timeout);
+                (idle_polls, until) = (0, Instant::now() + timeout);
             } else if Instant::now() >= until {
                 return Err(self.message_timeout(&messages[open]));
             } else {
-                looks += 1;
-                if looks < SPINS_BEFORE_SLEEP { std::thread::yield_now() } else { std::thread::sleep(POLL_INTERVAL) }
+                idle_polls += 1;
+                if idle_polls < SPINS_BEFORE_SLEEP {
+                    std::thread::yield_now()
+                } else {
+                    std::thread::sleep(POLL_INTERVAL)
+                }
             }
         }
         Ok(())
@@ -375,7 +379,7 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn the_last_result_comes_when_the_thread_of_messages_has_given_up_the_communicator() {
+    fn the_queues_thread_drops_its_communicator_before_the_last_result() {
         for _ in 0..100 {
             let comm = crate::solo().unwrap();
             // Nobody receives: the result is an error.

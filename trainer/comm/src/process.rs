@@ -169,7 +169,7 @@ impl Process {
     }
 
     #[cfg(not(feature = "mpi"))]
-    fn mpi_group(&self, _members: &GroupRanks) -> Result<Box<dyn Transport>> {
+    fn mpi_group(&self, _group: &GroupRanks) -> Result<Box<dyn Transport>> {
         self.kind.built()?;
         Err(CommError::setup("the mpi backend is missing"))
     }

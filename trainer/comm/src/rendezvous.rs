@@ -81,7 +81,7 @@ impl FromStr for TransportKind {
     }
 }
 
-/// What a rank has to know to join its job.
+/// The settings with which a rank joins its job.
 #[derive(Clone, Debug)]
 pub struct CommConfig {
     /// This rank, from 0.

@@ -226,7 +226,7 @@ fn unauthenticated_peers_are_refused_and_disturb_nobody() {
 }
 
 #[test]
-fn wrong_members_are_told_why() {
+fn wrong_members_get_the_reason() {
     let job = Job::new(2);
     let address = job.server.local_addr().to_string();
     let config = |world_size| StoreConfig::new(job.secret.clone(), world_size);

@@ -145,8 +145,8 @@ fn a_duplicate_may_be_used_in_another_order_at_the_same_time() {
                 assert_eq!((dup.rank(), dup.world_size(), dup.ranks()), (me, world_size, comm.ranks()));
                 for turn in 0..30 {
                     for n in [1usize, 100_003] {
-                        // Rank 0 waits in the duplicate while the original's call runs; the other ranks call that one last. If the two took
-                        // turns, all ranks would wait forever.
+                        // Rank 0 waits in the duplicate while the original's call runs; the other ranks call that one last. If
+                        // the two took turns, all ranks would wait forever.
                         let (first, second) = if turn % 2 == 0 { (&comm, &dup) } else { (&dup, &comm) };
                         if me == 0 {
                             let handle = first.all_reduce_async(vec![me as i32; n], ReduceOp::Sum);

@@ -45,7 +45,7 @@ fn a_mismatch_is_the_same_error_on_every_rank() {
 }
 
 #[test]
-fn ranks_that_bring_different_shared_arrays_are_told() {
+fn different_shared_arrays_are_reported() {
     for kind in KINDS {
         let errors = ranks(kind, 3, move |comm| {
             let (a, b) = (comm.shared::<f32>(50_000).unwrap(), comm.shared::<f32>(50_000).unwrap());

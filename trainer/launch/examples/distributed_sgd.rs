@@ -1,6 +1,6 @@
 //! Synchronous SGD by hand, from PyTorch's tutorial "Writing Distributed Applications with PyTorch":
 //! `trainer launch --cpus 2 -- target/release/examples/distributed_sgd`. A logistic regression on points of two overlapping
-//! clouds stands for the tutorial's network on MNIST. `average_gradients` is the step that makes it distributed.
+//! clouds replaces the tutorial's network on MNIST. `average_gradients` is the step that makes it distributed.
 
 mod tutorial;
 

@@ -1,9 +1,9 @@
-//! Starts a node's launcher for `ssh_launcher.rs`, on another host over ssh, or on this host, as Open MPI's `orted` does. torchrun's
-//! elastic agent corresponds to `launcher.rs`.
+//! Starts a node's launcher for `ssh_launcher.rs`, on another host over ssh, or on this host, as Open MPI's `orted` does.
+//! torchrun's elastic agent corresponds to `launcher.rs`.
 //!
 //! ```text
 //! agent → standard output   trainer-agent {"version": …, "build": …, "port": …}     the ssh launcher compares the programs
-//! standard input → agent    an [`Order`] as one line of JSON: folder, arguments, secret, part of the job
+//! standard input → agent    a [`StartRequest`] as one line of JSON: folder, arguments, secret, part of the job
 //!                           `signal 15`                                             forwarded to the launcher
 //!                           the end of the stream                                   the ssh launcher is gone: end the launcher
 //! ```
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED, to_json};
 use super::helper::EXEC;
-use super::hosts::{NODE, NodePlan};
+use super::hosts::{NODE, SshNodePlan};
 use super::screen::Screen;
 use super::secret;
 use super::signals::{self, STOPPING};
@@ -56,7 +56,7 @@ pub(super) struct StartRequest {
     pub(super) arguments: Vec<String>,
     /// 64 hexadecimal digits.
     pub(super) secret: String,
-    pub(super) plan: NodePlan,
+    pub(super) plan: SshNodePlan,
 }
 
 impl AgentHello {

@@ -74,7 +74,7 @@ pub(super) fn through_helper(program: &Path, arguments: &[OsString]) -> Vec<OsSt
 /// # Errors
 /// `wanted` is taken.
 pub(super) fn port_for_workers(address: &str, wanted: u16) -> Result<u16> {
-    let free = TcpListener::bind(port::joined(address, wanted)).and_then(|listener| listener.local_addr());
+    let free = TcpListener::bind(port::host_port(address, wanted)).and_then(|listener| listener.local_addr());
     free.map(|address| address.port()).map_err(|error| port::cannot_listen(address, wanted, &error))
 }
 

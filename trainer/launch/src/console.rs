@@ -5,15 +5,15 @@ use std::borrow::Cow;
 /// Escapes control characters, except newlines and tabs. File names, class names and files may contain text of others. On the
 /// screen such text must not set the terminal's title, erase lines or reverse the direction of text.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    spelled(text, |symbol| matches!(symbol, '\n' | '\t'))
+    escaped(text, |symbol| matches!(symbol, '\n' | '\t'))
 }
 
 /// Does what [`printable`] does, and also escapes newlines and tabs, so the text stays on its line.
 pub fn printable_line(text: &str) -> Cow<'_, str> {
-    spelled(text, |_| false)
+    escaped(text, |_| false)
 }
 
-fn spelled(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
+fn escaped(text: &str, keep: impl Fn(char) -> bool) -> Cow<'_, str> {
     let acts = |symbol: char| acts_on_terminals(symbol) && !keep(symbol);
     if !text.contains(acts) {
         return Cow::Borrowed(text);
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_terminal_obeys_is_spelled() {
+    fn control_characters_are_escaped() {
         for (text, shown) in [
             ("\x1b]0;owned\x07cat", r"\u{1b}]0;owned\u{7}cat"),
             ("\u{9b}2Jcat\r\x08\x7f", r"\u{9b}2Jcat\r\u{8}\u{7f}"),

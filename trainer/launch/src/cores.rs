@@ -6,6 +6,8 @@ use std::num::NonZero;
 
 use super::system::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+/// The variable that sets the number of threads of rayon's pool in a process.
+pub const RAYON_NUM_THREADS: &str = "RAYON_NUM_THREADS";
 /// Bytes of an affinity mask: 1024 cores, as many as the kernel's `cpu_set_t` has.
 pub const MASK_BYTES: usize = CpuSet::MAX_CPU / 8;
 

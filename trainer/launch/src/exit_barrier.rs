@@ -9,8 +9,9 @@
 //! ```
 //!
 //! The waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal
-//! ends a wait, and stops the other nodes. Only workers that save a checkpoint are not disturbed by a node that is done. After a
-//! failure, the other nodes have a limited time to leave.
+//! ends a wait, and also stops the other nodes. Exception: if workers save a checkpoint on a signal ([`OnSignal::Save`]), a node
+//! other than node 0 leaves without stopping the other nodes, whose workers are saving already. After a failure, the other nodes
+//! have a limited time to leave.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -136,8 +137,8 @@ impl NodeRendezvous {
         }
     }
 
-    /// Returns the end of a job in which `reported` is the first failure, if it is not empty. A node reports before it sets `ended/R`,
-    /// so node 0 then has the report, although the thread that watches may not have read it yet.
+    /// Returns the end of a job in which `reported` is the first failure, if it is not empty. A node reports before it sets
+    /// `ended/R`, so node 0 then has the report, although the thread that watches may not have read it yet.
     fn end_by(&self, reported: &[u8]) -> JobEnd {
         let failure = serde_json::from_slice::<NodeFailure>(reported).ok();
         match failure.filter(|failure| failure.node != self.parameters.node_rank) {

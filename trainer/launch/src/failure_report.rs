@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the file in a worker's folder of logs.
 pub(super) const FILE_NAME: &str = "error.json";
-/// Maximum size of a report in bytes. A larger file is no report.
+/// Maximum size of a report in bytes. A larger file is not a report.
 const LARGEST_FILE: u64 = 1 << 20;
 /// The variable by which torchrun passes the file's path to its workers.
 pub(super) const TORCHELASTIC_FILE: &str = "TORCHELASTIC_ERROR_FILE";
@@ -48,7 +48,7 @@ pub(super) struct FailureReport {
     pub(super) status: String,
     /// Whether the cause is the end of another rank, or a wait for another rank. Then this failure is not the root cause.
     pub(super) consequence: bool,
-    /// Whether the same job would fail in the same way again, so that a restart is of no use.
+    /// Whether the same job would fail in the same way again, so a restart cannot help.
     #[serde(default)]
     pub(super) permanent: bool,
     /// The rank that caused the failure, if known.
@@ -130,7 +130,7 @@ mod tests {
 
     /// The launcher would wait for a writer, which never comes.
     #[test]
-    fn a_pipe_in_place_of_the_file_is_no_report() {
+    fn a_pipe_in_place_of_the_file_is_not_a_report() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FILE_NAME);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

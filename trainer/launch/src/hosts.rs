@@ -9,7 +9,7 @@ use super::environment::Variables;
 use super::error::{LaunchError, Result};
 use super::rendezvous_parameters::MOST_MEMBERS;
 
-/// The variable by which `ssh_launcher.rs` passes a node's part of the job to the node's launcher. The value is a [`NodePlan`].
+/// The variable by which `ssh_launcher.rs` passes a node's part of the job to the node's launcher. The value is a [`SshNodePlan`].
 pub const NODE: &str = "TRAINER_NODE";
 /// Maximum size of a host file in bytes. A larger file was named by mistake.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -25,9 +25,9 @@ pub struct Host {
     pub slots: usize,
 }
 
-/// A node's part of a job.
+/// A node's part of a job that `-H` starts over ssh.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct NodePlan {
+pub struct SshNodePlan {
     /// Number of nodes.
     pub nodes: usize,
     /// Index of this node.
@@ -42,7 +42,7 @@ pub struct NodePlan {
     pub flags: Vec<String>,
 }
 
-impl NodePlan {
+impl SshNodePlan {
     /// Reads [`NODE`]. Returns `None` if the variable is not set.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl NodePlan {
 /// # Errors
 /// A name or a number is malformed, a host is named twice, or there is none.
 pub fn parse_list(text: &str) -> Result<Vec<Host>> {
-    let hosts = text.split(',').map(|word| with_colon(word.trim()).map_err(|cause| refused("-H", &cause)));
+    let hosts = text.split(',').map(|word| parse_word(word.trim()).map_err(|cause| refused("-H", &cause)));
     checked("-H", hosts.collect::<Result<Vec<Host>>>()?)
 }
 
@@ -99,7 +99,7 @@ pub fn read_file(path: &Path) -> Result<Vec<Host>> {
     for (number, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default().trim();
         if !line.is_empty() {
-            let host = of_line(line).map_err(|cause| refused(&format!("{place}:{}", number + 1), &cause))?;
+            let host = parse_line(line).map_err(|cause| refused(&format!("{place}:{}", number + 1), &cause))?;
             hosts.push(host);
         }
     }
@@ -110,9 +110,9 @@ fn refused(place: &str, cause: &str) -> LaunchError {
     LaunchError::usage(format!("{place}: {cause}"), HINT)
 }
 
-fn of_line(line: &str) -> std::result::Result<Host, String> {
+fn parse_line(line: &str) -> std::result::Result<Host, String> {
     let mut words = line.split_whitespace();
-    let mut host = with_colon(words.next().unwrap_or_default())?;
+    let mut host = parse_word(words.next().unwrap_or_default())?;
     for word in words {
         match word.split_once('=') {
             Some(("slots", number)) => host.slots = slots(&host.name, number)?,
@@ -123,7 +123,7 @@ fn of_line(line: &str) -> std::result::Result<Host, String> {
 }
 
 /// Reads `host`, `host:4` or `[::1]:4`.
-fn with_colon(word: &str) -> std::result::Result<Host, String> {
+fn parse_word(word: &str) -> std::result::Result<Host, String> {
     let (name, number) = match word.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, rest)) => (address, rest.strip_prefix(':').or(rest.is_empty().then_some("1"))),
         None if word.matches(':').count() > 1 => {
@@ -299,8 +299,8 @@ mod tests {
 
     #[test]
     fn a_nodes_part_of_the_job_comes_from_the_environment() {
-        assert_eq!(NodePlan::of(&Variables::new()).unwrap(), None);
+        assert_eq!(SshNodePlan::of(&Variables::new()).unwrap(), None);
         let broken = Variables::from([(NODE.to_owned(), "1".to_owned())]);
-        assert_eq!(NodePlan::of(&broken).unwrap_err().code, 2);
+        assert_eq!(SshNodePlan::of(&broken).unwrap_err().code, 2);
     }
 }

@@ -15,7 +15,7 @@ use super::error::{LaunchError, Result};
 use super::exit_barrier::{ExitWait, JobEnd};
 use super::helper::Guard;
 use super::job_secret::{JobSecret, random_secret};
-use super::launcher::{JobFolder, LaunchConfig, system};
+use super::launcher::{JobFolder, LaunchConfig, system_error};
 use super::listen::{bind, listen_address};
 use super::node_failure::{NodeInfo, RendezvousError};
 use super::node_rendezvous::NodeRendezvous;
@@ -27,12 +27,12 @@ use super::screen::{OnScreen, Screen};
 use super::secret::derive;
 use super::signals::{STOPPING, Signals, ends_at_once};
 use super::supervisor::{Outcome, Supervisor};
-use super::worker_group::{WorkerGroup, threads_of_any_program};
+use super::worker_environment::{WorkerEnvironment, threads_of_any_program};
 use comm::{Member, Secret, StoreConfig, StoreServer};
 use folder::Folder;
 
 /// The state of a job that lasts from one attempt to the next.
-pub(super) struct Job {
+pub(super) struct JobState {
     /// Number of the attempt, from 0.
     pub(super) attempt: usize,
     /// Set when the secret of the job's nodes is known.
@@ -47,7 +47,7 @@ impl LaunchConfig {
     /// Runs the job once. Sets the number of the attempt to node 0's, which may be higher.
     pub(super) fn attempt(
         &self,
-        job: &mut Job,
+        job: &mut JobState,
         make_folder: &mut dyn FnMut(usize) -> Result<JobFolder>,
     ) -> std::result::Result<Outcome, RendezvousError> {
         let rendezvous = match &self.rendezvous {
@@ -82,7 +82,7 @@ impl LaunchConfig {
     /// Starts this node's workers, and watches them until all have ended.
     fn run_workers(
         &self,
-        job: &mut Job,
+        job: &mut JobState,
         rendezvous: Option<&NodeRendezvous>,
         store: &mut Option<StoreServer>,
         make_folder: &mut dyn FnMut(usize) -> Result<JobFolder>,
@@ -113,10 +113,11 @@ impl LaunchConfig {
         };
         let nodes = self.rendezvous.as_ref().map_or(1, |nodes| nodes.nnodes);
         let local_world_size = self.workers;
-        let group = WorkerGroup { world_size, nodes, first_rank, local_world_size, node, attempt, host, port, secret };
+        let environment =
+            WorkerEnvironment { world_size, nodes, first_rank, local_world_size, node, attempt, host, port, secret };
         // The guard is dropped after the workers. If they have ended by then, it has nothing to kill.
         let guard = self.any_program.as_ref().map(|_| Guard::start()).transpose()?;
-        let mut workers = self.start(&group, folder, &job.screen, guard.as_ref())?;
+        let mut workers = self.start(&environment, folder, &job.screen, guard.as_ref())?;
         let supervisor = Supervisor {
             workers: &mut workers,
             store: store.as_ref(),
@@ -127,14 +128,14 @@ impl LaunchConfig {
             timeouts: self.timeouts,
             on_signal: self.on_signal,
         };
-        Ok(supervisor.run().map_err(|error| system("watch the workers", &error))?)
+        Ok(supervisor.run().map_err(|error| system_error("watch the workers", &error))?)
     }
 
     /// Waits for the other nodes.
     fn join_nodes(
         &self,
         parameters: &RendezvousParameters,
-        job: &mut Job,
+        job: &mut JobState,
     ) -> std::result::Result<NodeRendezvous, RendezvousError> {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let own = NodeInfo { workers: self.workers, host, max_restarts: self.max_restarts };
@@ -157,7 +158,7 @@ impl LaunchConfig {
     ) -> Result<StoreServer> {
         let config = StoreConfig { answer_limit: self.timeouts.stall, ..StoreConfig::new(secret.clone(), world_size) };
         let announcer = Announcer {
-            say: screen.sayer(),
+            say: screen.message_writer(),
             member: Member::Rank,
             world_size,
             place: host.clone(),
@@ -179,7 +180,7 @@ impl LaunchConfig {
         host: &str,
         store: Option<&StoreServer>,
         rendezvous: Option<&NodeRendezvous>,
-        job: &mut Job,
+        job: &mut JobState,
     ) -> std::result::Result<u16, RendezvousError> {
         if let (Some(rendezvous), Some(nodes)) = (rendezvous, &self.rendezvous)
             && nodes.node_rank > 0
@@ -208,14 +209,14 @@ impl LaunchConfig {
 
     /// Makes a wait for the other nodes that starts now.
     fn wait<'a>(&self, screen: &'a Screen, interrupted: &'a mut dyn FnMut() -> Option<i32>) -> NodeWait<'a> {
-        let place = self.rendezvous.as_ref().map(|nodes| port::joined(&nodes.master_addr, nodes.master_port));
+        let place = self.rendezvous.as_ref().map(|nodes| port::host_port(&nodes.master_addr, nodes.master_port));
         NodeWait::new(screen, place.unwrap_or_default(), self.timeouts, interrupted)
     }
 
     /// Starts this node's workers.
     fn start(
         &self,
-        group: &WorkerGroup,
+        environment: &WorkerEnvironment,
         folder: &JobFolder,
         screen: &Arc<Screen>,
         guard: Option<&Arc<Guard>>,
@@ -227,8 +228,10 @@ impl LaunchConfig {
             }
             None => (self.program.clone(), self.arguments.clone()),
         };
-        let attempt_folder = attempt_folder(&folder.logs, group.attempt, group.first_rank);
-        if let (Some(threads), Some(_), 0) = (threads_of_any_program(self.workers), &self.any_program, group.attempt) {
+        let attempt_folder = attempt_folder(&folder.logs, environment.attempt, environment.first_rank);
+        if let (Some(threads), Some(_), 0) =
+            (threads_of_any_program(self.workers), &self.any_program, environment.attempt)
+        {
             screen.say(&format!(
                 "note: OMP_NUM_THREADS={threads} for each worker, as torchrun sets it; set it to have more"
             ));
@@ -237,10 +240,10 @@ impl LaunchConfig {
         let cores = cores.filter(|_| self.pin);
         let mut workers = Vec::with_capacity(self.workers);
         for local_rank in 0..self.workers {
-            let rank = group.first_rank + local_rank;
+            let rank = environment.first_rank + local_rank;
             let mut variables = match &self.any_program {
-                Some(any) => group.of_any_program(local_rank, &any.run_id, self.max_restarts),
-                None => group.of_this_program(local_rank),
+                Some(any) => environment.of_any_program(local_rank, &any.run_id, self.max_restarts),
+                None => environment.of_this_program(local_rank),
             };
             let names = match &self.any_program {
                 Some(_) => vec![attempt_folder.clone(), rank.to_string()],
@@ -248,8 +251,8 @@ impl LaunchConfig {
             };
             let on_screen = |prefix| OnScreen { screen: Arc::clone(screen), prefix };
             // The user's value takes precedence
-            if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-                variables.push(("RAYON_NUM_THREADS".to_owned(), threads.to_string().into()));
+            if std::env::var_os(cores::RAYON_NUM_THREADS).is_none() {
+                variables.push((cores::RAYON_NUM_THREADS.to_owned(), threads.to_string().into()));
             }
             variables.extend(folder.variables.iter().cloned());
             let spec = WorkerSpec {
@@ -306,7 +309,8 @@ fn attempt_folder(logs: &Path, attempt: usize, first_rank: usize) -> String {
     (attempt..).find(is_free).map_or_else(|| name(attempt), name)
 }
 
-/// Returns the first signal in the queue that asks the job to stop. Handles Ctrl-Z: no worker runs that had to be stopped too.
+/// Returns the first signal in the queue that asks the job to stop. Handles Ctrl-Z by stopping this process alone: no worker runs
+/// yet.
 fn stopping(signals: &mut Signals) -> Option<i32> {
     let received = signals.take();
     if received.contains(&SIGTSTP) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::any_program::AnyProgram;
 use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
-use super::launch_attempt::Job;
+use super::launch_attempt::JobState;
 use super::node_failure::RendezvousError;
 use super::rendezvous_parameters::{MOST_MEMBERS, RendezvousParameters};
 use super::screen::Screen;
@@ -68,7 +68,7 @@ pub struct LaunchConfig {
     pub timeouts: Timeouts,
     /// The reaction to the first signal.
     pub on_signal: OnSignal,
-    /// Most restarts of a job that failed.
+    /// Maximum number of restarts of a job that failed.
     pub max_restarts: usize,
     /// Whether each worker is limited to its own cores, if there are at least as many cores as workers.
     pub pin: bool,
@@ -125,11 +125,11 @@ impl LaunchConfig {
             let message = format!("{} workers are more than a job may have, {MOST_MEMBERS}", self.workers);
             return Err(LaunchError::usage(message, "--cpus and --gpus count processes on this machine"));
         }
-        let mut job = Job {
+        let mut job = JobState {
             attempt: 0,
             secret: None,
             folder: None,
-            signals: Signals::install().map_err(|error| system("catch signals", &error))?,
+            signals: Signals::install().map_err(|error| system_error("catch signals", &error))?,
             screen: Arc::new(Screen::start()?),
         };
         let result = self.attempts(&mut job, &mut folder);
@@ -138,7 +138,7 @@ impl LaunchConfig {
     }
 
     /// Runs the job until it succeeds, or until it may not be started again.
-    fn attempts(&self, job: &mut Job, folder: &mut dyn FnMut(usize) -> Result<JobFolder>) -> Result<u8> {
+    fn attempts(&self, job: &mut JobState, folder: &mut dyn FnMut(usize) -> Result<JobFolder>) -> Result<u8> {
         loop {
             let outcome = match self.attempt(job, folder) {
                 Ok(outcome) => outcome,
@@ -176,6 +176,7 @@ impl LaunchConfig {
     }
 }
 
-pub(super) fn system(what: &str, error: &io::Error) -> LaunchError {
+/// Returns the error for a refusal of the system. `what` completes `cannot …`.
+pub(super) fn system_error(what: &str, error: &io::Error) -> LaunchError {
     LaunchError::failed(format!("cannot {what}: {error}"), "see `ulimit -a` and `dmesg | tail`")
 }

@@ -23,9 +23,12 @@
 //! `agent.rs`).
 //!
 //! `node_rendezvous.rs` connects the launchers of several machines, which end together (`exit_barrier.rs`).
-//! `rank_rendezvous.rs` connects the ranks. During a long
-//! wait, `announcer.rs` prints which peers were refused and which are missing. `local_secret.rs` shares a secret between
-//! processes of one user on one host. `system/` has the functions that differ on macOS.
+//! `rank_rendezvous.rs` connects the ranks. During a long wait, `announcer.rs` prints which peers were refused and which are
+//! missing. `local_secret.rs` shares a secret between processes of one user on one host. `system/` has the functions that differ
+//! on macOS.
+//!
+//! Failures: a worker writes `error.json` (`failure_report.rs`), and launchers tell each other about failed nodes
+//! (`node_failure.rs`). `job_failure.rs` finds the root cause and writes the text for the screen.
 //!
 //! # What a worker gets from this launcher
 //!
@@ -66,6 +69,7 @@ mod exit_barrier;
 mod failure_report;
 pub mod helper;
 pub mod hosts;
+mod job_failure;
 mod job_secret;
 mod launch_attempt;
 mod launcher;
@@ -82,9 +86,9 @@ mod process_group;
 mod rank_rendezvous;
 mod remote_host;
 mod rendezvous_parameters;
-mod report;
 mod screen;
 pub mod secret;
+pub mod shell;
 pub mod signals;
 mod ssh;
 mod ssh_launcher;
@@ -94,7 +98,7 @@ mod system;
 mod terminal_lines;
 mod thread;
 pub mod worker;
-mod worker_group;
+mod worker_environment;
 mod worker_status;
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub(super) fn bind(
     config: StoreConfig,
     on_event: impl FnMut(StoreEvent) + Send + 'static,
 ) -> Result<StoreServer> {
-    let address = port::joined(host, port);
+    let address = port::host_port(host, port);
     // Try to bind here first, since the store's own error does not name the process that has the port.
     if port != 0 {
         TcpListener::bind(&address).map_err(|error| port::cannot_listen(host, port, &error))?;

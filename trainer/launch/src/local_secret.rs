@@ -178,9 +178,9 @@ mod tests {
         }
         let ours = name(&["test of users".to_owned(), std::process::id().to_string()]);
         let offer = SecretOffer::new(&ours, &Secret::random().unwrap()).unwrap();
-        let mut told = String::new();
-        as_nobody(|| connect(&ours).unwrap().read_to_string(&mut told)).unwrap();
-        assert_eq!(told, "");
+        let mut received = String::new();
+        as_nobody(|| connect(&ours).unwrap().read_to_string(&mut received)).unwrap();
+        assert_eq!(received, "");
         drop(offer);
         let _listener = as_nobody(|| UnixListener::bind_addr(&SocketAddr::from_abstract_name(&ours).unwrap()).unwrap());
         let error = request(&ours).unwrap_err();

@@ -85,12 +85,12 @@ impl NodeRendezvous {
                 // Connect to the own address, not to the name: the name may resolve to this machine only on other nodes.
                 let port = server.local_addr().port();
                 let address = match server.local_addr().ip() {
-                    all if all.is_unspecified() => port::joined("127.0.0.1", port),
-                    own => port::joined(&own.to_string(), port),
+                    all if all.is_unspecified() => port::host_port("127.0.0.1", port),
+                    own => port::host_port(&own.to_string(), port),
                 };
                 (Some(server), address)
             }
-            _ => (None, port::joined(master_addr, master_port)),
+            _ => (None, port::host_port(master_addr, master_port)),
         };
         let client = Arc::new(connect(&address, &config, node_rank, attempt, wait)?);
         let mut rendezvous = Self {
@@ -300,10 +300,10 @@ fn host_store(
     let RendezvousParameters { nnodes, ref master_addr, master_port, .. } = *parameters;
     let host = listen_address(master_addr, true, |note| screen.say(note));
     let announcer = Announcer {
-        say: screen.sayer(),
+        say: screen.message_writer(),
         member: Member::Node,
         world_size: nnodes,
-        place: port::joined(master_addr, master_port),
+        place: port::host_port(master_addr, master_port),
         interval: timeouts.notice,
         limit: timeouts.join,
     };

@@ -58,21 +58,21 @@ impl WorkerOutput {
         };
         let alone = screen.filter(|screen| screen.prefix.is_none());
         let (Some(alone), true) =
-            (alone, StdStream::Out.is_terminal() && StdStream::Err.is_terminal() && one_terminal())
+            (alone, StdStream::Out.is_terminal() && StdStream::Err.is_terminal() && are_one_terminal())
         else {
-            let stdout = output.channel(stdout_log, StdStream::Out, screen)?;
-            let stderr = output.channel(stderr_log, StdStream::Err, screen)?;
+            let stdout = output.start_copying(stdout_log, StdStream::Out, screen)?;
+            let stderr = output.start_copying(stderr_log, StdStream::Err, screen)?;
             return Ok((output, [stdout.into(), stderr.into()]));
         };
         stderr_log.write_all(b"(stdout and stderr were one terminal: see stdout.log)\n")?;
         stdout_log.flush()?;
         output.stderr = Arc::clone(&output.stdout);
-        let end = output.channel(stdout_log, StdStream::Err, Some(alone))?;
+        let end = output.start_copying(stdout_log, StdStream::Err, Some(alone))?;
         Ok((output, [end.try_clone()?.into(), end.into()]))
     }
 
     /// Starts to copy one stream. Returns the worker's end.
-    fn channel(&mut self, log: File, stream: StdStream, screen: Option<&OnScreen>) -> io::Result<OwnedFd> {
+    fn start_copying(&mut self, log: File, stream: StdStream, screen: Option<&OnScreen>) -> io::Result<OwnedFd> {
         let tail = if stream == StdStream::Out { &self.stdout } else { &self.stderr };
         let mut pump = StreamPump {
             log,
@@ -141,7 +141,7 @@ pub(super) fn drain_until<'a>(pumps: impl IntoIterator<Item = &'a Receiver<()>>,
 }
 
 /// Returns whether stdout and stderr are the same terminal. Both must be terminals.
-fn one_terminal() -> bool {
+fn are_one_terminal() -> bool {
     match (rustix::fs::fstat(io::stdout()), rustix::fs::fstat(io::stderr())) {
         (Ok(out), Ok(err)) => out.st_rdev == err.st_rdev,
         _ => false,
@@ -185,10 +185,10 @@ impl StreamPump {
         let mut buffer = vec![0; 64 << 10];
         loop {
             match source.read(&mut buffer) {
-                // Reading a pseudo-terminal whose worker is gone returns EIO
                 Ok(0) => break,
                 Ok(read) => self.take(&buffer[..read]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Reading a pseudo-terminal whose worker has ended returns EIO.
                 Err(_) => break,
             }
         }

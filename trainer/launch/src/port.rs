@@ -1,4 +1,4 @@
-//! Finds the process that listens on a port, as far as this user may see it.
+//! Finds the process that listens on a port, as far as this user may see it, and formats addresses.
 
 use std::fs;
 use std::net::IpAddr;
@@ -74,8 +74,8 @@ pub(super) fn cannot_listen(host: &str, port: u16, error: &std::io::Error) -> La
     LaunchError::failed(cause, hint)
 }
 
-/// Joins host and port; an IPv6 address gets brackets.
-pub(super) fn joined(host: &str, port: u16) -> String {
+/// Formats an address as `host:port`. An IPv6 address gets brackets.
+pub(super) fn host_port(host: &str, port: u16) -> String {
     match host.parse() {
         Ok(IpAddr::V6(address)) => format!("[{address}]:{port}"),
         _ => format!("{host}:{port}"),
@@ -122,6 +122,6 @@ mod tests {
         // TEST-NET-1: no machine has it
         let error = TcpListener::bind(("192.0.2.1", 0)).unwrap_err();
         assert!(cannot_listen("192.0.2.1", 29500, &error).message.contains("is not an address of this machine"));
-        assert_eq!(joined("::1", 5), "[::1]:5");
+        assert_eq!(host_port("::1", 5), "[::1]:5");
     }
 }

@@ -1,4 +1,9 @@
 //! One worker process, on the launcher's side: starts, watches, signals and ends the process.
+//!
+//! Each worker has its own POSIX process group, which is not a [`ProcessGroup`](crate::ProcessGroup) of ranks. A POSIX process
+//! group is a set of processes that one `kill` signals together. Its number is the process id of its first member, and child
+//! processes inherit the group. So the launcher can end a worker together with the processes that the worker has started, and a
+//! terminal's Ctrl-C, which goes to the terminal's foreground group, does not reach the worker.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,7 +24,7 @@ use super::output::{self, WorkerOutput};
 use super::screen::OnScreen;
 use super::status_page::{Status, StatusPage};
 use super::system::ProcessHandle;
-use super::worker_group::NOT_INHERITED;
+use super::worker_environment::NOT_INHERITED;
 
 /// Longest time for which the launcher still reads the streams of a dead worker. Only a process that has left the worker's group
 /// keeps them open for so long.
@@ -63,7 +68,7 @@ pub(super) struct WorkerProcess {
     pub(super) exit: Option<WorkerExit>,
     /// Time since the last heartbeat, counted only while the launcher itself could run.
     pub(super) silent: Duration,
-    /// The launcher has told the worker to end.
+    /// The launcher has asked the worker to end.
     pub(super) termination_requested: bool,
     /// Set for a worker that is any program. It has no status and no heartbeats, and signals go to all its processes.
     guard: Option<Arc<Guard>>,
@@ -74,7 +79,7 @@ pub(super) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher, which decides what to do. The worker is
+    /// Starts a worker in its own process group, so that Ctrl-C reaches only the launcher. The worker is
     /// limited to its cores from the first instruction on, and inherits a [`StatusPage`] as its standard input.
     ///
     /// On Linux the kernel kills the worker when the *thread* that called this function ends. So this thread must live as long
@@ -182,11 +187,10 @@ impl WorkerProcess {
     /// # Errors
     /// The kernel refuses to wait, which it does only for wrong arguments.
     pub(super) fn reap(&mut self) -> io::Result<bool> {
-        // Kill the group before reaping: until the worker is reaped, no other process group can have its number.
         if self.exit.is_some() || !self.process.has_ended()? {
             return Ok(false);
         }
-        self.end_group();
+        self.kill_unix_process_group();
         let status = self.child.wait()?;
         tracing::debug!(rank = self.rank, %status, "worker ended");
         self.exit = Some(WorkerExit {
@@ -243,8 +247,9 @@ impl WorkerProcess {
         }
     }
 
-    /// Kills the worker and all processes that it has started. Called before the worker is reaped, so the group is its own.
-    fn end_group(&self) {
+    /// Kills the worker's process group: the worker and all processes that it has started. Call this function before the worker is
+    /// reaped: until then, no other process group can have the worker's number.
+    fn kill_unix_process_group(&self) {
         self.signal_group(Signal::KILL);
         if let Some(guard) = &self.guard {
             guard.remove(self.pid);
@@ -256,7 +261,7 @@ impl Drop for WorkerProcess {
     /// Kills the worker: no worker may outlive the job.
     fn drop(&mut self) {
         if self.is_alive() {
-            self.end_group();
+            self.kill_unix_process_group();
             let _ = self.child.wait();
         }
     }

@@ -63,8 +63,8 @@ impl InitOptions {
                 let transport = self.transport.unwrap_or_else(|| best_transport(&role));
                 ProcessGroup::join(&role, &variables, transport, timeouts)
             }
-            Role::Local(None) => ProcessGroup::alone(),
-            Role::Local(Some(_)) => Err(LaunchError::usage(
+            Role::Launcher => ProcessGroup::alone(),
+            Role::KubeflowLauncher(_) => Err(LaunchError::usage(
                 "Kubeflow's variables (PET_…) start one process per pod, and nothing has started this pod's ranks",
                 "start the program with `trainer launch --nnodes N --node-rank R … -- PROGRAM`, or with torchrun",
             )),

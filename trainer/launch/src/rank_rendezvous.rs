@@ -51,7 +51,7 @@ impl RendezvousAddress {
             None if role.local_world_size == role.world_size => SecretSource::OnHost(local_secret::name(&job)),
             None => return Err(no_secret(role, &host)),
         };
-        let ports = role.master_port.map_or_else(|| candidates(&job), |port| vec![port]);
+        let ports = role.master_port.map_or_else(|| candidate_ports(&job), |port| vec![port]);
         Ok(Self { host, ports, secret })
     }
 }
@@ -156,7 +156,7 @@ fn job_id(role: &WorkerRole) -> Result<Vec<String>> {
 }
 
 /// Derives ports from the job's words: the same in all processes of the job, and below the ephemeral ports of the kernel.
-fn candidates(job: &[String]) -> Vec<u16> {
+fn candidate_ports(job: &[String]) -> Vec<u16> {
     let hash = fnv::hash(job.iter().flat_map(|word| word.bytes().chain([0])));
     // Combine all bits of the hash.
     let hash = hash ^ hash >> 32;
@@ -175,7 +175,7 @@ pub(super) fn connect(
     loop {
         let mut last = String::new();
         for port in ports {
-            let address = port::joined(host, *port);
+            let address = port::host_port(host, *port);
             let tried = StoreClient::try_connect(address.as_str(), config, rank);
             match tried.map_err(LaunchError::from)? {
                 Ok(client) => return Ok(client),
@@ -218,7 +218,7 @@ pub(super) fn host_store(
             say: |text: &str| Screen::default().say(text),
             member: Member::Rank,
             world_size: role.world_size,
-            place: port::joined(host, *port),
+            place: port::host_port(host, *port),
             interval: timeouts.notice,
             limit: timeouts.join,
         };

@@ -15,8 +15,8 @@ use super::thread::start_thread;
 
 /// Longest wait for the last lines of hosts.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
-/// Most bytes that are read from a host before its agent's first line. A login shell may print a greeting.
-const MOST_NOISE: u64 = 64 << 10;
+/// Maximum number of bytes that are read from a host before its agent's first line. A login shell may print a greeting.
+const MAX_LOGIN_TEXT: u64 = 64 << 10;
 
 /// An event on a host.
 pub(super) enum Event {
@@ -34,7 +34,8 @@ pub(super) struct RemoteHost {
     /// One receiver per output stream. It disconnects when the stream has ended.
     pub(super) pumps: Vec<Receiver<()>>,
     pub(super) status: Option<ExitStatus>,
-    pub(super) said: Vec<String>,
+    /// The last lines of ssh or of a login shell before the agent's first line.
+    pub(super) ssh_lines: Vec<String>,
     /// Whether the agent has received its start request, so that a launcher runs.
     pub(super) start_sent: bool,
 }
@@ -112,7 +113,7 @@ impl Drop for RemoteHost {
 pub(super) fn pump_out(index: usize, out: ChildStdout, sink: LineSink, events: Sender<Event>) -> Result<Receiver<()>> {
     pump(move || {
         let mut out = BufReader::new(out);
-        let mut left = MOST_NOISE;
+        let mut left = MAX_LOGIN_TEXT;
         loop {
             let mut line = Vec::new();
             let read = out.by_ref().take(left).read_until(b'\n', &mut line).unwrap_or(0);

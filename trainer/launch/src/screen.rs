@@ -1,4 +1,4 @@
-//! The launcher's screen: the one place of this crate that writes to stdout and stderr.
+//! The launcher's screen. Only this module writes to stdout and stderr, except for an agent's first line (`agent.rs`).
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
@@ -129,8 +129,8 @@ impl Screen {
         written.recv_timeout(limit).is_ok()
     }
 
-    /// Returns a function that calls [`Screen::say`], for other threads.
-    pub(super) fn sayer(self: &Arc<Self>) -> impl Fn(&str) + Send + 'static {
+    /// Returns a function that writes messages with [`Screen::say`], for other threads.
+    pub(super) fn message_writer(self: &Arc<Self>) -> impl Fn(&str) + Send + 'static {
         let screen = Arc::clone(self);
         move |text| screen.say(text)
     }

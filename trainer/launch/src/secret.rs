@@ -13,7 +13,7 @@ use comm::Secret;
 pub const VARIABLE: &str = "TRAINER_SECRET";
 /// Minimum length in bytes. Shorter secrets can be guessed.
 const SHORTEST: usize = 8;
-/// Maximum size of a file in bytes. A larger file is something else, given by mistake.
+/// Maximum size of a file in bytes. A larger file was named by mistake.
 const LARGEST_FILE: u64 = 4096;
 /// How to give a secret.
 pub(super) const HINT: &str = "give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET; \

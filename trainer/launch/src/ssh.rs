@@ -1,12 +1,13 @@
 //! Reaches other hosts through the system's ssh client, with the user's ssh configuration.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::net::{ToSocketAddrs, UdpSocket};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::error::{LaunchError, Result};
 use super::helper::AGENT;
+use super::shell::quoted;
 
 /// The variable that replaces `ssh`: a program and its first arguments, separated by spaces (`ssh -F file`).
 pub const VARIABLE: &str = "TRAINER_SSH";
@@ -25,17 +26,13 @@ fn ssh() -> Command {
     command
 }
 
-/// Returns the command that runs the agent on `host`. ssh never asks for a password or about a key, and opens no terminal.
+/// Returns the command that runs the agent on `host`, in that host's login shell. ssh never asks for a password or about a key,
+/// and opens no terminal.
 pub(super) fn agent_on(host: &str, program: &Path) -> Command {
     let mut command = ssh();
     command.args(["-T", "-o", "BatchMode=yes", "-o", &format!("ConnectTimeout={CONNECT_TIMEOUT}")]);
-    command.args(["--", host]).arg(format!("{} {AGENT}", quoted(program.as_os_str())));
+    command.args(["--", host]).arg(format!("{} {AGENT}", quoted(&program.to_string_lossy())));
     command
-}
-
-/// Quotes a word for the login shell of another host.
-fn quoted(word: &OsStr) -> String {
-    format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"))
 }
 
 /// Returns the name that ssh connects to for `host`. ssh's configuration may map `host` to another name (`HostName`).
@@ -68,9 +65,9 @@ pub(super) fn own_address(host: &str) -> Result<String> {
     })
 }
 
-/// Returns the error for an agent that did not start on `host`. `code` is ssh's exit code, `said` has ssh's last lines.
-pub(super) fn failure(host: &str, program: &Path, code: Option<i32>, said: &[String]) -> LaunchError {
-    let text = said.join("\n  ");
+/// Returns the error for an agent that did not start on `host`. `code` is ssh's exit code, `ssh_lines` are ssh's last lines.
+pub(super) fn failure(host: &str, program: &Path, code: Option<i32>, ssh_lines: &[String]) -> LaunchError {
+    let text = ssh_lines.join("\n  ");
     let program = program.display();
     let with_lines = |cause: String| if text.is_empty() { cause } else { format!("{cause}:\n  {text}") };
     let (cause, hint) = match code {
@@ -89,19 +86,19 @@ pub(super) fn failure(host: &str, program: &Path, code: Option<i32>, said: &[Str
 }
 
 /// Returns the hint for a message of ssh.
-fn ssh_hint(host: &str, said: &str) -> String {
+fn ssh_hint(host: &str, text: &str) -> String {
     let try_it = format!("`ssh -o BatchMode=yes {host} true` must work without a question");
-    let cause = match said {
-        _ if said.contains("IDENTIFICATION HAS CHANGED") => {
+    let cause = match text {
+        _ if text.contains("IDENTIFICATION HAS CHANGED") => {
             "the host has another key than before: if that is right, `ssh-keygen -R HOST` forgets the old one"
         }
-        _ if said.contains("Host key verification failed") => {
+        _ if text.contains("Host key verification failed") => {
             "the host's key is unknown: connect once by hand, compare the fingerprint, and accept it"
         }
-        _ if said.contains("Permission denied") => {
+        _ if text.contains("Permission denied") => {
             "log in by key: `ssh-copy-id HOST`, and an agent for a key with a passphrase"
         }
-        _ if said.contains("Could not resolve") => {
+        _ if text.contains("Could not resolve") => {
             "is the name right? ssh's configuration may define it (Host, HostName)"
         }
         _ => "is the host up, does sshd run there, and may this machine reach it?",

@@ -4,7 +4,7 @@
 //!   trainer -H a:4,b:4 ─▶ SshLauncher::run
 //!        │  ssh a, ssh b: trainer launch-agent          (agent.rs; on this host without ssh)
 //!        │  ◀── version, build, free port               all hosts are reached and compared before anything starts
-//!        └──▶ folder, arguments, secret, node's part    each agent starts its node's launcher (NodePlan in TRAINER_NODE)
+//!        └──▶ folder, arguments, secret, node's part    each agent starts its node's launcher (SshNodePlan in TRAINER_NODE)
 //! ```
 //!
 //! The launchers connect as those of `--nnodes` do (`node_rendezvous.rs`), and learn of each other's failures in the same way.
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::agent::{AgentHello, StartRequest};
 use super::error::{LaunchError, Result, WORKER_DIED};
-use super::hosts::{self, Host, NodePlan};
+use super::hosts::{self, Host, SshNodePlan};
 use super::job_secret::random_secret;
 use super::remote_host::{self, Event, RemoteHost, pump_err, pump_out};
 use super::screen::{LineSink, Screen};
@@ -39,7 +39,7 @@ const STOPPED_LIMIT: Duration = Duration::from_secs(150);
 /// Time from closing an agent's standard input to killing ssh. A host that the network does not reach never answers.
 pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);
 /// Number of lines of ssh that an error message shows.
-const SAID: usize = 6;
+const SSH_LINES: usize = 6;
 
 /// The hosts of a job that this process starts.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl SshLauncher {
             input,
             pumps,
             status: None,
-            said: Vec::new(),
+            ssh_lines: Vec::new(),
             start_sent: false,
         })
     }
@@ -162,12 +162,12 @@ impl SshLauncher {
             }
             match happened.recv_timeout(TICK) {
                 Ok(Event::PreambleLine(node, line)) => {
-                    nodes[node].said.push(line);
-                    let extra = nodes[node].said.len().saturating_sub(SAID);
-                    nodes[node].said.drain(..extra);
+                    nodes[node].ssh_lines.push(line);
+                    let extra = nodes[node].ssh_lines.len().saturating_sub(SSH_LINES);
+                    nodes[node].ssh_lines.drain(..extra);
                 }
                 Ok(Event::AgentHello(node, Some(text))) => {
-                    greetings[node] = Some(compared(&nodes[node].name, &text, own)?);
+                    greetings[node] = Some(checked_greeting(&nodes[node].name, &text, own)?);
                 }
                 Ok(Event::AgentHello(node, None)) => {
                     let node = &mut nodes[node];
@@ -177,8 +177,8 @@ impl SshLauncher {
                         Event::PreambleLine(_, line) => Some(line),
                         Event::AgentHello(..) => None,
                     });
-                    node.said.extend(late);
-                    return Err(ssh::failure(&node.name, program, node.status.and_then(|s| s.code()), &node.said));
+                    node.ssh_lines.extend(late);
+                    return Err(ssh::failure(&node.name, program, node.status.and_then(|s| s.code()), &node.ssh_lines));
                 }
                 Err(_) if Instant::now() >= until => {
                     let missing = greetings.iter().position(Option::is_none).unwrap_or_default();
@@ -201,10 +201,10 @@ impl SshLauncher {
         let arguments = ssh::own_arguments()?;
         let secret = self.secret.clone().map_or_else(random_secret, Ok)?.to_hex();
         let (master_addr, master_port) = (self.master_addr()?, self.master_port.unwrap_or(free_port));
-        tracing::info!(place = port::joined(&master_addr, master_port), "rendezvous of the launchers of all hosts");
+        tracing::info!(place = port::host_port(&master_addr, master_port), "rendezvous of the launchers of all hosts");
         for (node_rank, (node, host)) in nodes.iter_mut().zip(&self.hosts).enumerate() {
             let (nodes, workers, flags) = (self.hosts.len(), host.slots, self.flags.clone());
-            let plan = NodePlan { nodes, node_rank, workers, master_addr: master_addr.clone(), master_port, flags };
+            let plan = SshNodePlan { nodes, node_rank, workers, master_addr: master_addr.clone(), master_port, flags };
             let (directory, arguments) = (directory.clone(), arguments.clone());
             node.send_start_request(&StartRequest { directory, arguments, secret: secret.clone(), plan })?;
         }
@@ -224,54 +224,83 @@ impl SshLauncher {
 
 /// Watches the nodes until all have ended, and returns the job's exit code.
 fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -> u8 {
-    let (mut first, mut stopped, mut closed) = (None, None, false);
-    // When the launchers that still run are ended.
-    let mut close_at: Option<Instant> = None;
-    let within = |limit: Duration, close_at: Option<Instant>| {
-        let at = Instant::now() + limit;
-        Some(close_at.map_or(at, |earlier| earlier.min(at)))
-    };
+    let mut shutdown = Shutdown::default();
     while nodes.iter().any(RemoteHost::is_alive) {
         std::thread::sleep(TICK);
         for signal in signals.take().into_iter().filter(|signal| STOPPING.contains(signal)) {
-            if stopped.is_some() && !signals::ends_at_once(signal) {
-                continue;
-            }
-            if stopped.is_some() {
-                close_at = within(OTHERS_LIMIT, close_at);
-            }
-            stopped = stopped.or(Some(signal));
-            nodes.iter_mut().for_each(|node| _ = node.send(&format!("signal {signal}")));
+            shutdown.forward_signal(signal, nodes);
         }
         let ended: Vec<usize> = (0..nodes.len()).filter(|index| nodes[*index].reap()).collect();
         remote_host::drain(ended.iter().map(|index| &nodes[*index]));
         for index in ended {
-            let node = &nodes[index];
-            let limit = if stopped.is_some() { STOPPED_LIMIT } else { OTHERS_LIMIT };
-            if let (0, Some(0)) = (index, node.code()) {
-                // Node 0 has waited for the others, so they end now.
-                close_at = within(limit, close_at);
+            shutdown.node_has_ended(index, &nodes[index], screen);
+        }
+        shutdown.end_overdue(nodes, screen);
+    }
+    shutdown.exit_code()
+}
+
+/// The end of a job: its cause, and the time at which launchers that still run are ended.
+#[derive(Default)]
+struct Shutdown {
+    /// Exit code of the first node that failed.
+    first_failure: Option<u8>,
+    /// The first signal.
+    stopped_by: Option<i32>,
+    /// When to close the standard input of all agents, which ends their launchers. `None` while nothing has ended the job.
+    close_at: Option<Instant>,
+    /// Whether the standard input of all agents is closed.
+    closed: bool,
+}
+
+impl Shutdown {
+    /// Ends the launchers after `limit` at the latest.
+    fn close_within(&mut self, limit: Duration) {
+        let at = Instant::now() + limit;
+        self.close_at = Some(self.close_at.map_or(at, |earlier| earlier.min(at)));
+    }
+
+    /// Forwards a signal to all launchers.
+    fn forward_signal(&mut self, signal: i32, nodes: &mut [RemoteHost]) {
+        if self.stopped_by.is_some() {
+            if !signals::ends_at_once(signal) {
+                return;
             }
-            if let Some(code @ 1..) = node.code()
-                && first.is_none()
-            {
-                first = Some(code);
-                close_at = within(limit, close_at);
+            self.close_within(OTHERS_LIMIT);
+        }
+        self.stopped_by = self.stopped_by.or(Some(signal));
+        nodes.iter_mut().for_each(|node| _ = node.send(&format!("signal {signal}")));
+    }
+
+    /// Limits the time of the other nodes after the end of node 0, or of a node that failed.
+    fn node_has_ended(&mut self, index: usize, node: &RemoteHost, screen: &Screen) {
+        let limit = if self.stopped_by.is_some() { STOPPED_LIMIT } else { OTHERS_LIMIT };
+        match node.code() {
+            // Node 0 has waited for the others, so they end now.
+            Some(0) if index == 0 => self.close_within(limit),
+            Some(code @ 1..) if self.first_failure.is_none() => {
+                self.first_failure = Some(code);
+                self.close_within(limit);
                 // 255 is ssh's own exit code: the connection has ended, or the agent has died.
                 let is_lost = code == u8::MAX || node.status.is_some_and(|status| status.signal().is_some());
-                if is_lost && stopped.is_none() {
+                if is_lost && self.stopped_by.is_none() {
                     screen.say(&format!(
                         "error: {}: the connection is gone, or its agent was killed\n  hint: see the messages above; the \
                          other hosts end too",
                         node.name
                     ));
-                    first = Some(WORKER_DIED);
+                    self.first_failure = Some(WORKER_DIED);
                 }
             }
+            _ => {}
         }
-        let Some(at) = close_at else { continue };
-        if Instant::now() >= at && !closed {
-            closed = true;
+    }
+
+    /// Ends the launchers whose time is over, and then kills the ssh processes of hosts that do not answer.
+    fn end_overdue(&mut self, nodes: &mut [RemoteHost], screen: &Screen) {
+        let Some(at) = self.close_at else { return };
+        if Instant::now() >= at && !self.closed {
+            self.closed = true;
             nodes.iter_mut().for_each(|node| node.input = None);
         }
         if Instant::now() >= at + CLOSE_LIMIT {
@@ -281,14 +310,18 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
             }
         }
     }
-    match (stopped, first) {
-        (Some(signal), Some(_)) => 128 + signal as u8,
-        (_, first) => first.unwrap_or(0),
+
+    /// Returns the exit code of the job.
+    fn exit_code(&self) -> u8 {
+        match (self.stopped_by, self.first_failure) {
+            (Some(signal), Some(_)) => 128 + signal as u8,
+            (_, failure) => failure.unwrap_or(0),
+        }
     }
 }
 
 /// Parses an agent's greeting, and checks that version and build are the same as here.
-fn compared(host: &str, text: &str, own: &AgentHello) -> Result<AgentHello> {
+fn checked_greeting(host: &str, text: &str, own: &AgentHello) -> Result<AgentHello> {
     let hint = "all hosts need the same program: copy this one to the same path";
     let theirs: AgentHello = serde_json::from_str(text)
         .map_err(|_| LaunchError::usage(format!("{host}: its trainer is of another version"), hint))?;
@@ -325,7 +358,7 @@ mod tests {
     fn another_program_is_refused() {
         let own = AgentHello { version: "0.1.0".into(), build: "a".into(), port: 1 };
         let text = |greeting: &AgentHello| serde_json::to_string(greeting).unwrap();
-        assert_eq!(compared("b", &text(&own), &own).unwrap(), own);
+        assert_eq!(checked_greeting("b", &text(&own), &own).unwrap(), own);
         for (theirs, cause) in [
             (
                 text(&AgentHello { version: "0.2.0".into(), ..own.clone() }),
@@ -337,7 +370,7 @@ mod tests {
             ),
             ("{}".to_owned(), "b: its trainer is of another version"),
         ] {
-            let error = compared("b", &theirs, &own).unwrap_err();
+            let error = checked_greeting("b", &theirs, &own).unwrap_err();
             assert_eq!((error.code, error.message.as_str()), (2, cause));
         }
     }

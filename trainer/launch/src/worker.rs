@@ -10,8 +10,7 @@
 //!
 //! A worker of this program's launcher must not outlive the launcher. Two mechanisms ensure this without any action of the
 //! launcher: the kernel sends SIGKILL when the launcher's main thread ends (on Linux), and a thread of the worker watches the
-//! launcher. The same thread sends the heartbeats. Missing heartbeats show the launcher that
-//! the worker is stopped.
+//! launcher. The same thread sends the heartbeats. If they stop, the launcher knows that the worker is stopped.
 
 use std::fs::File;
 use std::io;

@@ -61,9 +61,9 @@ impl WorkerStatus {
     }
 
     /// Writes `error.json` for the launcher, which shows the message when this process exits. If the file cannot be written, for
-    /// example on a full disk, writes the message to stderr. Only the first failure of a process is kept. Set `permanent` if the same
-    /// job would fail in the same way again: the launcher then does not restart it. An error that another rank has caused belongs into
-    /// [`WorkerStatus::record_comm_error`].
+    /// example on a full disk, writes the message to stderr. Only the first failure of a process is kept. Set `permanent` if the
+    /// same job would fail in the same way again: the launcher then does not restart it. Use [`WorkerStatus::record_comm_error`]
+    /// for an error that another rank may have caused.
     pub fn record_error(&self, message: &str, hint: &str, permanent: bool) {
         self.write(FailureReport { permanent, ..self.report(message, hint) });
     }
@@ -88,7 +88,7 @@ impl WorkerStatus {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             if let Some(status) = OF_PROCESS.get() {
-                let message = info.payload_as_str().unwrap_or("a value that is no text");
+                let message = info.payload_as_str().unwrap_or("a value that is not text");
                 let location = info.location().map(ToString::to_string);
                 status.write(FailureReport { kind: FailureKind::Panic, location, ..status.report(message, "") });
             }

@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             rank.leave();
             result.map(|()| 0)
         }
-        Role::Local(_) => {
+        Role::Launcher | Role::KubeflowLauncher(_) => {
             let workers = arguments.gpus.or(arguments.cpus).unwrap_or(WORKERS).into();
             if backend == BenchBackend::Host(TransportKind::Mpi) {
                 return Err(ranks::needs_mpirun(workers));

@@ -7,7 +7,7 @@ use std::{
 
 use data::{
     Dataset, SplitOptions, TEN_CROP,
-    formats::{self, DecodeTime, LoadRequest},
+    formats::{self, DecodePolicy, LoadRequest},
     loader::{Loader, LoaderConfig, OnError},
 };
 use launch::signals;
@@ -391,7 +391,7 @@ fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
     LoadRequest {
         name: name.to_owned(),
         dir: Some(dir),
-        decode: DecodeTime::Epoch,
+        decode: DecodePolicy::Epoch,
         evaluates: true,
         ..LoadRequest::default()
     }

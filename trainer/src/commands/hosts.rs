@@ -6,7 +6,7 @@ use crate::run;
 use launch::{
     Role, SshLauncher,
     environment::{self, Variables},
-    hosts::{self, Host, NodePlan},
+    hosts::{self, Host, SshNodePlan},
     secret,
 };
 
@@ -30,7 +30,7 @@ pub(super) fn requested_hosts(job: &JobArgs) -> Result<Option<Vec<Host>>, Failur
 /// # Errors
 /// The environment variable that describes the node is malformed.
 pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Result<(), Failure> {
-    let Some(plan) = NodePlan::of(variables)? else { return Ok(()) };
+    let Some(plan) = SshNodePlan::of(variables)? else { return Ok(()) };
     set_workers(arguments, plan.workers);
     apply_to_job(&mut arguments.job, plan);
     Ok(())
@@ -46,7 +46,7 @@ fn set_workers(arguments: &mut TrainArgs, workers: usize) {
 }
 
 /// Replaces the flags about hosts by the flags of one node.
-pub(super) fn apply_to_job(job: &mut JobArgs, plan: NodePlan) {
+pub(super) fn apply_to_job(job: &mut JobArgs, plan: SshNodePlan) {
     (job.hosts, job.hostfile, job.secret_file) = (None, None, None);
     job.host_flags = plan.flags;
     // A job on one host needs no rendezvous between nodes
@@ -92,7 +92,7 @@ pub(super) fn ssh_launcher(
 ) -> Result<SshLauncher, Failure> {
     let flag = if job.hosts.is_some() { "-H" } else { "--hostfile" };
     let role = launch::detect(variables, job.launcher.parse()?, None)?;
-    if role != Role::Local(None) {
+    if role != Role::Launcher {
         return Err(Failure::usage(
             format!("{flag} starts the job on its hosts itself, but this process was {role}"),
             format!("leave {flag} out to be a part of that job; or say --launcher local to start another from here"),
@@ -125,8 +125,8 @@ pub(super) fn ssh_launcher(
 ///
 /// # Errors
 /// The environment variable that describes the node is malformed.
-pub(super) fn plan_of_node() -> Result<(Variables, Option<NodePlan>), Failure> {
+pub(super) fn plan_of_node() -> Result<(Variables, Option<SshNodePlan>), Failure> {
     let variables = environment::variables();
-    let plan = NodePlan::of(&variables)?;
+    let plan = SshNodePlan::of(&variables)?;
     Ok((variables, plan))
 }

@@ -9,7 +9,7 @@ use super::{hosts, temporary_logs};
 use crate::cli::{LaunchArgs, ProcessCount};
 use crate::device::{self, MissingCudaPart};
 use crate::failure::Failure;
-use crate::run::job_flags::{LOOPBACK, NodeOfJob};
+use crate::run::job_flags::{LOOPBACK, NodePlacement};
 use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, cores, find_program, secret};
 
 /// Time from SIGTERM to SIGKILL. torchrun has the same default.
@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
             "leave one of them out",
         ));
     }
-    if let Some(node) = NodeOfJob::of(&job, None) {
+    if let Some(node) = NodePlacement::of(&job, None) {
         config.rendezvous = Some(node.rendezvous(secret::of_job(&variables)?)?);
     } else if nodes == 0 || node_rank > 0 {
         return Err(Failure::usage(

@@ -16,8 +16,8 @@ use crate::run::run_data;
 use crate::snapshot::DatasetRecord;
 use crate::weights::{self, LoadedWeights, WeightFile, WeightTarget};
 
-/// Builds the network with the weights of `file`, on the CPU if `selected` is `None`. `mistake` is the error for a model that cannot
-/// be built.
+/// Builds the network with the weights of `file`, on the CPU if `selected` is `None`. `mistake` is the error for a model that
+/// cannot be built.
 ///
 /// # Errors
 /// The network does not fit into the memory of the CPU, cannot be built, or has other weights.

@@ -22,8 +22,6 @@ use launch::cores;
 
 /// Numbers of workers for the computed steps.
 const COMPUTED: [usize; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-/// Environment variable that sets the number of threads of a worker.
-const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// The file with the results, in the folder of the measurement.
 const RESULT: &str = "scaling.json";
@@ -198,7 +196,7 @@ fn run_workers(
         let lines: Vec<_> = message.lines().map(|line| format!("  {line}")).collect();
         Failure::run(format!("the run with {workers} workers failed:\n{}", lines.join("\n")), "see the lines above")
     };
-    let run = run.run(folder, &[(THREADS, threads.to_string())], stop)?.map_err(failed)?;
+    let run = run.run(folder, &[(cores::RAYON_NUM_THREADS, threads.to_string())], stop)?.map_err(failed)?;
     let steps = read_metrics(&run.metrics())?;
     let steps = steps.get(child::warmup(arguments.runs.steps)..).unwrap_or_default().to_vec();
     if steps.len() < 2 {

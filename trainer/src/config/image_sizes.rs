@@ -5,8 +5,8 @@ use super::plan::RunPlan;
 use super::reader::Reader;
 use super::sections::TrainConfig;
 
-/// Returns the last epoch with small images, from 0 for none. A milestone below 1 is a fraction of the run, whose last epoch always has
-/// whole images; above 1 it is an epoch.
+/// Returns the last epoch with small images, from 0 for none. A milestone below 1 is a fraction of the run, whose last epoch
+/// always has whole images; above 1 it is an epoch.
 pub fn small_image_epoch(milestone: f64, epochs: usize) -> usize {
     match milestone < 1.0 {
         true => ((milestone * epochs as f64).round() as usize).min(epochs.saturating_sub(1)),

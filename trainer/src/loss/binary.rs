@@ -4,8 +4,8 @@
 
 use burn::tensor::{Tensor, TensorData, activation::log_sigmoid};
 
-/// Returns the differentiable loss `[1]`: the sum over the batch of each image's mean over its classes, divided by `weight` (that of
-/// [`cross_entropy`](super::cross_entropy)). `pos_weights`, `[classes]`, weights the images that have a class; empty: 1.
+/// Returns the differentiable loss `[1]`: the sum over the batch of each image's mean over its classes, divided by `weight` (that
+/// of [`cross_entropy`](super::cross_entropy)). `pos_weights`, `[classes]`, weights the images that have a class; empty: 1.
 ///
 /// `torch.nn.functional.binary_cross_entropy_with_logits(…, reduction="sum", pos_weight)`, divided by `weight` and `classes`.
 ///
@@ -39,8 +39,8 @@ fn factor(target: f32, class: usize, pos_weights: &[f64]) -> f32 {
     1.0 + (weight - 1.0) * target
 }
 
-/// Returns whether every class is predicted as it is: with a probability of at least 0.5, a logit of at least 0, where the image has
-/// it. (The exact match of torchmetrics, scikit-learn's `accuracy_score` of indicator matrices.)
+/// Returns whether every class is predicted as it is: with a probability of at least 0.5, a logit of at least 0, where the image
+/// has it. (The exact match of torchmetrics, scikit-learn's `accuracy_score` of indicator matrices.)
 pub fn exact_match(logits: &[f32], target: &[f32]) -> bool {
     logits.iter().zip(target).all(|(&logit, &target)| !logit.is_nan() && (logit >= 0.0) == (target > 0.5))
 }

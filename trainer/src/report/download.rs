@@ -5,7 +5,7 @@ use std::io::Write;
 use indicatif::{ProgressBar, ProgressStyle};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::report::progress::Screen;
+use crate::report::screen::Screen;
 use crate::text;
 
 /// Bytes between two lines if the length is unknown.

@@ -18,6 +18,7 @@ pub mod reporter;
 pub mod run_folder;
 pub mod run_lock;
 pub mod scaling;
+pub mod screen;
 pub mod start_table;
 pub mod summary;
 pub mod summary_csv;

@@ -52,8 +52,8 @@ pub struct RunSummary {
     pub seconds: f64,
     /// Peak memory of each rank's process in bytes; 0 if the system does not report it.
     pub peak_bytes: Vec<u64>,
-    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)); empty for
-    /// `single` and `ddp` on the CPU.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes));
+    /// empty for `single` and `ddp` on the CPU.
     pub device_bytes: Vec<u64>,
     /// Training images per second, mean of the run.
     pub images_per_s: Option<f64>,

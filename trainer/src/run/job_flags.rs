@@ -1,19 +1,20 @@
-//! Refuses flags about nodes and restarts that would have no effect.
+//! The flags about nodes and restarts: refuses those that would have no effect, and reads this node's placement from the others.
 
 use crate::cli::JobArgs;
 use crate::failure::Failure;
 use comm::Secret;
 use launch::{
     RendezvousParameters, Role,
-    environment::{Launcher, NodeAssignment},
+    environment::{KubeflowNode, Launcher},
 };
 
 /// Default of `--master-addr`.
 pub(crate) const LOOPBACK: &str = "127.0.0.1";
 
-/// One node of a job on several nodes.
+/// This node's index in a job on several nodes, and the address of node 0.
 #[derive(Debug, Clone)]
-pub(crate) struct NodeOfJob {
+pub(crate) struct NodePlacement {
+    /// Number of nodes.
     pub nodes: usize,
     /// Index of this node.
     pub node_rank: usize,
@@ -23,12 +24,12 @@ pub(crate) struct NodeOfJob {
     master_port: u16,
 }
 
-impl NodeOfJob {
-    /// Reads the node from Kubeflow's variables (`share`) or from the flags. `None` for a job on one node.
-    pub(crate) fn of(flags: &JobArgs, share: Option<&NodeAssignment>) -> Option<Self> {
-        if let Some(share) = share.filter(|share| share.nodes > 1) {
-            let &NodeAssignment { nodes, node_rank, master_port, .. } = share;
-            return Some(Self { nodes, node_rank, master_addr: share.master_addr.clone(), master_port });
+impl NodePlacement {
+    /// Reads the placement from Kubeflow's variables or from the flags. Returns `None` for a job on one node.
+    pub(crate) fn of(flags: &JobArgs, kubeflow: Option<&KubeflowNode>) -> Option<Self> {
+        if let Some(node) = kubeflow.filter(|node| node.nodes > 1) {
+            let &KubeflowNode { nodes, node_rank, master_port, .. } = node;
+            return Some(Self { nodes, node_rank, master_addr: node.master_addr.clone(), master_port });
         }
         let nodes = flags.nnodes.filter(|nodes| *nodes > 1)?;
         Some(Self {
@@ -39,7 +40,7 @@ impl NodeOfJob {
         })
     }
 
-    /// Returns the address of the job, `HOST:PORT`.
+    /// Returns the address of node 0, `HOST:PORT`.
     pub(crate) fn address(&self) -> String {
         format!("{}:{}", self.master_addr, self.master_port)
     }
@@ -71,8 +72,8 @@ pub(super) fn check(job: &JobArgs, role: &Role) -> Result<(), Failure> {
             )),
             None => Ok(()),
         },
-        Role::Local(Some(share)) => check_share(job, share),
-        Role::Local(None) => match (job.nnodes.unwrap_or(1), job.node_rank) {
+        Role::KubeflowLauncher(node) => check_kubeflow(job, node),
+        Role::Launcher => match (job.nnodes.unwrap_or(1), job.node_rank) {
             (1, Some(rank @ 1..)) => Err(Failure::usage(
                 format!("--node-rank {rank} is not below --nnodes 1"),
                 "say how many machines the job has: --nnodes N",
@@ -109,12 +110,12 @@ pub(super) fn given(job: &JobArgs) -> Vec<(&'static str, String)> {
 }
 
 /// Checks the flags against Kubeflow's variables.
-fn check_share(job: &JobArgs, share: &NodeAssignment) -> Result<(), Failure> {
+fn check_kubeflow(job: &JobArgs, node: &KubeflowNode) -> Result<(), Failure> {
     let theirs = [
-        ("--nnodes", share.nodes.to_string()),
-        ("--node-rank", share.node_rank.to_string()),
-        ("--master-addr", share.master_addr.clone()),
-        ("--master-port", share.master_port.to_string()),
+        ("--nnodes", node.nodes.to_string()),
+        ("--node-rank", node.node_rank.to_string()),
+        ("--master-addr", node.master_addr.clone()),
+        ("--master-port", node.master_port.to_string()),
     ];
     for (flag, value) in given(job) {
         if let Some((_, other)) = theirs.iter().find(|(name, other)| *name == flag && *other != value) {

@@ -3,12 +3,11 @@
 //! [`run()`] decides whether this process is the launcher, a worker or a single process. `plan.rs` reads and checks the plan,
 //! `mode.rs` checks its mode, `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about
 //! nodes. `ranks.rs` starts and joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders.
-//! `newest_checkpoint.rs` loads the checkpoint from which a run continues.
-//! `decode_time.rs` decides when images are decoded, and `shared_images.rs` decodes them once for all processes. `fine_tune.rs`
-//! loads initial weights and checks frozen layers. `training.rs` trains, and `finish.rs` reports the result.
+//! `newest_checkpoint.rs` loads the checkpoint from which a run continues. `decode_policy.rs` decides when images are decoded, and
+//! `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers. `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
-mod decode_time;
+mod decode_policy;
 mod fine_tune;
 mod finish;
 pub(crate) mod job_flags;
@@ -51,7 +50,7 @@ use crate::files::write_atomic;
 use crate::report::RunFolder;
 use launch::{
     self, Role,
-    environment::{NodeAssignment, Variables},
+    environment::{KubeflowNode, Variables},
     secret,
 };
 
@@ -70,7 +69,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     // A dry run starts no job and joins none. Rank 0 shows the plan, also to another launcher.
     let (role, has_launcher) = match role {
         Role::Worker(worker) if arguments.dry_run && worker.rank > 0 => return Ok(0),
-        Role::Worker(_) if arguments.dry_run => (Role::Local(None), true),
+        Role::Worker(_) if arguments.dry_run => (Role::Launcher, true),
         role => (role, false),
     };
     let (job, launcher_folder) = (ranks::job_of_nodes(&arguments.job, &role), ranks::folder_of_launcher(&role));
@@ -78,18 +77,16 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
     let source = PlanSource::find(arguments, access)?;
     let devices_of_plan = source.devices();
     let devices = DeviceSet::of(device_request(devices_of_plan))?;
-    let node = match &role {
-        Role::Worker(worker) => {
-            let folder = launcher_folder.as_deref();
-            let run = WorkerRun { arguments, role: &role, worker, variables: &variables, devices: &devices, folder };
-            return run.run(source);
-        }
-        Role::Local(node) => node.as_ref(),
-    };
+    if let Role::Worker(worker) = &role {
+        let folder = launcher_folder.as_deref();
+        let run = WorkerRun { arguments, role: &role, worker, variables: &variables, devices: &devices, folder };
+        return run.run(source);
+    }
+    let kubeflow = role.kubeflow_node();
     note_missing_gpu(&devices);
-    let workers = devices_of_plan.map(Devices::count).or_else(|| node.and_then(|node| node.workers)).unwrap_or(1);
+    let workers = devices_of_plan.map(Devices::count).or_else(|| kubeflow.and_then(|node| node.workers)).unwrap_or(1);
     let nodes = arguments.job.nnodes.unwrap_or(1);
-    let several_workers = workers > 1 || nodes > 1 || node.is_some() || has_launcher;
+    let several_workers = workers > 1 || nodes > 1 || kubeflow.is_some() || has_launcher;
     let PlannedRun { mut plan, resumed } = source.read(several_workers)?;
     print_notes(&plan);
     note_unused_parallel_keys(&plan);
@@ -127,7 +124,7 @@ pub fn run(arguments: &TrainArgs, mut variables: Variables) -> Result<u8, Failur
         };
         return training.run(splits);
     }
-    let launch = WorkerLaunch { arguments, plan: &plan, node, job, variables: &variables, workers };
+    let launch = WorkerLaunch { arguments, plan: &plan, kubeflow, job, variables: &variables, workers };
     launch.run(splits, resumed)
 }
 
@@ -155,8 +152,8 @@ fn folder_access<'a>(
 struct WorkerLaunch<'a> {
     arguments: &'a TrainArgs,
     plan: &'a RunPlan,
-    /// This machine's part of the job, if another launcher starts one process per machine.
-    node: Option<&'a NodeAssignment>,
+    /// This machine's part of a Kubeflow job.
+    kubeflow: Option<&'a KubeflowNode>,
     /// Address of a job on several machines, and the index of this machine.
     job: Option<(String, usize)>,
     variables: &'a Variables,
@@ -168,7 +165,7 @@ impl WorkerLaunch<'_> {
     /// Starts the workers, waits for them and returns the exit code. The launcher has read the labels to report mistakes in them
     /// once, and has decoded no image.
     fn run(self, splits: Splits, resumed: Option<RunFolder>) -> Result<u8, Failure> {
-        let Self { arguments, plan, node, job, variables, workers } = self;
+        let Self { arguments, plan, kubeflow, job, variables, workers } = self;
         if plan.parallel.backend == Backend::Mpi {
             return Err(ranks::needs_mpirun(workers));
         }
@@ -179,7 +176,7 @@ impl WorkerLaunch<'_> {
         // The workers read the data themselves.
         drop(splits);
         let mut folder = resumed;
-        let code = ranks::launch(arguments, plan, node, variables, workers, |world_size| {
+        let code = ranks::launch(arguments, plan, kubeflow, variables, workers, |world_size| {
             check_batch_size(plan, world_size)?;
             let folder = match &mut folder {
                 Some(resumed) => {

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use super::job_flags::NodeOfJob;
+use super::job_flags::NodePlacement;
 use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
 use crate::device::LocalRank;
@@ -11,7 +11,7 @@ use crate::signals::Stop;
 use comm::{Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     JobFolder, JoinTimeouts, LaunchConfig, NOTICE, ProcessGroup, Role, WorkerStatus, best_transport, cores,
-    environment::{Launcher, NodeAssignment, Variables, WorkerRole},
+    environment::{KubeflowNode, Launcher, Variables, WorkerRole},
     secret,
     worker::ShutdownBarrier,
 };
@@ -29,7 +29,9 @@ const SHUTDOWN: Duration = Duration::from_secs(60);
 pub(crate) fn job_of_nodes(flags: &JobArgs, role: &Role) -> Option<(String, usize)> {
     match role {
         Role::Worker(_) => None,
-        Role::Local(share) => NodeOfJob::of(flags, share.as_ref()).map(|node| (node.address(), node.node_rank)),
+        Role::Launcher | Role::KubeflowLauncher(_) => {
+            NodePlacement::of(flags, role.kubeflow_node()).map(|node| (node.address(), node.node_rank))
+        }
     }
 }
 
@@ -49,7 +51,7 @@ pub(crate) fn folder_of_launcher(role: &Role) -> Option<PathBuf> {
 pub(crate) fn launch(
     arguments: &TrainArgs,
     plan: &RunPlan,
-    share: Option<&NodeAssignment>,
+    kubeflow: Option<&KubeflowNode>,
     variables: &Variables,
     workers: usize,
     mut folder: impl FnMut(usize) -> Result<PathBuf, Failure>,
@@ -63,10 +65,10 @@ pub(crate) fn launch(
     job.max_restarts = flags.max_restarts.unwrap_or(0);
     job.address.1 = flags.master_port.unwrap_or(0);
     let secret = secret::of_job(variables)?;
-    if let Some(share) = share {
-        job.workers = share.workers.unwrap_or(workers);
+    if let Some(node) = kubeflow {
+        job.workers = node.workers.unwrap_or(workers);
     }
-    job.rendezvous = NodeOfJob::of(flags, share).map(|node| node.rendezvous(secret)).transpose()?;
+    job.rendezvous = NodePlacement::of(flags, kubeflow).map(|node| node.rendezvous(secret)).transpose()?;
     let code = job.run(|world_size| {
         let folder = folder(world_size).map_err(Failure::into_launch_error)?;
         let path = std::path::absolute(&folder).unwrap_or_else(|_| folder.clone());
@@ -149,7 +151,7 @@ pub(crate) fn limit_threads(rank: &JoinedRank) -> Result<(), Failure> {
     })?);
     let mut all = vec![0; own.len() * rank.comm.world_size()];
     rank.comm.all_gather(&own, &mut all)?;
-    if std::env::var_os("RAYON_NUM_THREADS").is_some() {
+    if std::env::var_os(cores::RAYON_NUM_THREADS).is_some() {
         return Ok(());
     }
     let masks: Vec<&[u8]> =

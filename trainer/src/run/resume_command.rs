@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::job_flags;
 use crate::cli::TrainArgs;
+use launch::shell::quoted_if_needed;
 
 /// Returns the command that continues the run in `folder`, quoted for a shell. Mode and number of workers are in the run's
 /// config.toml. The flags of the job are not, so the command repeats them. `other_launcher` is set if another launcher started this
@@ -35,16 +36,7 @@ pub(crate) fn shell_command(arguments: impl IntoIterator<Item = String>) -> Stri
     // The program name that the user typed. Workers have the name of their launcher.
     let program = std::env::args_os().next().unwrap_or_else(|| "trainer".into()).to_string_lossy().into_owned();
     let words = std::iter::once(program).chain(arguments);
-    words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ")
-}
-
-/// Quotes a word for a POSIX shell, if necessary.
-fn quoted(word: &str) -> String {
-    let plain = |symbol: char| symbol.is_ascii_alphanumeric() || "_-./:=@%+,".contains(symbol);
-    match !word.is_empty() && word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
-    }
+    words.map(|word| quoted_if_needed(&word)).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]
@@ -63,7 +55,6 @@ mod tests {
     #[test]
     fn a_shell_reads_the_command_as_it_was_meant() {
         assert_eq!(command(&["--cpus", "2"], false), r"'my runs/it'\''s'");
-        assert_eq!((quoted("runs/a-1"), quoted("")), ("runs/a-1".to_owned(), "''".to_owned()));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use data::{
     DataError, ImageShape, SplitOptions, Splits,
     augment::Augment,
     formats::{self, LoadRequest},
-    loader::{self, LoaderConfig, SmallImages},
+    loader::{self, LoaderConfig, ResizeStage},
 };
 
-use super::{class_weights, decode_time, shared_images};
+use super::{class_weights, decode_policy, shared_images};
 use crate::cli::{DataDir, NamedBy};
 use crate::config::{DatasetFacts, Decode, OnError, RunPlan, TrainConfig, small_image_epoch};
 use crate::failure::Failure;
@@ -50,8 +50,8 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
         _ => None,
     };
     let decode = match comm {
-        Some(comm) => decode_time::agreed(plan, comm)?,
-        None => decode_time::of_this_machine(plan),
+        Some(comm) => decode_policy::agreed(plan, comm)?,
+        None => decode_policy::of_this_machine(plan),
     };
     let mut splits = formats::load(&LoadRequest {
         name: plan.data.name.clone(),
@@ -63,7 +63,7 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
         limit_test: limit(plan.data.limit_test),
         split: SplitOptions { fraction: plan.data.fraction, ..validation_options(plan) },
         label_delim: plan.data.label_delim,
-        share: comm.is_some() || matches!(pixels, PixelAccess::None),
+        defer_decoding: comm.is_some() || matches!(pixels, PixelAccess::None),
         defer_missing: plan.data.on_error == Some(OnError::Skip),
         evaluates: false,
     })
@@ -202,17 +202,17 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
         augment,
         mixup: on(train.mixup),
         cutmix: on(train.cutmix),
-        small_images: small_images(plan),
+        resize_stages: resize_stages(plan),
         prefetch: prefetched_batches(train.accumulate),
         ..common_loader_config(plan, strategy, pixels)?
     })
 }
 
-/// Returns the sizes of the first epochs' images.
-pub(super) fn small_images(plan: &RunPlan) -> Vec<SmallImages> {
+/// Returns the stages of progressive resizing: the sizes of the first epochs' images.
+pub(super) fn resize_stages(plan: &RunPlan) -> Vec<ResizeStage> {
     let TrainConfig { image_sizes, image_milestones, epochs, .. } = &plan.train;
     let pairs = image_sizes.iter().zip(image_milestones);
-    pairs.map(|(&side, &milestone)| SmallImages { last_epoch: small_image_epoch(milestone, *epochs), side }).collect()
+    pairs.map(|(&side, &milestone)| ResizeStage { last_epoch: small_image_epoch(milestone, *epochs), side }).collect()
 }
 
 /// Configures the loader of an evaluated split: every sample once, without augmentation. `pixels` as in [`train_loader`].

@@ -156,7 +156,7 @@ pub(super) fn build_network(
 ///
 /// # Errors
 /// The images are too small for the network, or a layer's size depends on them.
-pub(super) fn check_small_images(
+pub(super) fn check_resize_stages(
     plan: &RunPlan,
     network: &Network,
     spec: &Spec,
@@ -170,8 +170,8 @@ pub(super) fn check_small_images(
         models::state::visit(network, |info, _, _| lengths.push(info.len()));
         lengths
     };
-    for small in super::run_data::small_images(plan) {
-        let shape = small.of(ImageShape { channels: spec.in_channels, height, width });
+    for stage in super::run_data::resize_stages(plan) {
+        let shape = stage.resized(ImageShape { channels: spec.in_channels, height, width });
         let small_spec = Spec { image_size: [shape.height, shape.width], ..*spec };
         let mistake = |cause: String| plan.mistake(&["train.image_sizes"], cause, HINT);
         let built = models::skip_init(name, &small_spec).map_err(|error| mistake(error.to_string()))?;
@@ -193,9 +193,9 @@ pub(super) fn check_small_images(
 /// the run; `shape`: that of a whole image, `[C, H, W]`.
 pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, width]: [usize; 3]) -> Vec<f64> {
     let whole = ImageShape { channels, height, width };
-    let small_images = super::run_data::small_images(plan);
-    let epochs = small_images.last().map_or(0, |last| last.last_epoch.min(epochs));
-    let config = LoaderConfig { small_images, ..LoaderConfig::default() };
+    let resize_stages = super::run_data::resize_stages(plan);
+    let epochs = resize_stages.last().map_or(0, |last| last.last_epoch.min(epochs));
+    let config = LoaderConfig { resize_stages, ..LoaderConfig::default() };
     (1..=epochs).map(|epoch| config.shape_in(epoch, whole).len() as f64 / whole.len() as f64).collect()
 }
 
@@ -289,7 +289,7 @@ pub(super) fn dry_run(plan: &RunPlan, selected: &SelectedDevice, resumed: Option
             image_size: [side.unwrap_or(height), side.unwrap_or(width)],
         };
         let network = build_network(plan, &spec, selected, 1, 1)?;
-        check_small_images(plan, &network, &spec, None)?;
+        check_resize_stages(plan, &network, &spec, None)?;
         section = section.row(
             "model",
             format!(

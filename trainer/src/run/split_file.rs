@@ -20,14 +20,14 @@ struct SplitFile {
     /// Images of no split.
     unused: Vec<u32>,
     /// CRC-32C of the names and labels of the training images, if they are in files. Older versions did not write it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    names: Option<u32>,
+    #[serde(default, rename = "names", skip_serializing_if = "Option::is_none")]
+    names_crc: Option<u32>,
 }
 
 impl SplitFile {
     fn new(seed: u64, record: &SplitRecord) -> Self {
-        let SplitRecord { images, validation, unused, names } = record.clone();
-        Self { seed, images, validation, unused, names }
+        let SplitRecord { images, validation, unused, names_crc } = record.clone();
+        Self { seed, images, validation, unused, names_crc }
     }
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn check_validation(folder: &RunFolder, record: &SplitRecord) -> Resu
     let same = |saved: &SplitFile| {
         saved.images == record.images
             && saved.validation == record.validation
-            && saved.names.is_none_or(|names| Some(names) == record.names)
+            && saved.names_crc.is_none_or(|crc| Some(crc) == record.names_crc)
     };
     match read(folder)? {
         // Older versions wrote no file.
@@ -86,12 +86,12 @@ pub(super) fn check(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     }
     let (path, saved) = (folder.split(), read(folder)?);
     let mut now = record.map(|record| SplitFile::new(seed, record));
-    let before = saved.as_ref().and_then(|saved| saved.names);
+    let before = saved.as_ref().and_then(|saved| saved.names_crc);
     let mut renamed = false;
     if let Some(now) = &mut now {
-        // Older versions wrote no names.
-        renamed = before.is_some() && now.names != before;
-        now.names = before;
+        // Older versions wrote no checksum.
+        renamed = before.is_some() && now.names_crc != before;
+        now.names_crc = before;
     }
     if saved.is_none() && now.is_some() {
         return Err(Failure::usage(

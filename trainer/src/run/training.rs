@@ -144,7 +144,7 @@ impl Training<'_> {
         let counts = [splits.train.len(), devices];
         let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
         fine_tune::check_batches(plan, &network, &spec, counts, ("train.batch_size", hint))?;
-        setup::check_small_images(plan, &network, &spec, Some(counts))?;
+        setup::check_resize_stages(plan, &network, &spec, Some(counts))?;
         let network = setup::initialise(network, plan, &splits.train)?;
         let reads = self.rank.is_none_or(|rank| rank.comm.rank() == 0);
         let (network, mut fine_tuning) =

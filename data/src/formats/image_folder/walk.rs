@@ -6,9 +6,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::encoded::ImageFile;
-use crate::formats::images::Sample;
 use crate::formats::read_error;
 use crate::formats::repeated::Inode;
+use crate::formats::split_files::Sample;
 use crate::{DataError, open_regular};
 
 /// File name extensions of the images that are read, in upper or lower case.

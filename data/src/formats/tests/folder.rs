@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use png::{BitDepth, ColorType};
 
 use super::{load, request};
-use crate::formats::{DecodeTime, LoadRequest};
+use crate::formats::{DecodePolicy, LoadRequest};
 use crate::pictures::{jpeg, png, rgb, save_png};
 use crate::{DataError, ImageShape, SplitOptions, Splits};
 
-struct Folder(tempfile::TempDir);
+pub(super) struct Folder(pub(super) tempfile::TempDir);
 
 impl Folder {
     /// Makes a folder with two classes and one image of 4x3 pixels per class in train and in test.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = Self(tempfile::tempdir().unwrap());
         for split in ["train", "test"] {
             folder.flat(&format!("{split}/cat/1.png"), 1);
@@ -22,7 +22,7 @@ impl Folder {
         folder
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         let path = self.0.path().join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         path
@@ -38,12 +38,12 @@ impl Folder {
         std::fs::write(self.path(name), png(4, 3, color, depth, samples)).unwrap();
     }
 
-    fn load(&self) -> Result<Splits, DataError> {
+    pub(super) fn load(&self) -> Result<Splits, DataError> {
         load(&request("image-folder", self.0.path()))
     }
 
     /// Returns the error without the folder's path.
-    fn error(&self) -> String {
+    pub(super) fn error(&self) -> String {
         let error = self.load().unwrap_err();
         assert!(!error.hint.is_empty());
         error.to_string().replace(&format!("{}/", self.0.path().display()), "").replace('\\', "/")
@@ -148,7 +148,7 @@ fn a_damaged_first_image_does_not_hide_the_size() {
     folder.flat("train/cat/2.png", 1);
     std::fs::write(folder.path("train/cat/1.png"), "no image").unwrap();
     assert!(folder.error().starts_with("train/cat/1.png: cannot be decoded"));
-    let in_each_epoch = LoadRequest { decode: DecodeTime::Epoch, ..request("image-folder", folder.0.path()) };
+    let in_each_epoch = LoadRequest { decode: DecodePolicy::Epoch, ..request("image-folder", folder.0.path()) };
     assert_eq!(load(&in_each_epoch).unwrap().train.shape.to_string(), "3x3x4");
 }
 
@@ -188,22 +188,6 @@ fn a_validation_split_with_mistakes_is_an_error() {
 }
 
 #[test]
-fn sizes_must_agree_unless_resized() {
-    let folder = Folder::new();
-    save_png(folder.path("train/dog/2.png"), 8, 6, |_, _| [50, 60, 70]);
-    assert_eq!(folder.error(), "train/dog/2.png: is 8x6 pixels, the first image is 4x3");
-    let mut request = request("image-folder", folder.0.path());
-    request.image_size = Some(5);
-    let set = load(&request).unwrap().train;
-    assert_eq!((set.shape.to_string(), set.len()), ("3x5x5".to_owned(), 3));
-    assert_eq!(set.image(2), [[50; 25], [60; 25], [70; 25]].concat());
-    for size in [0, 1_000_000] {
-        request.image_size = Some(size);
-        assert_eq!(load(&request).unwrap_err().cause, format!("image_size is {size}"));
-    }
-}
-
-#[test]
 fn splits_must_have_the_same_classes() {
     let folder = Folder::new();
     folder.flat("test/emu/1.png", 1);
@@ -234,23 +218,6 @@ fn damaged_and_foreign_files_are_named() {
     std::fs::write(folder.path("test/dog/a.webp"), "RIFF").unwrap();
     std::fs::remove_file(folder.path("train/dog/7.png")).unwrap();
     assert_eq!(folder.error(), "test/dog/a.webp: images of the format webp cannot be read");
-}
-
-#[test]
-fn a_forged_size_allocates_nothing() {
-    let folder = Folder::new();
-    let png = header(&folder, 60_000);
-    std::fs::write(folder.path("train/dog/2.png"), &png).unwrap();
-    assert!(folder.error().starts_with("train/dog/2.png: cannot be decoded: "), "{}", folder.error());
-    // As the first image it would determine the size of all images.
-    std::fs::write(folder.path("train/cat/1.png"), &png).unwrap();
-    assert!(folder.error().starts_with("train/cat/1.png: "), "{}", folder.error());
-}
-
-fn crc32(bytes: &[u8]) -> u32 {
-    let mut crc = flate2::Crc::new();
-    crc.update(bytes);
-    crc.sum()
 }
 
 #[test]
@@ -357,52 +324,11 @@ fn test_images_that_are_no_files_are_errors_at_once() {
     ] {
         let folder = Folder::new();
         std::os::unix::fs::symlink(target, folder.path("test/dog/2.png")).unwrap();
-        let in_each_epoch = LoadRequest { decode: DecodeTime::Epoch, ..request("image-folder", folder.0.path()) };
+        let in_each_epoch = LoadRequest { decode: DecodePolicy::Epoch, ..request("image-folder", folder.0.path()) };
         let error = load(&in_each_epoch).unwrap_err();
         assert!(error.file.ends_with("test/dog/2.png") && error.cause == cause, "{error}");
         // The loader of a run with data.on_error = "skip" replaces missing images, and no others.
         let deferred = load(&LoadRequest { defer_missing: true, ..in_each_epoch });
         assert_eq!(deferred.is_ok(), target == "nowhere");
     }
-}
-
-/// The second image is as large as the format allows. Decoding it before its size is compared would take 0.8 GB.
-#[test]
-fn sizes_are_compared_before_anything_is_decoded() {
-    let folder = Folder::new();
-    for (first, name) in [(false, "train/dog/2.png"), (true, "train/cat/0.png")] {
-        std::fs::write(folder.path(name), header(&folder, 16_000)).unwrap();
-        let error = folder.error();
-        // The pixels are missing: whatever decodes them fails with another message.
-        let expected = if first {
-            "train/cat/1.png: is 4x3 pixels, the first image is 16000x16000"
-        } else {
-            "train/dog/2.png: is 16000x16000 pixels, the first image is 4x3"
-        };
-        assert_eq!(error, expected);
-    }
-}
-
-#[test]
-fn images_that_do_not_fit_into_memory_are_counted_first() {
-    let folder = Folder::new();
-    for (class, index) in (0..400).map(|index| (["cat", "dog"][index % 2], index)) {
-        std::fs::write(folder.path(&format!("train/{class}/{index}.png")), header(&folder, 16_000)).unwrap();
-    }
-    for name in ["train/cat/1.png", "train/dog/1.png", "test/cat/1.png", "test/dog/1.png"] {
-        std::fs::write(folder.path(name), header(&folder, 16_000)).unwrap();
-    }
-    let error = folder.load().unwrap_err();
-    assert!(error.cause.starts_with("403 images of 3x16000x16000 need 288.2 GiB of memory, "), "{error}");
-}
-
-/// Returns a PNG whose header promises `side` x `side` pixels.
-fn header(folder: &Folder, side: u32) -> Vec<u8> {
-    let mut png = std::fs::read(folder.path("test/dog/1.png")).unwrap();
-    // Width and height in the IHDR chunk, and its checksum.
-    png[16..20].copy_from_slice(&side.to_be_bytes());
-    png[20..24].copy_from_slice(&side.to_be_bytes());
-    let crc = crc32(&png[12..29]);
-    png[29..33].copy_from_slice(&crc.to_be_bytes());
-    png
 }

@@ -72,7 +72,7 @@ fn batches_have_a_row_per_image_and_a_damaged_image_is_replaced_by_one_with_the_
     std::fs::write(manifest.path("0.png"), "no image").unwrap();
     let request = super::LoadRequest {
         label_delim: Some(';'),
-        decode: crate::formats::DecodeTime::Epoch,
+        decode: crate::formats::DecodePolicy::Epoch,
         image_size: Some(4),
         ..request("manifest", manifest.path("labels.csv"))
     };

@@ -7,8 +7,8 @@ use cubecl::prelude::*;
 use super::block_sums::thread_position;
 use super::rows::{Blocks, Rows, all};
 
-/// Computes the gradient of a batch norm's input: `dy · factors[0] + x · factors[1] + factors[2]`, where `dy` is the gradient of the
-/// normalised values. `factors[3][columns]` are those of [`NormGradient`](super::side_results::NormGradient).
+/// Computes the gradient of a batch norm's input: `dy · factors[0] + x · factors[1] + factors[2]`, where `dy` is the gradient of
+/// the normalised values. `factors[3][columns]` are those of [`NormGradient`](super::side_results::NormGradient).
 #[cube(launch_unchecked)]
 fn input_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],

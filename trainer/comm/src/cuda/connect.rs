@@ -192,7 +192,7 @@ impl DeviceGroup {
         if self.constants.world_size() < 2 {
             return Ok(());
         }
-        let output = self.launcher.room(1);
+        let output = self.launcher.allocate(1);
         for write in [true, false] {
             let launched = self.launcher.launch(&Sequence::probe(&self.constants, write), &output, &[]);
             agree(launched.and_then(|()| self.launcher.synchronize()), &self.local)?;

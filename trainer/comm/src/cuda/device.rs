@@ -1,8 +1,9 @@
-//! Launches through cubecl's client, on a stream beside the streams of the model, and the conversion between burn's tensors and cubecl's buffers.
+//! Launches through cubecl's client, on a stream beside the streams of the model, and the conversion between burn's tensors and
+//! cubecl's buffers.
 //!
 //! Every tensor of a collective is a binding of its launch, so cubecl keeps the tensor's memory until the kernel is done.
-//! Bindings alone do not order the streams: a [`ForkedStream`] orders itself after the calling thread's stream, and a stream of cubecl
-//! waits for a [`StreamEvent`].
+//! Bindings alone do not order the streams: a [`ForkedStream`] orders itself after the calling thread's stream, and a stream of
+//! cubecl waits for a [`StreamEvent`].
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -166,11 +167,11 @@ impl Launcher {
 
     /// Returns the tensors' elements as kernels need them. Converts them on the stream if necessary.
     pub(super) fn elements(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Elements>> {
-        self.on_stream(|| grouped(tensors).into_iter().map(|tensor| self.element(tensor)).collect())
+        self.on_stream(|| grouped(tensors).into_iter().map(|tensor| self.contiguous(tensor)).collect())
     }
 
     /// Returns a tensor's elements as contiguous f32.
-    fn element(&self, tensor: Tensor<1>) -> Result<Elements> {
+    fn contiguous(&self, tensor: Tensor<1>) -> Result<Elements> {
         let mut tensor = if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(DType::F32) };
         let len = tensor.shape().num_elements();
         let strided = |tensor: &CubeTensor| !tensor.is_contiguous();
@@ -190,7 +191,7 @@ impl Launcher {
     }
 
     /// Allocates memory for `len` elements, which kernels of this stream write.
-    pub(super) fn room(&self, len: usize) -> Elements {
+    pub(super) fn allocate(&self, len: usize) -> Elements {
         let handle = self.on_stream(|| self.client.empty(len.max(1) * size_of::<f32>()));
         Elements { handle, len }
     }

@@ -278,7 +278,7 @@ impl DeviceGroup {
         }
         let each = len / world_size;
         let call = DeviceCall { kernel: Kernel::ReduceScatter, wire: self.wire, elements: each as u64, root: 0 };
-        self.one(call, tensor, each, scale)
+        self.run_one(call, tensor, each, scale)
     }
 
     /// Returns all ranks' `tensor`s, in rank order. Works inside one host only. With [`WireType::F32`] bits do not change.
@@ -288,7 +288,7 @@ impl DeviceGroup {
     pub fn all_gather(&mut self, tensor: Tensor<1>) -> Result<Tensor<1>> {
         let (world_size, each) = (self.within_host("all_gather")?, tensor.dims()[0]);
         let call = DeviceCall { kernel: Kernel::AllGather, wire: self.wire, elements: each as u64, root: 0 };
-        self.one(call, tensor, each * world_size, 1.0)
+        self.run_one(call, tensor, each * world_size, 1.0)
     }
 
     /// Returns rank `root`'s `tensor`. Works inside one host only. With [`WireType::F32`] bits do not change.
@@ -301,11 +301,11 @@ impl DeviceGroup {
             return Err(self.process().fail(CommError::usage(format!("broadcast: there is no rank {root}"))));
         }
         let call = DeviceCall { kernel: Kernel::Broadcast, wire: self.wire, elements: len as u64, root };
-        self.one(call, tensor, len, 1.0)
+        self.run_one(call, tensor, len, 1.0)
     }
 
     /// Runs a call of this thread with one tensor.
-    fn one(&mut self, call: DeviceCall, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
+    fn run_one(&mut self, call: DeviceCall, tensor: Tensor<1>, len: usize, scale: f32) -> Result<Tensor<1>> {
         self.ordered(|this| {
             let sources = this.elements(vec![tensor])?;
             this.run(call, sources, len, scale)
@@ -328,7 +328,7 @@ impl DeviceGroup {
         let lengths: Vec<usize> = sources.iter().map(|source| source.len).collect();
         let launches = self.sequence.launches(&self.constants, &call, &lengths, scale);
         let launches = launches.map_err(|error| self.process().fail(error))?;
-        let output = self.launcher.room(len);
+        let output = self.launcher.allocate(len);
         for launch in launches {
             self.chunk(&call, launch, &output, &sources).map_err(|error| self.process().fail(error))?;
         }
@@ -342,7 +342,7 @@ impl DeviceGroup {
             self.launcher.launch(&launch, output, sources)
         };
         if let Some(inter_host) = &self.inter_host {
-            let (before, after) = route::around(call.kernel);
+            let (before, after) = route::phases_around_sum(call.kernel);
             let window = &self.windows()?.own;
             go(before)?;
             match inter_host {

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_what_the_kernel_reads() {
+    fn the_words_of_launch_params_are_those_of_the_kernels_struct() {
         let params = LaunchParams {
             windows: std::array::from_fn(|rank| rank as u64 + 100),
             faults: 1,

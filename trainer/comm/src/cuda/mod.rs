@@ -33,8 +33,9 @@
 //! block
 //!
 //! 1. *packs* its share of the rank's tensors into the rank's own slot: gathered, scaled, cast;
-//! 2. *synchronises* with the same block of all other ranks: it stores `launch_number` into its word of each peer's flags `FILLED` (release,
-//!    system scope), and waits until all of its own words are at least `launch_number` (acquire, system scope);
+//! 2. *synchronises* with the same block of all other ranks: it stores `launch_number` into its word of each peer's flags
+//!    `FILLED` (release, system scope), and waits until all of its own words are at least `launch_number` (acquire, system
+//!    scope);
 //! 3. reads the same share of all ranks' slots, sums it in rank order in f32, rounds the sum once to the wire's type, and either
 //!    writes it to the output (one-shot), or
 //! 4. (two-shot) writes the sum of its part into its own slot, synchronises again at the flags `REDUCED`, and copies all parts from
@@ -56,10 +57,11 @@
 //!   the acquire they may not return older values, and the compiler cannot use the non-coherent path, since it must assume that
 //!   the stores in the same kernel alias.
 //! - *Data is not overwritten while it is read*: `A.pack(e+2)` writes the slot that `B.read(e)` and `B.gather(e)` read. All
-//!   blocks of A's launch `e+1` ended before `A.pack(e+2)` (one stream). At least one of them synchronised with B's launch `e+1`, whose flag B
-//!   set after its launch `e` had ended (one stream). So `B.read(e)` → `B.flag(e+1)` → `A.wait(e+1)` → `A.pack(e+2)`. Other
-//!   designs need a barrier at the end of a collective. With two slots, the wait at the start of the next collective is this
-//!   barrier, at no extra cost. *Every* kernel therefore synchronises with all ranks at `FILLED`, also the readers of a broadcast.
+//!   blocks of A's launch `e+1` ended before `A.pack(e+2)` (one stream). At least one of them synchronised with B's launch `e+1`,
+//!   whose flag B set after its launch `e` had ended (one stream). So `B.read(e)` → `B.flag(e+1)` → `A.wait(e+1)` →
+//!   `A.pack(e+2)`. Other designs need a barrier at the end of a collective. With two slots, the wait at the start of the next
+//!   collective is this barrier, at no extra cost. *Every* kernel therefore synchronises with all ranks at `FILLED`, also the
+//!   readers of a broadcast.
 //! - *In two-shot, A reduces into the slot that others read*: `A.reduce(e)` writes only packs of A's part, which peers read only
 //!   in `gather(e)`, behind `REDUCED`. In `reduce(e)` each peer reads its own part of A's slot.
 //! - *Flags* are words of 64 bits with one writer each. Their values only grow and are never reset. A sender can be at most one
@@ -68,8 +70,8 @@
 //!   lowest unfinished block of the slowest rank can always proceed, however few blocks fit beside the model's kernels. A wait
 //!   that exceeds the timeout ends in a fault that names the peer. An abort (a word in host memory that all waits read) also ends
 //!   a wait. After a fault or an abort every later launch of this rank returns at once, so no kernel spins forever, also not in
-//!   graphs that are launched already. In the launch with the fault, all blocks still synchronise, since the same blocks of the peers wait
-//!   for them.
+//!   graphs that are launched already. In the launch with the fault, all blocks still synchronise, since the same blocks of the
+//!   peers wait for them.
 //!
 //! - *Launches have the same numbers on all ranks*: a rank's launches run one after the other, since they are on one stream or on
 //!   one branch of a graph that events order before and after it. The last block of a launch to end counts, when all blocks have

@@ -152,7 +152,7 @@ fn hierarchical(wire: WireType, bytes: u64, topology: &Topology) -> bool {
 
 /// Returns the phases of a launch before and after the sum of slots between hosts.
 #[cfg(feature = "cuda")]
-pub(super) fn around(kernel: Kernel) -> (u32, u32) {
+pub(super) fn phases_around_sum(kernel: Kernel) -> (u32, u32) {
     match kernel {
         Kernel::TwoShot => {
             (phase::PACK | phase::BARRIER_ENTER | phase::REDUCE, phase::BARRIER_EXIT | phase::GATHER | phase::COUNT)

@@ -199,12 +199,12 @@ mod tests {
         let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements: 2500, root: 0 };
         let first = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
         let second = sequence.launches(&constants(), &call, &[1000, 1500], 0.5).unwrap();
-        let jobs: Vec<&LaunchParams> = first.iter().chain(&second).map(|launch| &launch.params).collect();
+        let all_params: Vec<&LaunchParams> = first.iter().chain(&second).map(|launch| &launch.params).collect();
         let launches = || first.iter().chain(&second);
         assert_eq!(launches().map(|launch| launch.launch_number).collect::<Vec<_>>(), [1, 2, 3, 4, 5, 6]);
         let slots: Vec<_> = launches().map(|launch| launch.reduced().start / 4096).collect();
         assert!(slots.windows(2).all(|pair| pair[0] != pair[1]));
-        assert!(jobs.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
+        assert!(all_params.iter().all(|params| params.ends == [1000, 2500] && params.windows[..4] == [10, 20, 30, 0]));
         assert_eq!(sequence.launch_count(), 6);
     }
 

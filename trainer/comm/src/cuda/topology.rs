@@ -46,7 +46,7 @@ impl Topology {
     }
 }
 
-/// What ranks exchange before they choose a route.
+/// The exchange between ranks before they choose a route.
 #[cfg(feature = "cuda")]
 mod gather {
     use super::super::{driver::Context, nccl, window::agree};

@@ -14,7 +14,7 @@ use crate::aligned::AlignedBytes;
 use crate::dtype::{DType, ReduceOp};
 use crate::message::{MESSAGE_BYTES, Message};
 
-/// Most elements of one call: MPI counts in 31 bits.
+/// Maximum number of elements of one call: MPI counts in 31 bits.
 const PIECE: usize = 1 << 28;
 /// MPI's tags of a message's header and of its body.
 const HEADER: i32 = 1;
@@ -24,7 +24,7 @@ const SPINS_BEFORE_SLEEP: u32 = 200;
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Returns whether MPI can do the reduction for this type. Other reductions are done by this crate.
-pub(super) fn reduces(dtype: DType, op: ReduceOp) -> bool {
+pub(super) fn can_reduce(dtype: DType, op: ReduceOp) -> bool {
     !(dtype.is_float() && matches!(op, ReduceOp::Min | ReduceOp::Max))
 }
 
@@ -191,7 +191,7 @@ pub(super) fn all_to_all(comm: &SimpleCommunicator, dtype: DType, send: &Aligned
 }
 
 /// Receives every message whose header has arrived. May wait for the body, which the sender has already started to send.
-fn take_in(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
+fn receive_arrived(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
     while let Some(status) = comm.any_process().immediate_probe_with_tag(HEADER) {
         let from = status.source_rank();
         let sender = comm.process_at_rank(from);
@@ -207,16 +207,16 @@ fn take_in(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessages) {
     }
 }
 
-fn pause(looks: &mut u32) {
-    *looks += 1;
-    if *looks < SPINS_BEFORE_SLEEP { std::thread::yield_now() } else { std::thread::sleep(POLL_INTERVAL) }
+fn pause(idle_polls: &mut u32) {
+    *idle_polls += 1;
+    if *idle_polls < SPINS_BEFORE_SLEEP { std::thread::yield_now() } else { std::thread::sleep(POLL_INTERVAL) }
 }
 
 /// Sends header and body. Receives other messages meanwhile, so two ranks may send to each other at once. For a long message,
 /// returns only after the receiver has received it.
 pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &AlignedBytes) {
     let head = message.encode();
-    let mut looks = 0;
+    let mut idle_polls = 0;
     let GroupState { comm, unexpected, .. } = state;
     let mut deliver = |bytes: &[u8], tag: i32| {
         let receiver = comm.process_at_rank(to);
@@ -224,8 +224,8 @@ pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &Al
             let mut request = receiver.immediate_send_with_tag(scope, bytes, tag);
             while let Err(unfinished) = request.test() {
                 request = unfinished;
-                take_in(comm, unexpected);
-                pause(&mut looks);
+                receive_arrived(comm, unexpected);
+                pause(&mut idle_polls);
             }
         });
     };
@@ -235,14 +235,14 @@ pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &Al
 
 /// Returns the next message of `from` with this tag, if it has arrived.
 pub(super) fn try_recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
-    take_in(&state.comm, &mut state.unexpected);
+    receive_arrived(&state.comm, &mut state.unexpected);
     let place = state.unexpected[from].iter().position(|(message, _)| message.tag == tag)?;
     state.unexpected[from].remove(place)
 }
 
 /// Returns the next message of `from` with this tag; `None` if the job ends first.
 pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
-    let mut looks = 0;
+    let mut idle_polls = 0;
     loop {
         let arrived = try_recv(state, from, tag);
         if arrived.is_some() {
@@ -251,6 +251,6 @@ pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Mes
         if state.abort.is_raised() {
             return None;
         }
-        pause(&mut looks);
+        pause(&mut idle_polls);
     }
 }

@@ -98,8 +98,8 @@ impl MpiGroup {
             .hint("exchange the data in smaller pieces"))
     }
 
-    /// Reduces all ranks' parts in rank order.
-    fn fold(call: &CollectiveCall, op: ReduceOp, all: &AlignedBytes, into: &mut [u8]) {
+    /// Reduces the gathered parts of all ranks, in rank order.
+    fn reduce_gathered(call: &CollectiveCall, op: ReduceOp, all: &AlignedBytes, into: &mut [u8]) {
         if !into.is_empty() {
             let sources: Vec<&[u8]> = all.get().chunks_exact(into.len()).collect();
             kernels::reduce_into(call.dtype, op, into, &sources);
@@ -114,7 +114,7 @@ impl Transport for MpiGroup {
         if data.is_empty() {
             return Ok(());
         }
-        if calls::reduces(dtype, op) {
+        if calls::can_reduce(dtype, op) {
             let send = to_accumulators(dtype, data);
             let mut sums =
                 self.run(call, move |state| calls::all_reduce(&state.comm, dtype.accumulator(), op, &send))?;
@@ -123,7 +123,7 @@ impl Transport for MpiGroup {
             Self::countable(call, data.len())?;
             let (send, lens) = (AlignedBytes::copy(data), vec![data.len(); self.len()]);
             let all = self.run(call, move |state| calls::all_gather(&state.comm, dtype, &send, &lens))?;
-            Self::fold(call, op, &all, data);
+            Self::reduce_gathered(call, op, &all, data);
         }
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Transport for MpiGroup {
         if data.is_empty() {
             return Ok(());
         }
-        if calls::reduces(dtype, op) {
+        if calls::can_reduce(dtype, op) {
             let send = to_accumulators(dtype, data);
             let mut sums =
                 self.run(call, move |state| calls::reduce(&state.comm, dtype.accumulator(), op, &send, root))?;
@@ -160,7 +160,7 @@ impl Transport for MpiGroup {
             let send = AlignedBytes::copy(data);
             let all = self.run(call, move |state| calls::gather(&state.comm, dtype, &send, root))?;
             if self.is_root(call) {
-                Self::fold(call, op, &all, data);
+                Self::reduce_gathered(call, op, &all, data);
             }
         }
         Ok(())
@@ -200,7 +200,7 @@ impl Transport for MpiGroup {
         Self::countable(call, recv.len())?;
         let (op, dtype, send) = (call.reduction()?, call.dtype, AlignedBytes::copy(send));
         let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
-        Self::fold(call, op, &all, recv);
+        Self::reduce_gathered(call, op, &all, recv);
         Ok(())
     }
 

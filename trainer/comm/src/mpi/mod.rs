@@ -1,7 +1,7 @@
 //! Collectives of the installed MPI library: feature `mpi`, `--backend mpi`, for processes that mpirun started.
 //!
-//! The library runs reductions, broadcasts and gathers (`MPI_Allreduce`, …: `calls.rs`). The code around these calls gives the
-//! same guarantees as the other transports:
+//! The library runs reductions, broadcasts and gathers (`MPI_Allreduce`, …: `calls.rs`). The code around these calls provides
+//! the same guarantees as the other transports:
 //!
 //! - **Mismatches.** Each collective starts with an `MPI_Allgather` of all ranks' calls (`call.rs`). If they differ, all ranks
 //!   report the same two sides before any data moves.

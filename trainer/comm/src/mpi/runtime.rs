@@ -131,7 +131,7 @@ struct ResultSender<R> {
 }
 
 impl<R> ResultSender<R> {
-    fn give(self, value: R) {
+    fn send(self, value: R) {
         *self.slot.lock() = ResultSlot::Full(value);
     }
 }
@@ -158,9 +158,9 @@ impl Runtime {
         let worker = Worker::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
             let Ok(answer) = started.recv() else { return };
             let Some((universe, threading)) = mpi::initialize_with_threading(Threading::Multiple) else {
-                return answer.give(Err("MPI was started before in this process, and starts only once".into()));
+                return answer.send(Err("MPI was started before in this process, and starts only once".into()));
             };
-            answer.give(fits(&universe.world(), threading, rank, world_size));
+            answer.send(check_world(&universe.world(), threading, rank, world_size));
             // The loop ends when the queue is closed.
             while queue.recv().is_ok() {}
             if ended.is_raised() {
@@ -198,7 +198,7 @@ pub fn mpi_thread_support() -> Option<&'static str> {
     })
 }
 
-fn fits(comm: &SimpleCommunicator, threading: Threading, rank: usize, world_size: usize) -> Result<(), String> {
+fn check_world(comm: &SimpleCommunicator, threading: Threading, rank: usize, world_size: usize) -> Result<(), String> {
     if threading != Threading::Multiple {
         return Err(format!("this MPI library provides {threading:?} threads, and Multiple is needed"));
     }
@@ -252,7 +252,7 @@ impl GroupThread {
         limit: Duration,
         task: impl FnOnce(&mut GroupState) -> R + Send + 'static,
     ) -> Result<R, CallError> {
-        self.0.ask(limit, |answer| Box::new(move |state: &mut GroupState| answer.give(task(state))))
+        self.0.ask(limit, |answer| Box::new(move |state: &mut GroupState| answer.send(task(state))))
     }
 }
 

@@ -114,8 +114,8 @@ fn stream(slot: &mut [u8], source: &[u8]) {
     slot[..head].copy_from_slice(&source[..head]);
     for at in (head..head + body).step_by(LINE) {
         for part in (at..at + LINE).step_by(16) {
-            // SAFETY: both are within slices of length `len >= head + body`, the target is aligned to 16 bytes since `head` ends on a
-            // line, and SSE2 is part of x86-64.
+            // SAFETY: both are within slices of length `len >= head + body`, the target is aligned to 16 bytes since `head` ends
+            // on a line, and SSE2 is part of x86-64.
             unsafe {
                 let value = _mm_loadu_si128(source.as_ptr().add(part).cast::<__m128i>());
                 _mm_stream_si128(slot.as_mut_ptr().add(part).cast::<__m128i>(), value);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_preferred_algorithm_is_that_of_the_fastest_trials() {
+    fn the_path_of_the_fastest_trials_is_chosen() {
         let start = Instant::now();
         let mut trials = StagingTrials::default();
         let mut clock = 0;
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_that_ends_in_another_collective_says_nothing() {
+    fn a_trial_that_ends_in_another_collective_is_discarded() {
         let mut trials = StagingTrials::default();
         for round in 0..TRIAL + 5 {
             assert_eq!(trials.note(round, 9, Instant::now), None);

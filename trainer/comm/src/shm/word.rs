@@ -53,7 +53,7 @@ impl Counter {
         }
     }
 
-    /// Sets `POISON` or `LEFT`, which are never cleared.
+    /// Sets `POISON` or `LEFT`, which no process clears, and wakes all sleepers.
     pub(super) fn mark(&self, flag: u32) {
         self.0.set(flag);
         self.0.wake();

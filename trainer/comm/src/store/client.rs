@@ -37,12 +37,14 @@ type Status = Box<dyn Fn() -> String + Send>;
 
 struct ClientState {
     stream: TcpStream,
+    /// Held while a message is written, so that messages of several threads do not mix.
     writing: Mutex<()>,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
     abort: Arc<Abort>,
     status: Mutex<Option<Status>>,
     leaving: AtomicBool,
+    /// Address of the server, for error messages.
     server: String,
     answer_limit: Duration,
 }
@@ -240,7 +242,7 @@ impl Drop for StoreClient {
 
 impl ClientState {
     fn send(&self, request: &ClientMessage) -> Result<()> {
-        let _turn = self.writing.lock();
+        let _guard = self.writing.lock();
         (&self.stream).write_all(&request.frame()).map_err(|e| {
             let error = self.server_lost(DisconnectKind::of(&e), &e.to_string());
             // The kernel reports the cause only once, here. The receiving thread would only see a closed connection.
@@ -286,7 +288,7 @@ impl ClientState {
                 match split_frame(&mut buffer) {
                     Ok(None) => break,
                     Ok(Some(body)) => match ServerMessage::decode(&body) {
-                        Some(push) => self.take(push),
+                        Some(message) => self.handle(message),
                         None => {
                             self.abort.raise(self.protocol_error());
                             return;
@@ -306,8 +308,8 @@ impl ClientState {
         }
     }
 
-    fn take(&self, push: ServerMessage) {
-        match push {
+    fn handle(&self, message: ServerMessage) {
+        match message {
             ServerMessage::Value { id, value } => drop(self.inbox.lock().replies.insert(id, Reply::Value(value))),
             ServerMessage::Barrier { id, missing } => {
                 drop(self.inbox.lock().replies.insert(id, Reply::Barrier(missing)))

@@ -197,7 +197,7 @@ mod tests {
             assert_eq!(ClientMessage::decode(body), Some(request));
             (0..body.len()).for_each(|cut| assert_eq!(ClientMessage::decode(&body[..cut]), None));
         }
-        let pushes = [
+        let messages = [
             ServerMessage::Value { id: 1, value: None },
             ServerMessage::Value { id: 1, value: Some(vec![]) },
             ServerMessage::Barrier { id: 1, missing: vec![2, 3] },
@@ -205,9 +205,9 @@ mod tests {
             ServerMessage::Ask { asker: 2, id: 1 },
             ServerMessage::Activity { id: 1, rank: 0, text: "t".into() },
         ];
-        for push in pushes {
-            let body = &push.frame()[4..];
-            assert_eq!(ServerMessage::decode(body), Some(push));
+        for message in messages {
+            let body = &message.frame()[4..];
+            assert_eq!(ServerMessage::decode(body), Some(message));
             (0..body.len()).for_each(|cut| assert_eq!(ServerMessage::decode(&body[..cut]), None));
         }
     }

@@ -31,5 +31,5 @@ pub use config::{Member, StoreConfig};
 pub use connect::ConnectError;
 pub use server::{StoreEvent, StoreServer};
 
-/// Most connections that have not authenticated yet.
+/// Maximum number of connections that have not authenticated yet.
 const MAX_UNAUTHENTICATED: usize = 64;

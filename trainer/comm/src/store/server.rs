@@ -134,8 +134,8 @@ impl StoreServer {
     pub fn wait_until_left(&self, limit: Duration) -> bool {
         let (member_count, changed) = &*self.member_count;
         let mut count = member_count.lock();
-        let here = |(present, joined): &mut (usize, usize)| *present > 0 || *joined < self.world_size;
-        changed.wait_while_for(&mut count, here, limit);
+        let is_incomplete = |(present, joined): &mut (usize, usize)| *present > 0 || *joined < self.world_size;
+        changed.wait_while_for(&mut count, is_incomplete, limit);
         *count == (0, self.world_size)
     }
 
@@ -334,9 +334,9 @@ impl EventLoop {
     }
 
     fn deliver(&mut self, out: Outgoing) {
-        for (rank, push) in out {
+        for (rank, message) in out {
             if let Some(connection) = self.connections.values_mut().find(|c| c.member() == Some(rank)) {
-                connection.push(&push.frame());
+                connection.push(&message.frame());
             }
         }
     }

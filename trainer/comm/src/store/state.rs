@@ -243,8 +243,8 @@ mod tests {
         for rank in [0, 1] {
             assert_eq!(state.join(rank), []);
         }
-        let told = state.lost(1, DisconnectKind::Closed, "its connection was closed").unwrap();
-        let [(0, ServerMessage::Aborted { error })] = told.as_slice() else { panic!("{told:?}") };
+        let messages = state.lost(1, DisconnectKind::Closed, "its connection was closed").unwrap();
+        let [(0, ServerMessage::Aborted { error })] = messages.as_slice() else { panic!("{messages:?}") };
         assert_eq!((error.kind, error.culprit), (ErrorKind::PeerLost, Some(1)));
         assert!(
             state.lost(0, DisconnectKind::Closed, "its connection was closed").is_none(),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_told_from_a_death() {
+    fn an_outage_is_distinguished_from_a_death() {
         for (ending, kind, message) in [
             (DisconnectKind::Silent, ErrorKind::NoAnswer, "no answer from rank 1 for 10 s"),
             (DisconnectKind::Reset, ErrorKind::Reset, "rank 1 is gone: why"),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_members_are_told_why() {
+    fn wrong_members_get_the_reason() {
         let mut state = state(2);
         state.join(0);
         assert!(state.admit(0, 2).unwrap_err().contains("joined already"));

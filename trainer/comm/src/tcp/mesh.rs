@@ -96,8 +96,8 @@ impl Mesh {
         let wakeup = Arc::new(wakeup);
         let abort = setup.store.abort_flag();
         // The wakeup fd stays readable, so an aborted mesh never sleeps again. The job's abort flag lives longer than this mesh.
-        let ring = Arc::downgrade(&wakeup);
-        abort.on_raise(move || _ = ring.upgrade().map(|ring| ring.wake()));
+        let weak = Arc::downgrade(&wakeup);
+        abort.on_raise(move || _ = weak.upgrade().map(|wakeup| wakeup.wake()));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self { rank, peers, abort, timeout, wakeup, spins: if setup.group.len() <= cores { SPINS } else { 0 } })
     }

@@ -9,12 +9,12 @@ use crate::call::{COMPARISON_BYTES, CallComparison};
 use crate::message::{MESSAGE_BYTES, Message};
 use crate::net::{self, DisconnectKind};
 
-/// What a frame carries.
+/// The content of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum FrameKind {
     /// A [`CallComparison`], at the start of a collective.
-    Agree = 1,
+    CallComparison = 1,
     /// Data of the collective that the ranks agreed on.
     Data = 2,
     /// A point-to-point message: a [`Message`] header and its data.
@@ -45,7 +45,7 @@ impl FrameHeader {
     fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let kind = match bytes[0] {
-            1 => FrameKind::Agree,
+            1 => FrameKind::CallComparison,
             2 => FrameKind::Data,
             3 => FrameKind::Message,
             _ => return None,
@@ -190,7 +190,7 @@ impl Peer {
                 self.data = Some((head, head.len as usize));
                 Ok(NextFrame::Data(head))
             }
-            FrameKind::Agree => {
+            FrameKind::CallComparison => {
                 if head.len as usize != COMPARISON_BYTES {
                     return Err(ConnectionError::Protocol);
                 }

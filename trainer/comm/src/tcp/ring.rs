@@ -27,7 +27,7 @@ pub(super) fn data_head(call: &CollectiveCall, len: usize) -> Vec<u8> {
 
 fn comparison_head(call: &CollectiveCall, comparison: &CallComparison) -> Vec<u8> {
     let head = FrameHeader {
-        kind: FrameKind::Agree,
+        kind: FrameKind::CallComparison,
         group: call.group,
         sequence: call.sequence,
         len: COMPARISON_BYTES as u64,

@@ -23,7 +23,7 @@ const MAX_HANDSHAKES: usize = 64;
 /// Interval at which waits check the abort flag and the clock.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// What a rank needs to connect to the other ranks.
+/// The settings with which a rank connects to the other ranks.
 pub(crate) struct MeshSetup<'a> {
     /// The ranks to connect.
     pub group: &'a GroupRanks,
@@ -33,6 +33,7 @@ pub(crate) struct MeshSetup<'a> {
     pub bind: Option<IpAddr>,
     /// See [`CommConfig::several_hosts`](crate::CommConfig::several_hosts).
     pub several_hosts: bool,
+    /// Longest wait for all connections.
     pub limit: Duration,
 }
 

@@ -87,9 +87,20 @@ impl FromStr for LauncherChoice {
 pub enum Role {
     /// One rank of a job that a launcher has started.
     Worker(WorkerRole),
-    /// Not a worker: this process starts workers, or trains alone. It has a node if another launcher starts one process per
-    /// node, and this process must start the node's workers.
-    Local(Option<NodeAssignment>),
+    /// Not a worker: this process starts the workers, or trains alone.
+    Launcher,
+    /// The launcher of one node: Kubeflow starts one process per pod, and this process must start the node's workers.
+    KubeflowLauncher(KubeflowNode),
+}
+
+impl Role {
+    /// Returns the node of a [`Role::KubeflowLauncher`].
+    pub fn kubeflow_node(&self) -> Option<&KubeflowNode> {
+        match self {
+            Self::KubeflowLauncher(node) => Some(node),
+            Self::Worker(_) | Self::Launcher => None,
+        }
+    }
 }
 
 /// One rank of a job.
@@ -116,9 +127,9 @@ pub struct WorkerRole {
     pub launcher: Launcher,
 }
 
-/// One node's part of a job, as Kubeflow describes it to a pod.
+/// One node's part of a job, from the variables of a Kubeflow pod (`PET_*`, those of torchrun's flags).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeAssignment {
+pub struct KubeflowNode {
     /// Number of nodes of the job.
     pub nodes: usize,
     /// Index of this node.
@@ -127,7 +138,7 @@ pub struct NodeAssignment {
     pub workers: Option<usize>,
     /// Host of node 0.
     pub master_addr: String,
-    /// Port on that host.
+    /// Port on which node 0's launcher listens.
     pub master_port: u16,
 }
 
@@ -172,13 +183,13 @@ impl fmt::Display for Launcher {
 pub fn detect(variables: &Variables, choice: LauncherChoice, workers: Option<(&str, usize)>) -> Result<Role> {
     let variables = VariableReader(variables);
     if variables.text(WORKER).is_some() {
-        return torchrun::own(&variables).map(Role::Worker);
+        return torchrun::builtin(&variables).map(Role::Worker);
     }
     let role = match choice {
-        LauncherChoice::Local => return Ok(Role::Local(None)),
+        LauncherChoice::Local => return Ok(Role::Launcher),
         LauncherChoice::Auto => auto(&variables)?,
-        LauncherChoice::Env => Some(match torchrun::node_assignment(&variables)? {
-            Some(node) => Role::Local(Some(node)),
+        LauncherChoice::Env => Some(match torchrun::kubeflow_node(&variables)? {
+            Some(node) => Role::KubeflowLauncher(node),
             None => Role::Worker(required(torchrun::detect(&variables)?, "env", "RANK, WORLD_SIZE and LOCAL_RANK")?),
         }),
         LauncherChoice::Slurm => Some(Role::Worker(required(
@@ -197,7 +208,7 @@ pub fn detect(variables: &Variables, choice: LauncherChoice, workers: Option<(&s
             Some(Role::Worker(required(found, "mpi", what)?))
         }
     };
-    let role = role.unwrap_or(Role::Local(None));
+    let role = role.unwrap_or(Role::Launcher);
     check_workers(&role, workers)?;
     Ok(role)
 }
@@ -212,7 +223,7 @@ fn required(found: Option<Candidate>, launcher: &str, what: &str) -> Result<Work
     })
 }
 
-/// A role that one launcher's variables describe.
+/// A worker's role according to one launcher's variables.
 struct Candidate {
     role: WorkerRole,
     /// Whether a variable has the local rank. Otherwise the local rank is derived.
@@ -222,8 +233,8 @@ struct Candidate {
 }
 
 fn auto(variables: &VariableReader<'_>) -> Result<Option<Role>> {
-    if let Some(node) = torchrun::node_assignment(variables)? {
-        return Ok(Some(Role::Local(Some(node))));
+    if let Some(node) = torchrun::kubeflow_node(variables)? {
+        return Ok(Some(Role::KubeflowLauncher(node)));
     }
     let found: Vec<Candidate> = [torchrun::detect, mpi::open_mpi, mpi::jsrun, slurm::detect, mpi::pmi]
         .into_iter()
@@ -283,7 +294,7 @@ fn check_workers(role: &Role, workers: Option<(&str, usize)>) -> Result<()> {
                 ),
             ))
         }
-        Role::Local(Some(NodeAssignment { workers: Some(workers), .. })) if *workers != asked => {
+        Role::KubeflowLauncher(KubeflowNode { workers: Some(workers), .. }) if *workers != asked => {
             Err(LaunchError::usage(
                 format!("{flag} {asked}, but PET_NPROC_PER_NODE={workers}"),
                 format!("leave {flag} out, or set nprocPerNode of the job to {asked}"),
@@ -309,14 +320,14 @@ impl fmt::Display for Role {
                     (None, _) => f.write_str(", MASTER_ADDR not set"),
                 }
             }
-            Self::Local(Some(node)) => {
+            Self::KubeflowLauncher(node) => {
                 write!(f, "started by Kubeflow: node {} of {}", node.node_rank, node.nodes)?;
                 if let Some(workers) = node.workers {
                     write!(f, ", {workers} workers on it")?;
                 }
                 write!(f, ", node 0 at {}:{}", node.master_addr, node.master_port)
             }
-            Self::Local(None) => f.write_str("started by no launcher: workers start from here"),
+            Self::Launcher => f.write_str("started by no launcher: workers start from here"),
         }
     }
 }

@@ -26,7 +26,7 @@ const KUBEFLOW: &str = "PET_NNODES=3 PET_NODE_RANK=1 PET_NPROC_PER_NODE=4 MASTER
                         RANK=1 WORLD_SIZE=3";
 
 #[test]
-fn everybodys_workers_are_known() {
+fn the_launcher_of_a_worker_is_recognised() {
     let table: &[(&str, &str)] = &[
         ("", "started by no launcher: workers start from here"),
         // Set for other programs, or left behind by a shell: no evidence of a launcher
@@ -221,17 +221,17 @@ fn contradictions_are_refused_with_cause_and_hint() {
         assert!(error.message.contains(cause), "{text}: {error}");
         assert!(error.hint.contains(hint), "{text}: {error}");
         assert_eq!(error.code, 2, "{text}");
-        assert!(matches!(asked(text, "local", None), Ok(Role::Local(_))) || text.starts_with("TRAINER"), "{text}");
+        assert!(matches!(asked(text, "local", None), Ok(Role::Launcher)) || text.starts_with("TRAINER"), "{text}");
     }
 }
 
 #[test]
-fn the_command_line_is_heard() {
+fn the_command_line_must_agree_with_the_launcher() {
     let one_task = "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1";
     let error = asked(one_task, "auto", Some(4)).unwrap_err();
     assert_eq!(error.message, "--cpus 4, but Slurm has started this process as the only task of its allocation");
     assert_eq!(error.hint, "leave --cpus out to be that worker, or say --launcher local to start 4 workers from here");
-    assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::Local(None)));
+    assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::Launcher));
     assert!(asked(one_task, "auto", Some(1)).is_ok());
     // all ranks, or those of a host, are what a user may mean by --cpus
     for (workers, fine) in [(8, true), (4, true), (2, false)] {
@@ -244,7 +244,7 @@ fn the_command_line_is_heard() {
         let Ok(Role::Worker(worker)) = asked(&both, launcher, None) else { panic!("{launcher}") };
         assert_eq!(worker.world_size, world_size);
     }
-    assert!(matches!(asked(KUBEFLOW, "env", None), Ok(Role::Local(Some(_)))));
+    assert!(matches!(asked(KUBEFLOW, "env", None), Ok(Role::KubeflowLauncher(_))));
     // asked for, and not there
     for (launcher, cause) in [
         ("env", "--launcher env: RANK, WORLD_SIZE and LOCAL_RANK are not set"),
@@ -258,10 +258,10 @@ fn the_command_line_is_heard() {
 }
 
 #[test]
-fn jobs_are_told_apart() {
+fn jobs_are_distinguished() {
     let words = |text: &str| match role(text).unwrap() {
         Role::Worker(worker) => worker.job,
-        Role::Local(_) => panic!("{text}"),
+        _ => panic!("{text}"),
     };
     assert_eq!(words(SLURM), ["slurm", "77", "0"]);
     assert_ne!(words(SLURM), words(&SLURM.replace("STEP_ID=0", "STEP_ID=1")));

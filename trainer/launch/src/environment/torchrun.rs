@@ -1,14 +1,14 @@
 //! `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, as torchrun, this program and many others set them; and Kubeflow's `PET_*`.
 
 use super::variables::{VariableReader, check, is_loopback};
-use super::{Candidate, Launcher, NodeAssignment, WorkerRole};
+use super::{Candidate, KubeflowNode, Launcher, WorkerRole};
 use crate::error::{LaunchError, Result};
 
 const NAMES: [&str; 4] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"];
 const PET: [&str; 3] = ["PET_NNODES", "PET_NODE_RANK", "PET_NPROC_PER_NODE"];
 
 /// Reads the role of a worker that this program's launcher has started. The launcher sets all of the variables.
-pub(super) fn own(variables: &VariableReader<'_>) -> Result<WorkerRole> {
+pub(super) fn builtin(variables: &VariableReader<'_>) -> Result<WorkerRole> {
     let role = WorkerRole {
         rank: variables.need("RANK", super::WORKER)?,
         local_rank: variables.need("LOCAL_RANK", super::WORKER)?,
@@ -76,7 +76,7 @@ pub(super) fn detect(variables: &VariableReader<'_>) -> Result<Option<Candidate>
 
 /// Reads a Kubeflow pod's part of the job: one process per pod, which starts the workers of its node. Returns `None` if
 /// `LOCAL_RANK` is set, since such a process is already a worker.
-pub(super) fn node_assignment(variables: &VariableReader<'_>) -> Result<Option<NodeAssignment>> {
+pub(super) fn kubeflow_node(variables: &VariableReader<'_>) -> Result<Option<KubeflowNode>> {
     let Some(because) = PET.into_iter().find(|name| variables.text(name).is_some()) else { return Ok(None) };
     if variables.text("LOCAL_RANK").is_some() {
         return Ok(None);
@@ -122,7 +122,7 @@ pub(super) fn node_assignment(variables: &VariableReader<'_>) -> Result<Option<N
     either(variables, "MASTER_PORT")?;
     // 29500 is torchrun's default, and the port that Kubeflow's services open.
     let port = variables.port("MASTER_PORT")?.or(variables.port("PET_MASTER_PORT")?).unwrap_or(29500);
-    Ok(Some(NodeAssignment { nodes, node_rank, workers, master_addr: address, master_port: port }))
+    Ok(Some(KubeflowNode { nodes, node_rank, workers, master_addr: address, master_port: port }))
 }
 
 /// Returns `NAME` or `PET_NAME`. If both are set, they must be equal.

@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 
+use super::job_failure::{self, FailureOrigin, WorkerFailure};
 use super::launcher::{OnSignal, Timeouts};
 use super::node_rendezvous::NodeRendezvous;
 use super::process::WorkerProcess;
-use super::report::{self, FailureOrigin, WorkerFailure};
 use super::screen::Screen;
 use super::signals::{self, STOPPING, Signals};
 use super::status_page::Stage;
@@ -193,7 +193,7 @@ impl Supervisor<'_> {
         if matches!(state.phase, Phase::Ending { .. }) {
             return;
         }
-        // A worker that has not said anything yet may still be starting.
+        // A worker that has not written a status yet may still be starting.
         let limit = |worker: &WorkerProcess| match worker.page.status().stage {
             Stage::Spawned => self.timeouts.join.max(self.timeouts.stall),
             _ => self.timeouts.stall,
@@ -320,13 +320,13 @@ impl Supervisor<'_> {
             let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= SUSPICIOUS_SILENCE);
             let silent: Vec<WorkerFailure> =
                 silent.map(|worker| WorkerFailure::stalled(worker, worker.silent)).collect();
-            let awaited = state.failures.iter().filter(|_| silent.is_empty()).find_map(|complaint| {
-                let is_meant = |worker: &&WorkerProcess| worker.is_alive() && Some(worker.rank) == complaint.culprit;
-                self.workers.iter().find(is_meant).map(|worker| WorkerFailure::awaited(worker, complaint))
+            let waited_for = state.failures.iter().filter(|_| silent.is_empty()).find_map(|failure| {
+                let is_culprit = |worker: &&WorkerProcess| worker.is_alive() && Some(worker.rank) == failure.culprit;
+                self.workers.iter().find(is_culprit).map(|worker| WorkerFailure::waited_for(worker, failure))
             });
-            state.failures.extend(silent.into_iter().chain(awaited));
+            state.failures.extend(silent.into_iter().chain(waited_for));
         }
-        report::sort(&mut state.failures);
+        job_failure::sort(&mut state.failures);
         if let Some(root) = state.failures.first_mut()
             && let Some(details) = &mut root.process
             && let Some(worker) = self.workers.iter().find(|worker| root.origin == FailureOrigin::Rank(worker.rank))
@@ -337,7 +337,7 @@ impl Supervisor<'_> {
         let is_found = |rank| state.failures.iter().any(|failure| failure.origin == FailureOrigin::Rank(rank));
         let alive = self.workers.iter().filter(|worker| worker.is_alive()).map(|worker| worker.rank);
         let alive: Vec<usize> = alive.filter(|rank| !is_found(*rank)).collect();
-        self.screen.say(&report::render(&state.failures, &alive, self.node));
+        self.screen.say(&job_failure::render(&state.failures, &alive, self.node));
         if let Some(root) = state.failures.first().filter(|root| root.consequence && !state.remote_failure) {
             self.publish(root, state.restartable);
         }

@@ -8,7 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Tensor, TensorData};
 use data::DataError;
 use data::augment::{AugmentParams, Pipeline};
-use data::formats::image_files;
+use data::formats::single_images;
 use data::{ImageShape, read_regular};
 use indicatif::{ProgressBar, ProgressStyle};
 use launch::signals;
@@ -27,7 +27,7 @@ use crate::failure::Failure;
 use crate::files::FileError;
 use crate::loss::{self, binary};
 use crate::report::RunFolder;
-use crate::report::progress::Screen;
+use crate::report::screen::Screen;
 use crate::run::{plan, run_data};
 use crate::signals::Stop;
 use crate::snapshot::DatasetRecord;
@@ -91,7 +91,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
     if let (Some(list), []) = (&arguments.list, paths.as_slice()) {
         return Err(FileError::input(list, "the list is empty", LIST_HINT).into());
     }
-    let (paths, errors) = image_files::list(&paths);
+    let (paths, errors) = single_images::list(&paths);
     let mut left_out = 0;
     let mut leave_out = |error: DataError| -> Result<(), Failure> {
         if !arguments.skip_errors {
@@ -223,8 +223,8 @@ impl Classifier {
             .par_iter()
             .map(|path| {
                 let pixels = match self.tta {
-                    Views::TenCrop => image_files::decode_ten_crops(path, shape, self.resize)?,
-                    Views::One | Views::Flip => image_files::decode(path, &self.data, shape, self.resize)?,
+                    Views::TenCrop => single_images::decode_ten_crops(path, shape, self.resize)?,
+                    Views::One | Views::Flip => single_images::decode(path, &self.data, shape, self.resize)?,
                 };
                 let mut image = vec![0.0; pixels.len()];
                 for (pixels, out) in pixels.chunks_exact(shape.len()).zip(image.chunks_exact_mut(shape.len())) {

@@ -3,11 +3,10 @@
 use std::process::{Child, Command};
 
 use crate::failure::Failure;
-use launch::cores::{self, AffinityGuard, CoreAssignment};
+use launch::cores::{self, AffinityGuard, CoreAssignment, RAYON_NUM_THREADS};
 
 /// Environment variable with the GPUs that a process may use, as indices or UUIDs.
 pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-const THREADS: &str = "RAYON_NUM_THREADS";
 
 /// All slots of a sweep, and the free ones.
 #[derive(Debug)]
@@ -49,8 +48,8 @@ impl DeviceSlots {
     /// `CUDA_VISIBLE_DEVICES`.
     pub(super) fn variables(&self, slots: &[usize], user_has: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
         let mut variables = Vec::new();
-        if !user_has(THREADS) {
-            variables.push((THREADS, self.cores.threads.to_string()));
+        if !user_has(RAYON_NUM_THREADS) {
+            variables.push((RAYON_NUM_THREADS, self.cores.threads.to_string()));
         }
         if !self.gpus.is_empty() {
             let gpus: Vec<&str> = slots.iter().map(|&slot| self.gpus[slot].as_str()).collect();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use comm::CommError;
-use launch::environment::{self, NodeAssignment, Variables, WorkerRole};
+use launch::environment::{self, KubeflowNode, Variables, WorkerRole};
 use launch::{
     JobFolder, JoinTimeouts, LaunchConfig, LaunchError, RendezvousParameters, Role, Worker, detect, secret, worker,
 };
@@ -94,9 +94,9 @@ fn main() -> ExitCode {
         let role = detect(&variables, arguments.launcher.parse()?, None)?;
         match role {
             Role::Worker(ref role) => work(&arguments, role, &variables),
-            Role::Local(ref share) => {
+            Role::Launcher | Role::KubeflowLauncher(_) => {
                 eprintln!("{role}");
-                launch(&arguments, share.as_ref(), &variables)
+                launch(&arguments, role.kubeflow_node(), &variables)
             }
         }
     };
@@ -109,7 +109,7 @@ fn main() -> ExitCode {
     )
 }
 
-fn launch(arguments: &Arguments, share: Option<&NodeAssignment>, variables: &Variables) -> Result<u8, LaunchError> {
+fn launch(arguments: &Arguments, kubeflow: Option<&KubeflowNode>, variables: &Variables) -> Result<u8, LaunchError> {
     let mut job = LaunchConfig::of_this_program(arguments.workers)?;
     job.timeouts.stall = Duration::from_secs_f64(arguments.timeout);
     job.timeouts.join = Duration::from_secs_f64(arguments.join_timeout);
@@ -119,11 +119,11 @@ fn launch(arguments: &Arguments, share: Option<&NodeAssignment>, variables: &Var
     job.max_restarts = arguments.restarts;
     job.address.1 = arguments.port;
     let secret = secret::of_job(variables)?;
-    job.rendezvous = match share {
-        Some(share) if share.nodes > 1 => {
-            job.workers = share.workers.unwrap_or(arguments.workers);
-            let address = share.master_addr.clone();
-            Some(RendezvousParameters::new(share.nodes, share.node_rank, address, share.master_port, secret)?)
+    job.rendezvous = match kubeflow {
+        Some(node) if node.nodes > 1 => {
+            job.workers = node.workers.unwrap_or(arguments.workers);
+            let address = node.master_addr.clone();
+            Some(RendezvousParameters::new(node.nodes, node.node_rank, address, node.master_port, secret)?)
         }
         _ if arguments.nodes > 1 => {
             let address = arguments.master_addr.clone();

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_told_by_all_its_names() {
+    fn a_missing_library_is_reported_with_all_its_names() {
         let missing = open("trainer-has-no-such-library").unwrap_err();
         assert_eq!(missing.tried.len(), SUFFIXES.len());
         let text = missing.to_string();

@@ -1,4 +1,4 @@
-//! The environment variables of the workers of one attempt.
+//! The environment variables of the workers of one attempt. PyTorch sets them in `LocalElasticAgent._start_workers`.
 
 use std::ffi::OsString;
 
@@ -6,8 +6,8 @@ use super::environment;
 use super::{secret, worker};
 use comm::Secret;
 
-/// The parameters of a job that the workers of a node need.
-pub(super) struct WorkerGroup {
+/// The parameters of a job that become the environment variables of a node's workers.
+pub(super) struct WorkerEnvironment {
     pub(super) world_size: usize,
     /// Number of nodes.
     pub(super) nodes: usize,
@@ -15,14 +15,16 @@ pub(super) struct WorkerGroup {
     pub(super) first_rank: usize,
     /// Number of workers of this node.
     pub(super) local_world_size: usize,
+    /// Index of this node.
     pub(super) node: usize,
     pub(super) attempt: usize,
+    /// Host and port of the workers' rendezvous.
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) secret: Secret,
 }
 
-impl WorkerGroup {
+impl WorkerEnvironment {
     /// Returns the environment variables of a worker that is this program.
     pub(super) fn of_this_program(&self, local_rank: usize) -> Vec<(String, OsString)> {
         let own = [

@@ -35,7 +35,7 @@ pub fn list(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<DataError>) {
 /// `resize` is that of the data set ([`super::LoadRequest::resize`]).
 ///
 /// # Errors
-/// A file that cannot be read, or that is no PNG or JPEG.
+/// A file that cannot be read, or that is not a PNG or JPEG.
 pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>) -> Result<Vec<u8>, DataError> {
     let info = metadata(name);
     let side = |own: Option<usize>, side: usize| own.unwrap_or(side).min(side);
@@ -56,7 +56,8 @@ pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>)
 /// Decodes ten views of one image, `[10, C, H, W]` ([`crate::TEN_CROP`]), for a network of colour images as in [`decode`].
 ///
 /// # Errors
-/// A file that cannot be read, or that is no PNG or JPEG. Or no side to which the shorter side of the image is resized.
+/// A file that cannot be read, or that is not a PNG or JPEG. Or `resize` and `shape` do not determine the side to which the
+/// shorter side of the image is resized.
 pub fn decode_ten_crops(path: &Path, shape: ImageShape, resize: Option<usize>) -> Result<Vec<u8>, DataError> {
     let side = ten_crop_side(resize_to(path, (shape.height, shape.width), resize)?)?;
     let mut pixels = vec![0; TEN_CROP * shape.len()];

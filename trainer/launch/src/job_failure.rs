@@ -1,4 +1,4 @@
-//! The launcher's report of a failed job: the root cause first, then its consequences.
+//! The failures of a job, and the launcher's text about them: the root cause first, then its consequences.
 
 use std::fmt::Write as _;
 use std::os::unix::process::ExitStatusExt;
@@ -22,7 +22,7 @@ pub(super) enum FailureOrigin {
     Connection,
 }
 
-/// One failure.
+/// One failure: of a worker, of another node, or of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WorkerFailure {
     pub(super) origin: FailureOrigin,
@@ -32,7 +32,7 @@ pub(super) struct WorkerFailure {
     pub(super) consequence: bool,
     /// Milliseconds since 1970, to find the earliest failure.
     pub(super) at_ms: u64,
-    /// The rank that this worker blames.
+    /// The rank that the worker's report names as the cause.
     pub(super) culprit: Option<usize>,
     /// Whether the exit code is 2: the input is wrong.
     pub(super) usage: bool,
@@ -127,15 +127,15 @@ impl WorkerFailure {
         }
     }
 
-    /// Makes the failure of a worker that runs, and that another rank's failure `complaint` names as the cause.
-    pub(super) fn awaited(worker: &WorkerProcess, complaint: &WorkerFailure) -> Self {
+    /// Makes the failure of a worker that runs, and that another rank's `failure` names as the cause.
+    pub(super) fn waited_for(worker: &WorkerProcess, failure: &WorkerFailure) -> Self {
         Self {
             what: "kept others waiting".to_owned(),
             hint: Some(
                 "it runs, but has not reached the collective in which the others wait; its last lines may say why"
                     .to_owned(),
             ),
-            at_ms: complaint.at_ms,
+            at_ms: failure.at_ms,
             ..Self::stalled(worker, Duration::ZERO)
         }
     }

@@ -1,11 +1,12 @@
-//! Images of any size in files: compares their sizes, and decodes them into memory or leaves that to the loader.
+//! Makes the splits of a data set whose images are files: compares the images' sizes, and decodes the images into memory or leaves
+//! decoding to the loader.
 
 use std::path::Path;
 
 use rayon::prelude::*;
 
 use super::padding::{ImagePadding, check_side, keep};
-use super::{DatasetInfo, DecodeTime, LoadRequest, dataset};
+use super::{DatasetInfo, DecodePolicy, LoadRequest, dataset};
 use crate::encoded::{ImageFile, Resize};
 use crate::label_sets::first_missing_class;
 use crate::{DataError, Dataset, EncodedImages, ImageShape, LabelSets, Splits};
@@ -28,7 +29,7 @@ pub(super) struct SplitFiles {
     pub(super) test: Vec<Sample>,
 }
 
-/// Makes the splits of images in files, thinned to the limits of the request. `source` is the folder or the file that lists the
+/// Makes the splits of images in files, with the request's limits. `source` is the folder or the file that lists the
 /// images.
 pub(super) fn load_splits(
     info: &DatasetInfo,
@@ -38,14 +39,14 @@ pub(super) fn load_splits(
     request: &LoadRequest,
 ) -> Result<Splits, DataError> {
     let files = SplitFiles {
-        train: thin(files.train, classes.len(), request.limit_train, "limit_train")?,
-        val: thin(files.val, classes.len(), request.limit_test, "limit_test")?,
-        test: thin(files.test, classes.len(), request.limit_test, "limit_test")?,
+        train: limit_per_class(files.train, classes.len(), request.limit_train, "limit_train")?,
+        val: limit_per_class(files.val, classes.len(), request.limit_test, "limit_test")?,
+        test: limit_per_class(files.test, classes.len(), request.limit_test, "limit_test")?,
     };
     if request.label_delim.is_some() {
         check_classes_left(&files.train, classes)?;
     }
-    let names = names_checksum(&files.train, source);
+    let names_crc = names_crc(&files.train, source);
     let resize = resize(request.image_size, request.resize)?;
     let (height, width) = match request.image_size {
         Some(size) => {
@@ -62,9 +63,9 @@ pub(super) fn load_splits(
     let all = [&files.train, &files.val, &files.test];
     let count = all.iter().map(|samples| samples.len()).sum();
     let in_each_epoch = match request.decode {
-        DecodeTime::Memory => false,
-        DecodeTime::Epoch => true,
-        DecodeTime::BySize(most) => count as u128 * padding.shape().len() as u128 > u128::from(most),
+        DecodePolicy::Memory => false,
+        DecodePolicy::Epoch => true,
+        DecodePolicy::BySize(most) => count as u128 * padding.shape().len() as u128 > u128::from(most),
     };
     // A loader that decodes in each epoch compares each image's size there: reading all headers may take minutes.
     if !in_each_epoch {
@@ -73,12 +74,12 @@ pub(super) fn load_splits(
         }
         padding.check_memory(source, count).map_err(or_in_each_epoch)?;
     }
-    let decoded = |samples: Vec<Sample>| match in_each_epoch || request.share {
+    let decoded = |samples: Vec<Sample>| match in_each_epoch || request.defer_decoding {
         true => {
             let labels = samples.iter().map(|sample| sample.label).collect();
             let files = samples.into_iter().map(|sample| sample.file).collect();
             let encoded = EncodedImages::new(files, resize, padding.shape(), source);
-            let encoded = if in_each_epoch { encoded } else { encoded.for_the_caller() };
+            let encoded = if in_each_epoch { encoded } else { encoded.deferred() };
             Ok(Dataset { encoded: Some(encoded), ..dataset(info, &padding, Vec::new(), labels, classes.to_vec()) })
         }
         false => decode_all(info, &padding, resize, source, &samples, classes),
@@ -95,7 +96,7 @@ pub(super) fn load_splits(
         val: if files.val.is_empty() { None } else { Some(split(files.val)?) },
         test: split(files.test)?,
         source: source.display().to_string(),
-        names: Some(names),
+        names_crc: Some(names_crc),
         record: None,
     })
 }
@@ -110,7 +111,7 @@ fn check_classes_left(train: &[Sample], classes: &[String]) -> Result<(), DataEr
 }
 
 /// Returns the CRC-32C of the names and labels of images. `source` is the folder or the file that lists them.
-fn names_checksum(samples: &[Sample], source: &Path) -> u32 {
+fn names_crc(samples: &[Sample], source: &Path) -> u32 {
     let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
     samples.iter().fold(0, |sum, sample| {
         // A name has no NUL, and the length of a set separates it from the next name.
@@ -144,7 +145,12 @@ fn resize(image_size: Option<usize>, shorter_side: Option<usize>) -> Result<Resi
 
 /// Keeps `limit` images: the first of every class, then the second of every class, and so on. Their order stays. The first
 /// images of the whole list would all be of one class.
-fn thin(all: Vec<Sample>, classes: usize, limit: Option<usize>, option: &str) -> Result<Vec<Sample>, DataError> {
+fn limit_per_class(
+    all: Vec<Sample>,
+    classes: usize,
+    limit: Option<usize>,
+    option: &str,
+) -> Result<Vec<Sample>, DataError> {
     let count = keep(limit, all.len(), option)?;
     if count == all.len() {
         return Ok(all);
