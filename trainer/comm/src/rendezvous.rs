@@ -151,12 +151,21 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
 /// As [`join`].
 pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communicator> {
     let (rank, world_size) = (config.rank, config.world_size);
+    let key_of = |rank: usize| format!("transport/{rank}");
+    store.set(&key_of(rank), config.transport.to_string().as_bytes())?;
     store.barrier("join", config.connect_timeout)?;
+    let transport_of_rank_0 = store.wait(&key_of(0), config.connect_timeout)?;
     let mut process =
         Process::new(rank, world_size, config.transport, config.timeout, config.connect_timeout, Some(store));
     process.bind = config.bind;
     process.several_hosts = config.several_hosts;
     process.secret = Some(config.secret.clone());
+    if transport_of_rank_0 != config.transport.to_string().as_bytes() {
+        let other = String::from_utf8_lossy(&transport_of_rank_0).into_owned();
+        let error = format!("rank {rank} uses the backend {}, and rank 0 uses {other}", config.transport);
+        let hint = "start all ranks with the same backend: parallel.backend or --backend";
+        return Err(process.fail(CommError::usage(error).hint(hint)));
+    }
     Communicator::world_of(process)
 }
 

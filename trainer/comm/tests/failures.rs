@@ -182,6 +182,26 @@ fn a_rank_that_never_joins_is_named() {
     }
 }
 
+/// As on machines that were started with different flags. The ranks could not connect, and would wait for the whole timeout.
+#[test]
+fn ranks_with_different_backends_learn_it_when_they_join() {
+    let kinds = [TransportKind::Shm, TransportKind::Shm, TransportKind::Tcp];
+    let job = Job::new(kinds.len());
+    let joins: Vec<_> = (0..)
+        .zip(kinds)
+        .map(|(rank, kind)| {
+            let config = job.config(rank, kind);
+            thread::spawn(move || join(&config).map(drop))
+        })
+        .collect();
+    for thread in joins {
+        let error = thread.join().unwrap().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Usage, "{error}");
+        assert_eq!(error.message, "rank 2 uses the backend tcp, and rank 0 uses shm");
+        assert!(error.hint.contains("parallel.backend"), "{}", error.hint);
+    }
+}
+
 #[test]
 fn unauthenticated_peers_are_refused_and_disturb_nobody() {
     let job = Job::new(2);

@@ -4,7 +4,8 @@
 //! `mode.rs` checks its mode, `run_data.rs` reads the data set and configures its loaders, `job_flags.rs` checks the flags about
 //! nodes. `ranks.rs` starts and joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders.
 //! `newest_checkpoint.rs` loads the checkpoint from which a run continues. `decode_policy.rs` decides when images are decoded, and
-//! `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers. `training.rs` trains, and `finish.rs` reports the result.
+//! `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers.
+//! `training.rs` trains, and `finish.rs` reports the result.
 
 mod class_weights;
 mod decode_policy;
