@@ -176,7 +176,11 @@ impl Process {
 
     /// Ends the job with `error`. Returns the error that the job ended with: the first error, the same on every rank.
     pub(super) fn fail(&self, error: CommError) -> CommError {
-        let error = if error.kind == ErrorKind::Timeout { self.explain(error) } else { error };
+        let mut error = if error.kind == ErrorKind::Timeout { self.explain(error) } else { error };
+        if matches!(error.kind, ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System) {
+            // These errors are found by the rank that has the cause. The other ranks only receive them.
+            error.culprit.get_or_insert(self.rank);
+        }
         match &self.store {
             Some(store) => store.abort(error.clone()),
             None => _ = self.abort.raise(error.clone()),

@@ -196,7 +196,7 @@ fn ranks_with_different_backends_learn_it_when_they_join() {
         .collect();
     for thread in joins {
         let error = thread.join().unwrap().unwrap_err();
-        assert_eq!(error.kind, ErrorKind::Usage, "{error}");
+        assert_eq!((error.kind, error.culprit), (ErrorKind::Usage, Some(2)), "{error}");
         assert_eq!(error.message, "rank 2 uses the backend tcp, and rank 0 uses shm");
         assert!(error.hint.contains("parallel.backend"), "{}", error.hint);
     }

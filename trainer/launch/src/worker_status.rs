@@ -68,14 +68,17 @@ impl WorkerStatus {
         self.write(FailureReport { permanent, ..self.report(message, hint) });
     }
 
-    /// Does what [`WorkerStatus::record_error`] does, for an error of a collective. An error about the end of another rank
-    /// counts as a consequence.
+    /// Does what [`WorkerStatus::record_error`] does, for an error of a collective. An error that another rank has caused
+    /// counts as a consequence, unless ranks disagree.
     pub fn record_comm_error(&self, error: &CommError) {
         let consequence = match error.kind {
             ErrorKind::PeerLost | ErrorKind::NoAnswer | ErrorKind::Reset | ErrorKind::Aborted | ErrorKind::Timeout => {
                 error.culprit != Some(self.0.rank)
             }
-            ErrorKind::Mismatch | ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System => false,
+            ErrorKind::Usage | ErrorKind::Setup | ErrorKind::System => {
+                error.culprit.is_some_and(|rank| rank != self.0.rank)
+            }
+            ErrorKind::Mismatch => false,
         };
         self.write(FailureReport { consequence, culprit: error.culprit, ..self.report(&error.message, &error.hint) });
     }
@@ -159,6 +162,8 @@ mod tests {
             (ErrorKind::Timeout, Some(0), false),
             (ErrorKind::Mismatch, Some(1), false),
             (ErrorKind::Usage, None, false),
+            (ErrorKind::Setup, Some(0), false),
+            (ErrorKind::Setup, Some(1), true),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("error.json");
