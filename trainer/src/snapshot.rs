@@ -117,6 +117,9 @@ pub struct RunProgress {
     pub partial: PartialEpoch,
     /// Best evaluation so far, by `checkpoint.best`.
     pub best: Option<Evaluated>,
+    /// The name of `checkpoint.best`, by which `best` was chosen. Absent in checkpoints of older versions.
+    #[serde(default)]
+    pub best_by: Option<String>,
     /// Last evaluation.
     pub last: Option<Evaluated>,
     /// Seconds of training over all sessions of the run.
@@ -136,6 +139,7 @@ impl RunProgress {
             global_batch: None,
             partial: PartialEpoch::default(),
             best: None,
+            best_by: None,
             last: None,
             elapsed_s: 0.0,
         }

@@ -181,10 +181,19 @@ fn a_resumed_run_may_train_other_layers_and_average_its_weights_or_not() {
     assert_eq!(changed.len(), 10 - 4, "{changed:?}");
     assert!(!run.join("checkpoints/last/ema.safetensors").exists());
 
+    // A layer that is frozen while the average is on: the average has the layer's weights, not older ones.
+    resume(&["train.epochs=4", "model.freeze=[]", "train.ema=0.9"]).expect(0);
+    assert_ne!(read("ema.safetensors")["conv2.weight"], read("model.safetensors")["conv2.weight"]);
+    resume(&["train.epochs=5", r#"model.freeze=["conv1", "conv2"]"#]).expect(0);
+    let (average, weights) = (read("ema.safetensors"), read("model.safetensors"));
+    let equal: Vec<_> =
+        weights.iter().filter(|(name, value)| average[*name] == **value).map(|(name, _)| name).collect();
+    assert_eq!(equal, ["conv1.bias", "conv1.weight", "conv2.bias", "conv2.weight"]);
+
     // Another optimizer cannot use the moments.
-    let refused = resume(&["train.epochs=4", "optimizer.kind=sgd"]).expect(2).stderr;
+    let refused = resume(&["train.epochs=6", "optimizer.kind=sgd"]).expect(2).stderr;
     assert!(refused.contains("is state of another optimizer, which sgd cannot continue"), "{refused}");
-    assert!(refused.contains("checkpoints/epoch-3: ") && refused.contains("hint: a run keeps its model"), "{refused}");
+    assert!(refused.contains("checkpoints/epoch-5: ") && refused.contains("hint: a run keeps its model"), "{refused}");
 }
 
 /// Writes a folder of pictures with three classes.

@@ -247,6 +247,29 @@ fn the_best_checkpoint_may_be_inside_an_epoch() {
     assert_eq!((steps("best"), steps("last")), (Some(20), Some(33)));
 }
 
+/// An evaluation of one image may have any accuracy, and says nothing about those of more images.
+#[test]
+fn a_run_that_evaluates_other_images_chooses_its_best_checkpoint_again() {
+    let bench = Bench::new(CONFIG);
+    let run = bench.train("runs", &["--quiet", "--epochs", "1", "--set", "data.limit_test=1"]);
+    let summary =
+        || -> serde_json::Value { serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap() };
+    assert_eq!(summary()["best"]["total"], 1, "{}", summary());
+    let resume = |epochs: &str| {
+        let flags = ["--resume", run.to_str().unwrap(), "--epochs", epochs, "--set", "data.limit_test=50"];
+        bench.run(&flags).expect(0).stderr
+    };
+    // The run is complete: it is only evaluated again.
+    let said = resume("1");
+    let expected = "evaluations have 50 images now, and had 1: the next evaluation counts as the best";
+    assert!(said.contains(expected), "{said}");
+    assert_eq!((&summary()["best"]["total"], &summary()["best"]["epoch"]), (&50.into(), &1.into()), "{}", summary());
+    assert_eq!(std::fs::read_link(run.join("checkpoints/best")).unwrap().to_str(), Some("epoch-1"));
+    let said = resume("2");
+    assert!(!said.contains("counts as the best"), "{said}");
+    assert_eq!(summary()["best"]["total"], 50);
+}
+
 /// The learning rate is so small that the accuracy stays the same.
 #[test]
 fn a_run_that_ended_early_goes_on_with_more_patience() {

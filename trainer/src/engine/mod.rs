@@ -132,6 +132,7 @@ impl<'a> Engine<'a> {
         progress.batches_per_epoch = Some(lengths.batches_per_epoch);
         progress.images = Some(lengths.images);
         progress.global_batch = Some(lengths.global_batch);
+        progress.best_by = Some(plan.best_by().to_string());
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let lr_scale_factor = lr_scale_factor(plan, strategy.devices());
@@ -216,7 +217,14 @@ impl<'a> Engine<'a> {
         if finished || early_stop.is_some() {
             // The run was resumed from its last checkpoint. Only the result must be reported.
             self.note_complete_run(early_stop);
-            return Ok(match (self.evaluate()?, early_stop) {
+            let evaluation = self.evaluate()?;
+            if let (Evaluation::Done(counts), None) = (&evaluation, self.progress.best) {
+                // The best evaluation was of other images than this one.
+                let eval = eval_record(counts);
+                let is_best = self.record_evaluation(self.progress.epoch - usize::from(self.progress.batch == 0), eval);
+                self.save_evaluated(&self.checkpoint_name(), is_best)?;
+            }
+            return Ok(match (evaluation, early_stop) {
                 (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
                 (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::StoppedEarly { counts, epoch, best },
                 (Evaluation::Stopped(signal), _) => RunOutcome::Interrupted { signal, step: self.progress.step },
@@ -304,13 +312,11 @@ impl<'a> Engine<'a> {
         }
 
         // After train.max_steps or train.max_time_s inside an epoch, the progress stays there, so that a resumed run goes on there.
-        // The checkpoint has the step's name: the epoch's name belongs to its end, and `best` may point to this checkpoint.
-        let complete = self.progress.batch >= self.lengths.batches_per_epoch;
-        let name = if complete { format!("epoch-{epoch}") } else { format!("step-{}", self.progress.step) };
-        if complete {
+        if self.progress.batch >= self.lengths.batches_per_epoch {
             self.progress.epoch = epoch + 1;
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
         }
+        let name = self.checkpoint_name();
         let CheckpointConfig { every, every_steps, .. } = self.plan.checkpoint;
         let due = (every > 0 && epoch.is_multiple_of(every))
             || (every_steps > 0 && self.progress.step.is_multiple_of(every_steps as u64));
@@ -318,6 +324,15 @@ impl<'a> Engine<'a> {
             self.save_evaluated(&name, is_best)?;
         }
         Ok(())
+    }
+
+    /// Returns the name of a checkpoint after an evaluation. Inside an epoch, the checkpoint has the step's name: the epoch's name
+    /// belongs to its end, and `best` may point to this checkpoint.
+    fn checkpoint_name(&self) -> String {
+        match self.progress.batch {
+            0 => format!("epoch-{}", self.progress.epoch - 1),
+            _ => format!("step-{}", self.progress.step),
+        }
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<RunOutcome, Failure> {

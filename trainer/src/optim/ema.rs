@@ -50,11 +50,19 @@ impl Ema {
         &self.shadow
     }
 
-    /// Replaces the average by a checkpoint's: a state dict of the same network, in its order.
-    pub fn load(&mut self, tensors: &[StateTensor], device: &Device) {
+    /// Replaces the average by a checkpoint's: a state dict of `network`, in its order. The average of a frozen tensor is its value in
+    /// `network`: [`Ema::update`] skips it, and a layer that was frozen only now would keep an average of older weights.
+    pub fn load(&mut self, tensors: &[StateTensor], network: &Network, device: &Device) {
         let on_device = |tensor: &StateTensor| {
             ops::parameter::from_row_major(Tensor::from_floats(tensor.values.as_slice(), device), &tensor.shape)
         };
         self.shadow = tensors.iter().map(on_device).collect();
+        let mut shadow = self.shadow.iter_mut();
+        state::visit(network, |_, kind, value| {
+            let average = shadow.next();
+            if let (StateKind::Frozen, Some(average)) = (kind, average) {
+                *average = value;
+            }
+        });
     }
 }

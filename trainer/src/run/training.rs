@@ -19,7 +19,7 @@ use crate::config::{Devices, Mode, OnError, RunPlan};
 use crate::console;
 use crate::device;
 use crate::diagnostics;
-use crate::engine::checkpoint::{CheckpointFolder, LoadedCheckpoint};
+use crate::engine::checkpoint::{BestPolicy, CheckpointFolder, LoadedCheckpoint};
 use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
@@ -90,8 +90,9 @@ impl Training<'_> {
                 let store = self.checkpoint_folder(folder)?;
                 let mut loaded = load_newest_checkpoint(plan, folder, Some(&dataset))?;
                 if let Some(LoadedCheckpoint { path, progress, .. }) = &mut loaded {
-                    let lost = store.restore_links(path, progress, plan.checkpoint.keep_best, plan.best_by())?;
-                    if let Some(warning) = lost {
+                    let eval_images = loaders.eval.images() as u64;
+                    let policy = BestPolicy { keep: plan.checkpoint.keep_best, by: plan.best_by(), eval_images };
+                    if let Some(warning) = store.restore_links(path, progress, policy)? {
                         console::eprint(format_args!("warning: {warning}"));
                     }
                 }

@@ -102,7 +102,7 @@ impl Learner {
             (Some(ema), Some(tensors)) => {
                 // Load through the network, which checks names and shapes, and returns the tensors in the network's order.
                 let averaged = load(self.replica.inference(), &tensors)?;
-                ema.load(&state::state_dict(&averaged), &device);
+                ema.load(&state::state_dict(&averaged), self.replica.network(), &device);
                 Ok(())
             }
             (None, None) => Ok(()),

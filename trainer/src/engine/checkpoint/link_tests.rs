@@ -1,9 +1,12 @@
 use std::fs;
 
+use super::links::BestPolicy;
 use super::tests::{progress, snapshot};
 use super::*;
 use crate::config::BestBy;
 use crate::snapshot::{EvalRecord, Evaluated};
+
+const POLICY: BestPolicy = BestPolicy { keep: true, by: BestBy::Accuracy, eval_images: 100 };
 
 /// A folder with one checkpoint per epoch, each saved after an evaluation with this accuracy. The best one is linked.
 fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress) {
@@ -12,7 +15,8 @@ fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress)
     let mut state = RunProgress { best: None, batch: 0, ..progress(1, 0) };
     for (index, &top1) in accuracies.iter().enumerate() {
         let epoch = index + 1;
-        let evaluated = Evaluated { epoch, eval: EvalRecord { top1, correct: top1 as u64, ..EvalRecord::default() } };
+        let evaluated =
+            Evaluated { epoch, eval: EvalRecord { top1, loss: top1 / 10.0, total: 100, ..EvalRecord::default() } };
         let is_best = state.best.is_none_or(|best| top1 > best.eval.top1);
         (state.last, state.epoch, state.step) = (Some(evaluated), epoch + 1, 10 * epoch as u64);
         if is_best {
@@ -35,7 +39,7 @@ fn set_link(folder: &Path, name: &str, target: &str) {
 /// Restores the links of a run that continues from its newest checkpoint, and returns the warning.
 fn restore(folder: &Path, store: &CheckpointFolder, state: &mut RunProgress) -> Option<String> {
     let newest = load_newest(folder).unwrap().0;
-    store.restore_links(&newest.path, state, true, BestBy::Accuracy).unwrap()
+    store.restore_links(&newest.path, state, POLICY).unwrap()
 }
 
 #[test]
@@ -108,11 +112,39 @@ fn weights_that_were_trained_after_the_best_evaluation_are_not_the_best() {
     assert_eq!((link(folder.path(), "best"), state.best), (None, None));
 }
 
+/// The loss of these checkpoints rises with the accuracy.
+#[test]
+fn another_measure_chooses_the_best_checkpoint_again() {
+    for keep in [true, false] {
+        let (folder, store, mut state) = run(&[50.0, 70.0, 40.0, 60.0]);
+        state.best_by = Some("accuracy".to_owned());
+        let newest = folder.path().join("epoch-4");
+        let mut restore = |by| store.restore_links(&newest, &mut state, BestPolicy { keep, by, ..POLICY }).unwrap();
+        assert_eq!(restore(BestBy::Accuracy), None);
+        let warning = restore(BestBy::Loss).unwrap();
+        assert!(warning.contains("`checkpoint.best` is \"loss\" now, and was \"accuracy\""), "{warning}");
+        assert!(warning.contains("the best of the checkpoints is that of epoch 3"), "{warning}");
+        assert_eq!(restore(BestBy::Loss), None, "only once");
+        assert_eq!(link(folder.path(), "best"), keep.then(|| "epoch-3".to_owned()));
+        assert_eq!(state.best.unwrap().epoch, 3);
+    }
+}
+
+#[test]
+fn an_evaluation_of_other_images_does_not_count() {
+    let (folder, store, mut state) = run(&[50.0, 70.0]);
+    let newest = folder.path().join("epoch-2");
+    let warning = store.restore_links(&newest, &mut state, BestPolicy { eval_images: 10_000, ..POLICY }).unwrap();
+    let expected = "evaluations have 10,000 images now, and had 100: the next evaluation counts as the best";
+    assert_eq!(warning.unwrap(), expected);
+    assert_eq!((link(folder.path(), "best"), state.best), (None, None));
+}
+
 #[test]
 fn without_keep_best_only_a_wrong_link_is_removed() {
     let (folder, store, mut state) = run(&[50.0, 70.0, 60.0]);
     let newest = folder.path().join("epoch-3");
-    let mut restore = || store.restore_links(&newest, &mut state, false, BestBy::Accuracy).unwrap();
+    let mut restore = || store.restore_links(&newest, &mut state, BestPolicy { keep: false, ..POLICY }).unwrap();
     assert_eq!(restore(), None);
     assert_eq!(link(folder.path(), "best").unwrap(), "epoch-2");
     set_link(folder.path(), "best", "epoch-1");

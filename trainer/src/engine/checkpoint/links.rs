@@ -11,6 +11,18 @@ use super::{State, read};
 use crate::config::BestBy;
 use crate::files::FileError;
 use crate::snapshot::{Evaluated, RunProgress};
+use crate::text::{counted, thousands};
+
+/// How a run chooses its best checkpoint.
+#[derive(Debug, Clone, Copy)]
+pub struct BestPolicy {
+    /// `checkpoint.keep_best`.
+    pub keep: bool,
+    /// `checkpoint.best`.
+    pub by: BestBy,
+    /// Images of an evaluation. Evaluations of other images are not comparable.
+    pub eval_images: u64,
+}
 
 /// A checkpoint that was saved directly after an evaluation.
 struct EvaluatedCheckpoint {
@@ -21,8 +33,9 @@ struct EvaluatedCheckpoint {
 
 impl CheckpointFolder {
     /// Lets `last` point to the checkpoint `loaded`, from which the run continues, and `best` to that of the best evaluation in
-    /// `progress`. If the best checkpoint is missing or damaged, the best one of the others replaces it, in `progress` too. With
-    /// `keep_best = false`, only removes a link `best` to another checkpoint. Returns a warning if the best checkpoint was lost.
+    /// `progress`. If the best checkpoint is missing or damaged, or was chosen by another measure or on other images, the best one of
+    /// the others replaces it, in `progress` too. Without `policy.keep`, only removes a link `best` to another checkpoint. Returns a
+    /// warning if another checkpoint is the best one now.
     ///
     /// # Errors
     /// The folder cannot be read or written.
@@ -30,37 +43,39 @@ impl CheckpointFolder {
         &self,
         loaded: &Path,
         progress: &mut RunProgress,
-        keep_best: bool,
-        by: BestBy,
+        policy: BestPolicy,
     ) -> Result<Option<String>, FileError> {
         let name = name_of(loaded);
         if !self.points_to("last", &name) {
             self.point("last", &name)?;
         }
         let mut others = self.evaluated_checkpoints(progress.step)?;
+        others.retain(|one| one.evaluated.eval.total == policy.eval_images);
+        let changed = choose_again(progress, &others, policy);
         let of_best = |one: &EvaluatedCheckpoint| progress.best.is_some_and(|best| one.evaluated.is_same(&best));
         // A later checkpoint may repeat the evaluation, with weights that were trained further.
         let best = (0..others.len()).filter(|&at| of_best(&others[at])).min_by_key(|&at| others[at].step);
         let best = best.map(|at| others.remove(at));
         let is_linked = |one: &EvaluatedCheckpoint| self.points_to("best", &name_of(&one.path));
-        let (Some(evaluation), true) = (progress.best, keep_best) else {
+        let (Some(evaluation), true) = (progress.best, policy.keep) else {
             if !best.is_some_and(|best| is_linked(&best)) {
                 self.forget_best()?;
             }
-            return Ok(None);
+            return Ok(changed);
         };
         // The checkpoint from which the run continues was read completely.
         let check = |path: &Path| if path == loaded { Ok(()) } else { read::load(path).map(drop) };
         let cause = match best.map(|best| (check(&best.path), best)) {
-            Some((Ok(_), best)) if is_linked(&best) => return Ok(None),
-            Some((Ok(_), best)) => return self.point("best", &name_of(&best.path)).map(|()| None),
+            Some((Ok(_), best)) if is_linked(&best) => return Ok(changed),
+            Some((Ok(_), best)) => return self.point("best", &name_of(&best.path)).map(|()| changed),
             Some((Err(error), _)) => error.to_string(),
             None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
         };
         // From the oldest on: of equal ones the first is the best.
         let mut left: Option<EvaluatedCheckpoint> = None;
         for other in others.into_iter().rev().filter(|other| !other.evaluated.is_same(&evaluation)) {
-            let is_better = |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, by);
+            let is_better =
+                |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, policy.by);
             if left.as_ref().is_none_or(is_better) && check(&other.path).is_ok() {
                 left = Some(other);
             }
@@ -100,6 +115,35 @@ impl CheckpointFolder {
     fn points_to(&self, link: &str, name: &str) -> bool {
         fs::read_link(self.path().join(link)).is_ok_and(|target| target == Path::new(name))
     }
+}
+
+/// Chooses the best evaluation of `progress` again, among `evaluated`, if it was chosen by another measure or on other images. Returns
+/// a warning that names the change.
+fn choose_again(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], policy: BestPolicy) -> Option<String> {
+    let best = progress.best?;
+    let by = policy.by.to_string();
+    let cause = match &progress.best_by {
+        _ if best.eval.total != policy.eval_images => {
+            format!(
+                "evaluations have {} now, and had {}",
+                counted(policy.eval_images, "image"),
+                thousands(best.eval.total)
+            )
+        }
+        Some(before) if *before != by => format!("`checkpoint.best` is \"{by}\" now, and was \"{before}\""),
+        _ => return None,
+    };
+    // From the oldest on: of equal ones the first is the best.
+    let better = |best: Option<Evaluated>, one: &EvaluatedCheckpoint| match best {
+        Some(best) if !one.evaluated.eval.is_better(&best.eval, policy.by) => Some(best),
+        _ => Some(one.evaluated),
+    };
+    progress.best = evaluated.iter().rev().fold(None, better);
+    progress.best_by = Some(by);
+    Some(match progress.best {
+        Some(best) => format!("{cause}: the best of the checkpoints is that of epoch {}", best.epoch),
+        None => format!("{cause}: the next evaluation counts as the best"),
+    })
 }
 
 fn name_of(path: &Path) -> String {

@@ -15,6 +15,7 @@ mod links;
 mod read;
 mod store;
 
+pub use links::BestPolicy;
 pub use read::{LoadedCheckpoint, exists, load, load_newest};
 pub use store::CheckpointFolder;
 

@@ -42,6 +42,7 @@ pub(super) fn progress(epoch: usize, step: u64) -> RunProgress {
         global_batch: Some(8),
         partial,
         best,
+        best_by: Some("accuracy".to_owned()),
         elapsed_s: 2.5,
         epoch,
         last: None,

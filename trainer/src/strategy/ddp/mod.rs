@@ -369,7 +369,9 @@ impl Strategy for Ddp {
             // The weight average has running statistics of its own.
             let averaged = replicate::sync_buffers(learner.evaluated_network(), self.batch_norm, comm)?;
             let device = learner.replica.inner_device();
-            learner.ema.iter_mut().for_each(|ema| ema.load(&state::state_dict(&averaged), &device));
+            if let Some(ema) = &mut learner.ema {
+                ema.load(&state::state_dict(&averaged), learner.replica.network(), &device);
+            }
         }
         // Ranks may have different running statistics. Evaluate rank 0's network on all ranks.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
