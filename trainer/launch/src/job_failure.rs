@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::failure_report::{FailureKind, unix_ms};
 use super::node_failure::NodeFailure;
-use super::process::{WorkerExit, WorkerProcess, describe};
+use super::process::{WorkerExit, WorkerProcess, describe_exit};
 use super::signals;
 use super::status_page::Status;
 
@@ -62,7 +62,7 @@ impl WorkerFailure {
         let usage = exit.status.code() == Some(2) && !worker.is_any_program();
         let base = Self {
             origin: FailureOrigin::Rank(worker.rank),
-            what: describe(exit.status),
+            what: describe_exit(exit.status),
             consequence: false,
             at_ms,
             culprit: None,

@@ -274,7 +274,7 @@ fn kill_unwatched(mut child: Child, pid: Pid) {
 }
 
 /// Describes an exit status: `was killed by SIGKILL`, `exited with code 7`.
-pub(super) fn describe(status: ExitStatus) -> String {
+pub(super) fn describe_exit(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => {
             let core = if status.core_dumped() { ", core dumped" } else { "" };

@@ -215,7 +215,9 @@ fn percent(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use indicatif::InMemoryTerm;
+    use std::io;
+
+    use indicatif::{InMemoryTerm, ProgressDrawTarget};
 
     use super::*;
     use crate::report::testing::TestOutput;

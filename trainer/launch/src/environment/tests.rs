@@ -29,7 +29,7 @@ const KUBEFLOW: &str = "PET_NNODES=3 PET_NODE_RANK=1 PET_NPROC_PER_NODE=4 MASTER
 fn the_launcher_of_a_worker_is_recognised() {
     let table: &[(&str, &str)] = &[
         ("", "started by no launcher: workers start from here"),
-        // Set for other programs, or left behind by a shell: no evidence of a launcher
+        // Set for other programs, or left behind by a shell: not evidence of a launcher.
         ("MASTER_ADDR=h MASTER_PORT=1", "started by no launcher: workers start from here"),
         ("RANK= WORLD_SIZE=", "started by no launcher: workers start from here"),
         (
@@ -59,19 +59,19 @@ fn the_launcher_of_a_worker_is_recognised() {
             "SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 SLURM_JOB_NODELIST=a SLURM_JOB_ID=1 MASTER_PORT=7000",
             "started by Slurm: rank 1 of 2, local rank 1 of 2, node 0, rank 0 at 127.0.0.1:7000",
         ),
-        // a step smaller than its allocation
+        // A step that is smaller than its allocation.
         (
             "SLURM_PROCID=2 SLURM_LOCALID=0 SLURM_NTASKS=3 SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=2 SLURM_NODEID=1 \
              SLURM_NNODES=4 SLURM_TASKS_PER_NODE=4(x4) SLURM_STEP_TASKS_PER_NODE=2,1 SLURM_STEP_NODELIST=b[3,9] \
              SLURM_JOB_NODELIST=b[1-4] SLURM_JOB_ID=1",
             "started by Slurm: rank 2 of 3, local rank 0 of 1, node 1, rank 0 at b3, port from the job's id",
         ),
-        // the nodes counted from the list alone
+        // Only the list has the number of nodes.
         (
             "SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4 SLURM_JOB_NODELIST=x[1-2] SLURM_JOB_ID=1",
             "started by Slurm: rank 3 of 4, local rank 1 of 2, rank 0 at x1, port from the job's id",
         ),
-        // salloc's shell, and sbatch's script without srun
+        // The shell of salloc, and a script of sbatch without srun.
         ("SLURM_JOB_ID=5 SLURM_NTASKS=4 SLURM_JOB_NODELIST=x", "started by no launcher: workers start from here"),
         (
             "SLURM_JOB_ID=5 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 ENVIRONMENT=BATCH",
@@ -98,7 +98,7 @@ fn the_launcher_of_a_worker_is_recognised() {
             "PET_NNODES=2 PET_NODE_RANK=0 PET_NPROC_PER_NODE=auto PET_MASTER_ADDR=m",
             "started by Kubeflow: node 0 of 2, node 0 at m:29500",
         ),
-        // inside a pod, under torchrun: a process
+        // torchrun has started this process inside a pod.
         (
             "PET_NNODES=1 RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=m MASTER_PORT=4",
             "started by RANK, WORLD_SIZE and LOCAL_RANK: rank 1 of 2, local rank 1 of 2, node 0, rank 0 at m:4",
@@ -108,13 +108,13 @@ fn the_launcher_of_a_worker_is_recognised() {
              MASTER_ADDR=a",
             "started by LSF's jsrun: rank 1 of 4, local rank 1 of 2, rank 0 at a, port from the job's id",
         ),
-        // two launchers that say the same: the more specific one
+        // Two launchers agree: the more specific one counts.
         (
             "PMI_RANK=1 PMI_SIZE=2 SLURM_PROCID=1 SLURM_LOCALID=0 SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_JOB_NODELIST=a,b \
              SLURM_JOB_ID=3",
             "started by Slurm: rank 1 of 2, local rank 0 of 1, rank 0 at a, port from the job's id",
         ),
-        // torchrun below srun: torchrun has the last word
+        // srun has started torchrun: torchrun's variables take precedence.
         (
             "RANK=3 LOCAL_RANK=3 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 GROUP_RANK=0 MASTER_ADDR=h MASTER_PORT=5 \
              TORCHELASTIC_RUN_ID=x SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NTASKS=1 SLURM_STEP_ID=0",
@@ -130,7 +130,7 @@ fn the_launcher_of_a_worker_is_recognised() {
 #[test]
 fn contradictions_are_refused_with_cause_and_hint() {
     let table: &[(&str, &str, &str)] = &[
-        // half set
+        // Variables that are missing.
         ("RANK=1", "RANK=1 is set but WORLD_SIZE is not", "set WORLD_SIZE too"),
         ("WORLD_SIZE=2", "WORLD_SIZE=2 is set but RANK is not", "set RANK too"),
         ("LOCAL_RANK=0", "LOCAL_RANK=0 is set but RANK is not", "set RANK too"),
@@ -150,7 +150,7 @@ fn contradictions_are_refused_with_cause_and_hint() {
         ("PET_NNODES=2 MASTER_ADDR=h", "PET_NNODES=2 is set but PET_NODE_RANK is not", "set PET_NODE_RANK"),
         ("PET_NNODES=2 PET_NODE_RANK=0", "PET_NNODES=2 is set but MASTER_ADDR is not", "set MASTER_ADDR"),
         ("PET_NPROC_PER_NODE=2", "PET_NPROC_PER_NODE=2 is set but PET_NNODES is not", "set PET_NNODES"),
-        // no numbers, out of range
+        // Values that are not numbers, or out of range.
         ("RANK=one LOCAL_RANK=0 WORLD_SIZE=2", "RANK=one is not a whole number", "unset it"),
         ("RANK=-1 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=-1 is not a whole number", "unset it"),
         ("RANK=2 LOCAL_RANK=0 WORLD_SIZE=2", "RANK=2 is not below WORLD_SIZE=2", "count from 0"),
@@ -175,7 +175,7 @@ fn contradictions_are_refused_with_cause_and_hint() {
         ),
         ("PET_NNODES=2 PET_NODE_RANK=2 MASTER_ADDR=h", "PET_NODE_RANK=2 is not below PET_NNODES=2", "count from 0"),
         ("PET_NNODES=1 PET_NPROC_PER_NODE=0", "PET_NPROC_PER_NODE=0 asks for no workers", "nprocPerNode"),
-        // cannot be right
+        // Values that contradict each other, or that no job has.
         (
             "RANK=0 LOCAL_RANK=0 WORLD_SIZE=1000000000 LOCAL_WORLD_SIZE=1 MASTER_ADDR=h MASTER_PORT=1",
             "WORLD_SIZE=1000000000 is more ranks than a job may have, 65536",
@@ -233,19 +233,19 @@ fn the_command_line_must_agree_with_the_launcher() {
     assert_eq!(error.hint, "leave --cpus out to be that worker, or say --launcher local to start 4 workers from here");
     assert_eq!(asked(one_task, "local", Some(4)), Ok(Role::Launcher));
     assert!(asked(one_task, "auto", Some(1)).is_ok());
-    // all ranks, or those of a host, are what a user may mean by --cpus
+    // With --cpus a user may mean all ranks, or those of a host.
     for (workers, fine) in [(8, true), (4, true), (2, false)] {
         assert_eq!(asked(TORCHRUN, "auto", Some(workers)).is_ok(), fine, "{workers}");
     }
     assert!(asked(KUBEFLOW, "auto", Some(2)).unwrap_err().message.contains("PET_NPROC_PER_NODE=4"));
-    // one launcher's variables picked out of two that disagree
+    // --launcher chooses one of two launchers that disagree.
     let both = format!("{OPEN_MPI} {SLURM}");
     for (launcher, world_size) in [("mpi", 4), ("slurm", 8)] {
         let Ok(Role::Worker(worker)) = asked(&both, launcher, None) else { panic!("{launcher}") };
         assert_eq!(worker.world_size, world_size);
     }
     assert!(matches!(asked(KUBEFLOW, "env", None), Ok(Role::KubeflowLauncher(_))));
-    // asked for, and not there
+    // The chosen launcher has set no variables.
     for (launcher, cause) in [
         ("env", "--launcher env: RANK, WORLD_SIZE and LOCAL_RANK are not set"),
         ("slurm", "--launcher slurm: SLURM_PROCID, SLURM_NTASKS and SLURM_LOCALID are not set"),
@@ -267,7 +267,7 @@ fn jobs_are_distinguished() {
     assert_ne!(words(SLURM), words(&SLURM.replace("STEP_ID=0", "STEP_ID=1")));
     assert_ne!(words(OPEN_MPI), words(&OPEN_MPI.replace("123", "124")));
     assert_ne!(words(TORCHRUN), words(&TORCHRUN.replace("29500", "29501")));
-    // nothing to tell it from others: no words, rather than words that all such jobs share
+    // Without an id or a port there are no words: all such jobs would share them.
     assert_eq!(words("PMI_RANK=1 PMI_SIZE=2"), [""; 0]);
     assert_eq!(words("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2"), [""; 0]);
 }
