@@ -1,5 +1,5 @@
-//! The links `last` and `best` of a run that continues. A killed process may have saved a checkpoint and not yet set the links, and
-//! a user may have copied the folder without them or have deleted a checkpoint.
+//! Restores the links `last` and `best` of a resumed run. A process may have been killed after it saved a checkpoint and before it
+//! set the links. A user may have copied the folder without the links, or may have deleted a checkpoint.
 
 use std::{
     fs,
@@ -20,9 +20,11 @@ struct EvaluatedCheckpoint {
 }
 
 impl CheckpointFolder {
-    /// Lets `last` point to the checkpoint `loaded`, from which the run continues, and `best` to that of the best evaluation in
-    /// `progress`. If the best checkpoint is missing or damaged, the best one of the others replaces it, in `progress` too. With
-    /// `keep_best = false`, only removes a link `best` to another checkpoint. Returns a warning if the best checkpoint was lost.
+    /// Lets `last` point to the checkpoint `loaded`, from which the run continues, and `best` to the checkpoint of the best
+    /// evaluation in `progress`. If that checkpoint is missing or damaged, the best one of the other checkpoints replaces it, also
+    /// in `progress`. Returns a warning in this case. `best_by` is the measure by which one evaluation is better than another.
+    ///
+    /// With `keep_best = false`, only removes the link `best` if it points to another checkpoint than the best one.
     ///
     /// # Errors
     /// The folder cannot be read or written.
@@ -31,7 +33,7 @@ impl CheckpointFolder {
         loaded: &Path,
         progress: &mut RunProgress,
         keep_best: bool,
-        by: BestBy,
+        best_by: BestBy,
     ) -> Result<Option<String>, FileError> {
         let name = name_of(loaded);
         if !self.points_to("last", &name) {
@@ -57,10 +59,10 @@ impl CheckpointFolder {
             Some((Err(error), _)) => error.to_string(),
             None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
         };
-        // From the oldest on: of equal ones the first is the best.
+        // Oldest first: of equally good checkpoints, the oldest counts as the best.
         let mut left: Option<EvaluatedCheckpoint> = None;
         for other in others.into_iter().rev().filter(|other| !other.evaluated.is_same(&evaluation)) {
-            let is_better = |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, by);
+            let is_better = |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, best_by);
             if left.as_ref().is_none_or(is_better) && check(&other.path).is_ok() {
                 left = Some(other);
             }
