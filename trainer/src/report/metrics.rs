@@ -45,7 +45,8 @@ pub struct StepRecord {
     /// Milliseconds of communication that no other part covers: waiting for other devices, reducing, copying.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub communication_ms: f64,
-    /// Milliseconds of reductions while backward runs; on a GPU, only the time to enqueue them. This time is already in `backward_ms`.
+    /// Milliseconds of reductions while backward runs; on a GPU, only the time to enqueue them. This time is already in
+    /// `backward_ms`.
     #[serde(default, serialize_with = "thousandths", deserialize_with = "null_is_nan")]
     pub communication_hidden_ms: f64,
     /// Milliseconds of clipping, optimizer and weight average.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::store::CheckpointFolder;
-use super::{State, read};
+use super::{StateFile, read};
 use crate::config::BestBy;
 use crate::files::FileError;
 use crate::snapshot::{Evaluated, RunProgress};
@@ -85,7 +85,7 @@ impl CheckpointFolder {
     /// Returns the checkpoints of at most `step` steps that were saved directly after an evaluation, newest first.
     fn evaluated_checkpoints(&self, step: u64) -> Result<Vec<EvaluatedCheckpoint>, FileError> {
         let evaluated = |path: PathBuf| {
-            let State { progress, .. } = read::state(&path)?;
+            let StateFile { progress, .. } = read::state(&path)?;
             let last = progress.last?;
             let is_direct = match progress.batch {
                 0 => progress.epoch == last.epoch + 1,

@@ -45,7 +45,7 @@ const VERSION: u32 = 1;
 
 /// `state.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct State {
+struct StateFile {
     progress: RunProgress,
     optimizer_steps: u64,
     /// The seed of permutation, augmentation and mixing; no other random state exists.

@@ -10,7 +10,7 @@ use folder::Folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::{EMA, Links, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION};
+use super::{EMA, Links, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, StateFile, VERSION};
 use super::{read, sha256, writing};
 use crate::console;
 use crate::files::FileError;
@@ -120,7 +120,7 @@ impl CheckpointFolder {
     fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
         let open = Folder::of_file(folder).and_then(|all| all.create_folder(folder.file_name().unwrap_or_default()));
         let files = open.map_err(|error| writing(folder, error))?;
-        let state = State {
+        let state = StateFile {
             progress: progress.clone(),
             optimizer_steps: snapshot.optimizer_steps,
             seed: self.seed,
