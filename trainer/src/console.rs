@@ -1,7 +1,7 @@
 //! The screen: the one place of this crate that writes to stdout and stderr.
 //!
-//! Names of files, classes and tensors, and the texts of old summaries, were written by others. Control characters in them are
-//! spelled out ([`launch::console::printable`]), so that no terminal obeys them.
+//! Names of files, classes and tensors, and the texts of old summaries, come from others. Their control characters are escaped
+//! ([`launch::console::printable`]), so that a terminal does not execute them.
 
 use std::{
     fmt::Display,
@@ -22,15 +22,15 @@ static LOST: OnceLock<String> = OnceLock::new();
 /// The bar of [`set_bar`].
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// Whether stdout is a terminal. A terminal that has closed is none to the kernel.
+/// Whether stdout is a terminal. After a terminal has closed, the kernel no longer reports it as a terminal.
 static TERMINAL: LazyLock<bool> = LazyLock::new(|| io::stdout().is_terminal());
 
-/// Records what stdout is. Call this first, before a terminal can be closed.
+/// Records whether stdout is a terminal. Call this function first, before the terminal can close.
 pub fn start() {
     LazyLock::force(&TERMINAL);
 }
 
-/// Writes text to stdout, and a newline if the text does not end in one. [`check`] reports what could not be written.
+/// Writes text to stdout, and a newline if the text does not end in one. [`check`] returns the first error.
 pub fn print(text: impl Display) {
     match Stdout.write_all(whole_lines(text).as_bytes()).and_then(|()| Stdout.flush()) {
         // The reader of the pipe has seen enough (`| head`).
@@ -80,7 +80,7 @@ fn whole_lines(text: impl Display) -> String {
     text
 }
 
-/// Stdout for text: control characters are spelled out. A terminal that has closed is like a pipe without a reader: writes fail
+/// Stdout for text: control characters are escaped. A terminal that has closed is like a pipe without a reader: writes fail
 /// with [`ErrorKind::BrokenPipe`].
 pub struct Stdout;
 
@@ -99,7 +99,7 @@ impl Write for Stdout {
 fn to_stdout(write: impl FnOnce(io::Stdout) -> io::Result<()>) -> io::Result<()> {
     let terminal = *TERMINAL;
     write(io::stdout()).map_err(|error| match error.raw_os_error() {
-        // EIO is also the error of a damaged disk, so only a terminal's is translated.
+        // EIO is also the error of a damaged disk, so it is translated for terminals only.
         Some(code) if terminal && code == Errno::IO.raw_os_error() => ErrorKind::BrokenPipe.into(),
         _ => error,
     })

@@ -27,6 +27,7 @@ use crate::failure::Failure;
 /// Name of the diagnostics file.
 pub const FILE_NAME: &str = "diagnostics.log";
 
+/// The destination of the events.
 enum Sink {
     Memory(Vec<u8>),
     File(File),
@@ -123,12 +124,13 @@ pub fn write_to_stderr() {
 /// submodules.
 fn targets(filter: &str) -> Result<Targets, Failure> {
     let level = |text: &str| {
-        // `LevelFilter` also parses numbers, which mean nothing to a reader
+        // `LevelFilter` also parses numbers, which are not documented here.
         let known = ["off", "error", "warn", "info", "debug", "trace"].contains(&text);
         text.parse::<LevelFilter>().ok().filter(|_| known).ok_or_else(|| {
             Failure::usage(
                 format!("--log-level {filter}: there is no level `{text}`"),
-                "off, error, warn, info, debug or trace; for single modules: --log-level info,launch=debug (TRAINER_LOG has the same form)",
+                "off, error, warn, info, debug or trace; for single modules: --log-level info,launch=debug (TRAINER_LOG has the \
+                 same form)",
             )
         })
     };

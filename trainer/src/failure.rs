@@ -22,7 +22,7 @@ pub struct Failure {
     pub message: String,
     /// The action that fixes the problem.
     pub hint: Option<String>,
-    /// Whether the same run would fail in the same way again although its input is right: the training has diverged.
+    /// Whether a restart would fail in the same way, although the input is right: the training has diverged.
     pub is_permanent: bool,
 }
 
@@ -42,7 +42,7 @@ const STOPPED_HINT: &str = "the kernel ran before the call that is named: CUDA_L
                             it, and compute-sanitizer finds the access; `dmesg` shows errors of the hardware (Xid); checkpoints \
                             saved before are intact";
 
-/// Returns the kernel in which a GPU has stopped, if this process knows it.
+/// The function that returns the kernel in which a GPU has stopped, if this process knows the kernel.
 static STOPPED_KERNEL: OnceLock<fn() -> Option<String>> = OnceLock::new();
 
 /// Sets the function that names the kernel in which a GPU has stopped. Further calls do nothing.
@@ -61,7 +61,7 @@ impl Failure {
         Self { code: USAGE, message: message.to_string(), hint: Some(hint.to_string()), is_permanent: false }
     }
 
-    /// Returns the end of a command by a signal.
+    /// Returns the failure of a command that `signal` has ended.
     pub fn stopped(signal: i32, message: impl Display) -> Self {
         Self { code: exit_code_of_signal(signal), message: message.to_string(), hint: None, is_permanent: false }
     }
@@ -76,8 +76,9 @@ impl Failure {
         Self::of_panic(panic_text(panic)?)
     }
 
-    /// Converts a panic's text to a failure if the GPU is out of memory or has stopped, as burn panics with these errors wherever
-    /// it reads results, or if a batch is too large for the kernels. Returns `None` for a defect of this program.
+    /// Converts a panic's text to a failure. burn panics if the GPU is out of memory or has stopped, wherever burn reads results, and
+    /// if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of this
+    /// program.
     pub fn of_panic(text: &str) -> Option<Self> {
         Self::of_full_memory(text)
             .or_else(|| Self::of_poisoned_gpu(text))
@@ -91,7 +92,8 @@ impl Failure {
         Some(Self::usage(cause, ops::SMALLER_BATCH))
     }
 
-    /// `device` finds the libraries of CUDA 13 too, whatever this program was built with. cudarc does not.
+    /// A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of `device` find the libraries of CUDA
+    /// 13, and cudarc panics because it does not.
     fn of_missing_library(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("Unable to dynamically load the \"")?;
         let (name, rest) = rest.split_once('"')?;
@@ -120,7 +122,7 @@ impl Failure {
     }
 
     fn of_full_memory(text: &str) -> Option<Self> {
-        // The second is cubecl's for an array that is larger than a quarter of the GPU's memory.
+        // The second text is cubecl's for an array that is larger than a quarter of the GPU's memory.
         let texts = ["out of device memory allocating ", "can't allocate buffer of size: "];
         let (_, rest) = texts.into_iter().find_map(|said| text.split_once(said))?;
         let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -128,7 +130,8 @@ impl Failure {
         Some(Self::run(
             format!("the GPU's memory is used up: {bytes} was wanted"),
             "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \"bf16\" on a \
-             GPU; train.drop_last = true or train.graph = false, if it is the last step of an epoch; `nvidia-smi` shows who else has memory there; checkpoints saved before are intact",
+             GPU; train.drop_last = true or train.graph = false, if it is the last step of an epoch; `nvidia-smi` shows who \
+             else has memory there; checkpoints saved before are intact",
         ))
     }
 }
@@ -172,14 +175,14 @@ impl<E: Hint> From<E> for Failure {
     }
 }
 
-/// Converts an empty hint to `None`.
-fn some(hint: &str) -> Option<&str> {
+/// Returns the hint, or `None` if it is empty.
+fn non_empty(hint: &str) -> Option<&str> {
     (!hint.is_empty()).then_some(hint)
 }
 
 impl Hint for DataError {
     fn hint(&self) -> Option<&str> {
-        some(&self.hint)
+        non_empty(&self.hint)
     }
 
     /// A file that may be readable later is not wrong input: a launcher may start the job again.
@@ -190,7 +193,7 @@ impl Hint for DataError {
 
 impl Hint for FileError {
     fn hint(&self) -> Option<&str> {
-        some(&self.hint)
+        non_empty(&self.hint)
     }
 
     fn exit_code(&self) -> u8 {
@@ -204,7 +207,7 @@ impl Hint for CommError {
     }
 
     fn hint(&self) -> Option<&str> {
-        Failure::of_poisoned_gpu(&self.message).map_or_else(|| some(&self.hint), |_| Some(STOPPED_HINT))
+        Failure::of_poisoned_gpu(&self.message).map_or_else(|| non_empty(&self.hint), |_| Some(STOPPED_HINT))
     }
 }
 
@@ -214,7 +217,7 @@ impl Hint for LaunchError {
     }
 
     fn hint(&self) -> Option<&str> {
-        some(&self.hint)
+        non_empty(&self.hint)
     }
 
     fn exit_code(&self) -> u8 {

@@ -129,7 +129,7 @@ impl PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary {
-            // The error that ended the work is the one to report.
+            // An error here is ignored: the caller reports the error that ended the work.
             let _ = self.folder.remove(temporary);
         }
     }
@@ -144,7 +144,7 @@ pub fn create_new(path: &Path) -> Result<File, FileError> {
     create().map_err(|error| FileError::io(path, "create", &error))
 }
 
-/// Creates a file in the place of an earlier one, whose content other processes keep until they close it.
+/// Creates a file, and replaces an earlier file of this name. Processes that have the earlier file open keep its content.
 ///
 /// # Errors
 /// Names `path` when the folder is missing or not writable.

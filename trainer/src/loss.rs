@@ -11,9 +11,9 @@ pub mod binary;
 use burn::tensor::{Device, Tensor, TensorData};
 use data::loader::Mix;
 
-/// Returns the target distribution of one batch, row-major `[B, classes]`. `labels` is `[B]`. Each label is smoothed by
-/// `smoothing` (its mass is `1 - smoothing + smoothing / classes`, that of the other classes `smoothing / classes`), then mixed
-/// with its partner's.
+/// Returns the target distribution of one batch, row-major `[B, classes]`. `labels` is `[B]`. Label smoothing gives the label the
+/// mass `1 - smoothing + smoothing / classes`, and each other class `smoothing / classes`. With `mix`, the distribution of each
+/// sample is then mixed with that of its partner.
 pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing: f64) -> Vec<f32> {
     let rest = (smoothing / classes as f64) as f32;
     let mut targets = vec![rest; labels.len() * classes];
@@ -42,7 +42,7 @@ pub fn weigh(targets: &mut [f32], weights: &[f64]) {
 }
 
 /// Returns the differentiable loss `[1]`: the sum over the batch divided by `weight`. For a mean over one batch, `weight` is the
-/// sum of the batch's sample weights. With accumulation or several ranks, it is the sum over the whole optimizer step. If
+/// sum of the batch's sample weights. With accumulation or several ranks, `weight` is the sum over the whole optimizer step. If
 /// `weight` is 0, the loss is 0.
 ///
 /// `torch.nn.functional.cross_entropy` with class probabilities as targets and `reduction="sum"`, divided by `weight`.
@@ -56,12 +56,12 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Vec<f32>, weight: f64) -> Tenso
     cross_entropy_on_device(logits, targets, weight)
 }
 
-/// [`cross_entropy`] of targets that are on the device, `[B, classes]`, without autodiff.
+/// Returns the loss of [`cross_entropy`]. `targets` are on the device, `[B, classes]`, without autodiff.
 pub fn cross_entropy_on_device(logits: Tensor<2>, targets: Tensor<2>, weight: f64) -> Tensor<1> {
     ops::cross_entropy(logits, targets, if weight > 0.0 { 1.0 / weight } else { 0.0 })
 }
 
-/// Returns the same loss of one sample, on the host in f64. `logits` and `target` have one entry per class.
+/// Returns the cross-entropy of one sample, computed on the host in f64. `logits` and `target` have one entry per class.
 pub fn row_loss(logits: &[f32], target: impl Iterator<Item = f32>) -> f64 {
     let log_sum = log_sum_exp(logits);
     logits.iter().zip(target).map(|(&logit, target)| f64::from(target) * (log_sum - f64::from(logit))).sum()
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_that_do_not_count_have_no_gradient() {
+    fn samples_of_weight_zero_have_no_gradient() {
         let mut targets = soft_targets(&[1], None, 3, 0.0);
         weigh(&mut targets, &[1.0, 0.0, 1.0]);
         let device = Device::flex().autodiff();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn host_loss_survives_extreme_logits() {
+    fn the_host_loss_does_not_overflow_and_keeps_nan() {
         assert_eq!(row_loss(&[1e30, 0.0], [1.0, 0.0].into_iter()), 0.0);
         assert!(row_loss(&[f32::NAN, 0.0], [1.0, 0.0].into_iter()).is_nan());
     }

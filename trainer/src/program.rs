@@ -19,7 +19,8 @@ use clap::Parser;
 /// Runs the command line of this process and returns the exit code.
 ///
 /// A program with more networks and data sets registers them ([`models::register`], [`data::formats::register`]) and then calls
-/// this function. With several processes each of them is the same program: it registers, and is called with other variables.
+/// this function. The workers of a run are processes of the same program, with other environment variables. So each worker
+/// registers the same names.
 pub fn main() -> ExitCode {
     if let Some(code) = launch::helper::run_if_asked() {
         return ExitCode::from(code);
@@ -27,12 +28,12 @@ pub fn main() -> ExitCode {
     console::start();
     // A panic is a defect of this program. Print its location once, below, instead of a dump inside a progress bar.
     panic::set_hook(Box::new(|info| {
-        // `main` prints this failure at the end
+        // `main` prints this failure at the end.
         if info.payload_as_str().is_some_and(|text| Failure::of_panic(text).is_some()) {
             return;
         }
-        let place = info.location().map(|place| format!(" at {}:{}", place.file(), place.line())).unwrap_or_default();
-        console::eprint(format_args!("internal error{place}: {}", info.payload_as_str().unwrap_or("no message")));
+        let location = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
+        console::eprint(format_args!("internal error{location}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
     let run = || {
         let words = arguments::rewritten(std::env::args_os())?;
@@ -73,10 +74,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Checks the variable that sets the number of threads, which rayon ignores where it is not a number. 0 means all cores.
+/// Checks `RAYON_NUM_THREADS`, the number of threads of a process. 0 means all cores. rayon would ignore a value that is not a number.
 ///
 /// # Errors
-/// It is not a number, or more threads than a process can start.
+/// The value is not a number, or is more threads than a process can start.
 fn check_threads(variable: Option<OsString>) -> Result<(), Failure> {
     const MOST: usize = 1024;
     let Some(text) = variable.filter(|text| !text.is_empty()) else { return Ok(()) };

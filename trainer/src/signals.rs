@@ -27,7 +27,7 @@ pub enum StopReason {
 }
 
 impl StopReason {
-    /// No signal has this number.
+    /// The number of [`StopReason::TimeLimit`]. No signal has this number.
     const TIME_LIMIT: i32 = 0x100;
 
     /// Returns the number that ranks exchange. 0 means that the run goes on. Of two reasons, the one with the higher number
@@ -40,7 +40,7 @@ impl StopReason {
         }
     }
 
-    /// Returns the reason that [`encode`](Self::encode) has made a number of.
+    /// Returns the reason with this number: the inverse of [`encode`](Self::encode).
     pub fn decode(number: i32) -> Option<Self> {
         match number {
             0 => None,
@@ -50,11 +50,29 @@ impl StopReason {
     }
 }
 
+/// What a signal does before training starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EarlySignal {
+    /// Requests a stop, as a later signal does.
+    RequestsStop,
+    /// Ends the process at once: there is nothing to save before the first step.
+    EndsProcess,
+}
+
+/// What the second signal does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SecondSignal {
+    /// Ends the process at once.
+    EndsProcess,
+    /// Nothing.
+    IsIgnored,
+}
+
 /// Whether a signal has requested a stop of the run.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     signal: Arc<AtomicUsize>,
-    /// Whether a signal ends the process at once: there is nothing to save before the first step.
+    /// Whether a signal ends the process at once, until [`enter_training`](Self::enter_training).
     exits_at_once: Arc<AtomicBool>,
 }
 
@@ -69,7 +87,7 @@ impl Stop {
     /// # Errors
     /// When the kernel refuses a handler.
     pub fn on_signals() -> Result<Self, Failure> {
-        Self::install(true, false).map_err(refused)
+        Self::install(EarlySignal::RequestsStop, SecondSignal::EndsProcess).map_err(refused)
     }
 
     /// Installs the handlers of a worker of another launcher, which waits for the other ranks first. Until
@@ -78,7 +96,7 @@ impl Stop {
     /// # Errors
     /// When the kernel refuses a handler.
     pub fn of_foreign_worker() -> Result<Self, Failure> {
-        Self::install(true, true).map_err(refused)
+        Self::install(EarlySignal::EndsProcess, SecondSignal::EndsProcess).map_err(refused)
     }
 
     /// Installs the handlers of a worker of this program's launcher. A second signal does nothing: a batch system may signal the
@@ -88,7 +106,7 @@ impl Stop {
     /// # Errors
     /// When the kernel refuses a handler.
     pub fn of_builtin_worker() -> Result<Self, Failure> {
-        Self::install(false, true).map_err(refused)
+        Self::install(EarlySignal::EndsProcess, SecondSignal::IsIgnored).map_err(refused)
     }
 
     /// From now on a signal requests a stop: training starts.
@@ -96,18 +114,19 @@ impl Stop {
         self.exits_at_once.store(false, Ordering::Relaxed);
     }
 
-    fn install(second_ends: bool, exits_at_once: bool) -> io::Result<Self> {
+    fn install(early: EarlySignal, second: SecondSignal) -> io::Result<Self> {
+        let exits_at_once = early == EarlySignal::EndsProcess;
         let stop = Self { exits_at_once: Arc::new(AtomicBool::new(exits_at_once)), ..Self::default() };
         let ignored = signals::ignored();
-        // The order matters: the first signal arms the conditional exit, so that only a second one takes it
+        // The order matters: the first signal arms the conditional exit, so only a second signal ends the process.
         let armed = Arc::new(AtomicBool::new(false));
         for signal in signals::STOPPING.into_iter().filter(|signal| !ignored.contains(signal)) {
             if exits_at_once {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop.exits_at_once))?;
             }
-            // A SIGHUP arms nothing: of signals that are sent together the kernel delivers the lowest number first, so a SIGINT
-            // that was sent before a SIGHUP may come after it
-            if second_ends && signals::ends_at_once(signal) {
+            // A SIGHUP arms nothing. If several signals are pending, the kernel delivers the lowest number first. So a SIGINT that
+            // was sent before a SIGHUP may arrive after it.
+            if second == SecondSignal::EndsProcess && signals::ends_at_once(signal) {
                 flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&armed))?;
                 flag::register(signal, Arc::clone(&armed))?;
             }
@@ -116,8 +135,8 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Starts a thread that says at once that the run stops, since a step or a batch may take minutes. The value waits for the
-    /// thread: its text comes before that of the run's end.
+    /// Starts a thread that prints at once that the run will stop, since a step or a batch may take minutes. At the run's end, wait
+    /// for the thread with [`Announcement::wait`], so that its text comes before the text of the run's end.
     ///
     /// # Errors
     /// When the kernel refuses a handler or a thread.
@@ -196,7 +215,7 @@ mod tests {
 
     /// A signal may come after the handlers of [`Stop::on_signals`] and before those of the thread.
     #[test]
-    fn a_signal_before_the_thread_is_announced_too() {
+    fn a_signal_that_came_before_the_thread_started_is_announced_too() {
         let stop = Stop::never();
         stop.request(rustix::process::Signal::TERM.as_raw());
         stop.announce().unwrap().wait();

@@ -28,14 +28,14 @@ impl Snapshot {
     }
 }
 
-/// What a checkpoint knows of its data set, so that `trainer predict` needs only the checkpoint.
+/// The facts about the data set that a checkpoint has, so that `trainer predict` needs only the checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetRecord {
     /// Colour planes, rows and columns of the network's images, `[C, H, W]`.
     pub shape: [usize; 3],
     /// Names of the classes in label order.
     pub classes: Vec<String>,
-    /// Whether an image has any number of these classes (`data.label_delim`), and the network a sigmoid for each.
+    /// Whether an image has any number of these classes (`data.label_delim`). The network then has a sigmoid per class.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub multi_label: bool,
 }
@@ -57,8 +57,8 @@ impl DatasetRecord {
             .then(|| format!("was trained on images of {}, and these are {}", shown(self.shape), shown(data.shape)))
     }
 
-    /// Compares the classes with which a checkpoint was trained with those of `data`: a label is an index into them. Returns what
-    /// differs and how, or `None`.
+    /// Compares the classes with which a checkpoint was trained with those of `data`. Their order matters, since a label is an index
+    /// into the list. Returns the kind of difference and its description, or `None`.
     pub fn other_classes(&self, data: &Self) -> Option<(ClassDifference, String)> {
         let list = |classes: &[String]| {
             let shown = classes.iter().take(10).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -84,7 +84,7 @@ impl DatasetRecord {
 /// How the classes of a data set differ from those of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClassDifference {
-    /// Images have one class instead of any number, or the other way round.
+    /// Images have one class instead of any number, or the reverse.
     MultiLabel,
     /// There are more or fewer classes.
     Number,
@@ -191,8 +191,8 @@ pub struct EvalRecord {
 }
 
 impl EvalRecord {
-    /// Returns whether this evaluation is better than `other`. Of equal ones the first is the best. Where `other` lacks the number
-    /// or has NaN, this one is better.
+    /// Returns whether this evaluation is better than the earlier evaluation `other`. If both are equally good, `other` stays the
+    /// best. If `other` lacks the number or has NaN, this evaluation is better.
     pub fn is_better(&self, other: &Self, by: BestBy) -> bool {
         let score = |record: &Self| match by {
             BestBy::Accuracy => record.top1,

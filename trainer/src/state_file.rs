@@ -9,7 +9,7 @@ use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 /// A float32 tensor on the host with its name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTensor {
-    /// PyTorch's name; that of optimizer state starts with the slot's name.
+    /// PyTorch's name. For optimizer state, the slot and the parameter's name: `momentum.conv1.weight`.
     pub name: String,
     /// Dimensions.
     pub shape: Vec<usize>,

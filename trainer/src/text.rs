@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_have_separators_and_few_digits() {
         assert_eq!([0, 999, 1000, 11_173_962].map(thousands), ["0", "999", "1,000", "11,173,962"]);
         assert_eq!(
             [2.314_555, 123.456, 1.23e9, f64::NAN, f64::INFINITY].map(loss),
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_count_what_the_terminal_shows() {
+    fn widths_are_counted_in_terminal_columns() {
         assert_eq!(truncated("T-shirt/top", 7), "T-shir…");
         assert_eq!(truncated("T-shirt", 7), "T-shirt");
         assert_eq!(truncated("飛行機と船", 7), "飛行機…");

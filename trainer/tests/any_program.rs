@@ -161,7 +161,7 @@ fn ended(processes: &[u32]) {
 }
 
 #[test]
-fn no_process_is_left_however_the_launcher_ends() {
+fn no_process_is_left_after_any_end_of_the_launcher() {
     let bench = Bench::new("");
     let (mut child, _out, processes) = family(&bench, "");
     signal(&child, SIGKILL);
@@ -184,7 +184,7 @@ fn no_process_is_left_however_the_launcher_ends() {
 }
 
 #[test]
-fn processes_may_end_in_their_own_way_after_a_signal() {
+fn processes_may_handle_a_signal_and_end_later() {
     let bench = Bench::new("");
     // A saved checkpoint and exit 0 are not a failure. A second signal does not wait.
     let (child, out, _) = family(&bench, "trap 'echo saved; exit 0' TERM;");
@@ -214,7 +214,7 @@ fn processes_may_end_in_their_own_way_after_a_signal() {
 }
 
 #[test]
-fn pytorch_meets_over_gloo_and_its_errors_are_read() {
+fn pytorch_connects_over_gloo_and_its_errors_are_shown() {
     let Some(python) = python_with(&["torch"]) else { return };
     let bench = Bench::new("");
     let program = "
@@ -323,7 +323,7 @@ fn a_signal_to_a_node_that_is_done_stops_the_others() {
 }
 
 #[test]
-fn mistakes_say_what_to_do() {
+fn mistakes_have_a_hint() {
     let bench = Bench::new("");
     for (arguments, cause, hint) in [
         (&["launch", "--", "true"][..], "nothing says how many processes to start", "--cpus 4"),

@@ -33,7 +33,7 @@ fn chosen(run: &Path) -> Value {
 
 /// Shared memory adds up in the order of ranks whatever the buckets are, so tuning changes no bit.
 #[test]
-fn a_tuned_run_has_the_losses_of_one_that_was_not_tuned() {
+fn a_tuned_run_has_the_losses_of_a_run_without_tuning() {
     let bench = Bench::new(CONFIG);
     let plain = bench.train("plain", &["--cpus", "3"]);
     let start = ["--config", "config.toml", "--run-dir", "tuned", "--cpus", "3", "--autotune", "--log-level", "debug"];
@@ -147,7 +147,7 @@ fn all_nodes_continue_with_the_choice_of_node_0() {
 }
 
 #[test]
-fn lossy_formats_are_tried_where_they_are_allowed() {
+fn lossy_formats_are_tried_only_if_they_are_allowed() {
     let bench = Bench::new(CONFIG);
     let allow = ["--set", "parallel.autotune=[\"bucket_mb\", \"bf16\"]", "--set", "train.epochs=2"];
     let arguments = ["--config", "config.toml", "--run-dir", "runs", "--cpus", "2", "--autotune"];

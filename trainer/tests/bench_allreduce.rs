@@ -4,7 +4,7 @@ use crate::common::{Bench, CONFIG};
 use serde_json::Value;
 
 #[test]
-fn rows_of_every_backend_and_type_are_exact() {
+fn the_sums_of_every_backend_and_type_are_exact() {
     let bench = Bench::new(CONFIG);
     let cases: [&[&str]; 4] = [
         &[],
@@ -34,7 +34,7 @@ fn rows_of_every_backend_and_type_are_exact() {
 }
 
 #[test]
-fn mistakes_end_with_2() {
+fn mistakes_exit_with_code_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 5] = [
         (&["--backend", "cuda"], "\"cuda\" is not a transport between CPUs"),

@@ -5,7 +5,7 @@ use std::{fs, path::Path, process::Command};
 use crate::common::{self, Bench, CONFIG, Ended, checkpoint_file, entries, pictures::save_png};
 
 #[test]
-fn a_run_leaves_everything_that_the_readme_names() {
+fn a_run_writes_every_file_that_the_readme_names() {
     let bench = Bench::new(CONFIG);
     let ended = bench.run(&["--config", "config.toml"]).expect(0);
     let run = bench.only_run("runs");
@@ -55,7 +55,7 @@ fn json(ended: Ended) -> serde_json::Value {
 }
 
 #[test]
-fn dry_run_writes_nothing() {
+fn a_dry_run_writes_nothing() {
     let bench = Bench::new(CONFIG);
     let ended = bench.run(&["--config", "config.toml", "--dry-run"]).expect(0);
     assert!(ended.stdout.contains("44,426 parameters"), "{}", ended.stdout);
@@ -76,7 +76,7 @@ fn every_shipped_config_passes_a_dry_run() {
 }
 
 #[test]
-fn mistakes_end_with_2_and_a_hint() {
+fn mistakes_exit_with_code_2_and_a_hint() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 10] = [
         (&["--config", "missing.toml"], "missing.toml"),
@@ -145,7 +145,7 @@ fn an_image_folder_trains_and_a_model_with_other_classes_is_refused() {
 
 /// An empty variable counts as unset.
 #[test]
-fn the_variable_names_the_data_folder() {
+fn the_environment_variable_sets_the_data_folder() {
     let bench = Bench::new(CONFIG);
     let run = |value: &str, arguments: &[&str]| -> Ended {
         bench.command().env("TRAINER_DATA_DIR", value).args(arguments).output().unwrap().into()
@@ -189,7 +189,7 @@ fn eval_of_other_data_does_not_search_the_folder_of_the_run() {
 }
 
 #[test]
-fn the_variable_does_not_replace_the_images_of_a_run() {
+fn the_environment_variable_does_not_replace_the_images_of_a_run() {
     let bench = Bench::new(
         "[model]\nname = \"lenet\"\n[data]\nname = \"image-folder\"\ndir = \"pictures\"\n\
          [train]\nepochs = 1\nbatch_size = 4\n",
@@ -237,7 +237,7 @@ fn an_evaluation_at_another_size_is_refused_where_weights_depend_on_it() {
 
 /// The last step of an epoch has the batches that are left, so an epoch's batches are the most that are in memory.
 #[test]
-fn more_batches_per_step_than_an_epoch_has_need_no_memory() {
+fn an_accumulation_longer_than_an_epoch_needs_no_more_memory() {
     let bench = Bench::new(CONFIG);
     let arguments = ["--config", "config.toml", "--epochs", "1", "--set", "train.accumulate=65536"];
     bench.run(&arguments).expect(0);
@@ -245,7 +245,7 @@ fn more_batches_per_step_than_an_epoch_has_need_no_memory() {
 
 /// Keys that only several processes use are not a mistake, but they change nothing.
 #[test]
-fn one_process_says_which_keys_it_does_not_use() {
+fn one_process_notes_the_keys_that_it_does_not_use() {
     let bench = Bench::new(CONFIG);
     let run = |flags: &[&str]| bench.run(&[&["--config", "config.toml", "--epochs", "1"], flags].concat()).expect(0);
     let keys = ["--set", "parallel.bucket_mb=3", "--set", "parallel.threads=1"];
@@ -337,7 +337,7 @@ fn the_table_reads_runs_and_their_committed_summaries() {
 
 /// Checks that the committed summaries are readable and name no machine.
 #[test]
-fn committed_results_are_whole() {
+fn committed_results_are_readable_and_name_no_machine() {
     let bench = Bench::new(CONFIG);
     let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../results");
     let rows = json(bench.run(&["table", results, "--json"]).expect(0));

@@ -10,7 +10,7 @@ use checkout::of_checkout;
 const COMMIT: &str = "8d5a1f6f0c6e4b6d9a3f2e1d0c9b8a7968574635";
 
 #[test]
-fn the_commit_is_found_in_every_layout() {
+fn the_commit_is_found_in_every_layout_of_a_git_folder() {
     let dir = tempfile::tempdir().unwrap();
     let git = dir.path().join(".git");
     let top = dir.path().to_owned();

@@ -12,7 +12,7 @@ fn compare(bench: &Bench, code: i32, extra: &[&str]) -> (Value, String) {
 }
 
 #[test]
-fn three_modes_on_one_page() {
+fn three_modes_are_compared_on_one_page() {
     let bench = Bench::new(CONFIG);
     let (json, said) = compare(&bench, 0, &["--steps", "8", "--rounds", "2"]);
     assert!(said.contains("round 2 of 2: ddp"), "{said}");
@@ -69,7 +69,7 @@ fn a_mode_that_fails_is_shown_beside_the_others() {
 }
 
 #[test]
-fn mistakes_end_with_2() {
+fn mistakes_exit_with_code_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 7] = [
         // This machine has too few GPUs, or this build has no GPU backend

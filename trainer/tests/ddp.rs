@@ -31,7 +31,7 @@ fn the_losses_do_not_depend_on_the_number_of_processes() {
 
 /// A job of one process, as `torchrun --nproc-per-node 1` starts it: alone, with restarts, and resumed.
 #[test]
-fn a_job_may_have_one_process() {
+fn a_job_of_one_process_trains_restarts_and_resumes() {
     let bench = Bench::new(CONFIG);
     let limit = ["--set", "train.max_steps=20"];
     let one = loss_values(&train(&bench, "one", "1", &limit));
@@ -98,9 +98,9 @@ fn synchronised_batch_norm_makes_the_losses_independent_of_the_number_of_process
     assert!(one.iter().zip(&local).any(|(a, b)| (a - b).abs() > 1e-3), "it does make a difference");
 }
 
-/// Whatever is sent and whenever, the training is the same within the precision of the format.
+/// When and in which buckets gradients are sent does not change the losses. Compression changes them within its precision.
 #[test]
-fn overlap_buckets_accumulation_and_compression() {
+fn overlap_buckets_accumulation_and_compression_do_not_change_the_training() {
     let bench = Bench::new(CONFIG);
     let limit = ["--set", "train.max_steps=15"];
     let run = |root: &str, extra: &[&str]| loss_values(&train(&bench, root, "2", &[&limit[..], extra].concat()));
@@ -129,9 +129,9 @@ fn overlap_buckets_accumulation_and_compression() {
     }
 }
 
-/// As Horovod does it: each worker has its own batch, and the learning rate grows with the number of workers.
+/// As in Horovod, each worker has its own batch, and the learning rate grows with the number of workers.
 #[test]
-fn a_batch_a_worker_with_a_linear_learning_rate() {
+fn a_batch_per_worker_and_a_scaled_learning_rate_equal_one_large_batch() {
     let bench = Bench::new(CONFIG);
     let run = |root: &str, workers: &str, values: [&str; 4]| {
         let sets = values.map(|value| ["--set", value]).concat();
@@ -192,7 +192,7 @@ fn a_dry_run_trains_nothing_under_another_launcher() {
 
 /// A job of one pod has as many workers as the variable says.
 #[test]
-fn one_pod_of_kubeflow_starts_its_workers_and_says_each_note_once() {
+fn one_pod_of_kubeflow_starts_its_workers_and_prints_each_note_once() {
     let bench = Bench::new(CONFIG);
     let mut pod = bench.command();
     pod.args(["--config", "config.toml", "--run-dir", "runs", "--set", "train.max_steps=2"]);
@@ -304,7 +304,7 @@ fn a_worker_that_is_killed_is_named_and_restarts_continue_to_the_same_end() {
 }
 
 #[test]
-fn mistakes_of_several_processes_end_with_2() {
+fn mistakes_of_several_processes_exit_with_code_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 7] = [
         (&["--cpus", "2", "--set", "train.batch_size=1"], "batch_size"),

@@ -120,7 +120,7 @@ fn a_worker_killed_in_the_reduction_of_a_bucket_is_named_with_the_bucket() {
 }
 
 #[test]
-fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_half() {
+fn a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_no_partial_folder() {
     let bench = Bench::new(CONFIG);
     // 100 blocks of 512 bytes per file: too little for the model, enough for the rest.
     let trainer = env!("CARGO_BIN_EXE_trainer");
@@ -159,7 +159,7 @@ fn spans(trace: &serde_json::Value, rank: u64, thread: u64) -> Vec<(String, f64,
 
 /// The timeline shows the overlap: buckets that are full before backward ends begin before it ends.
 #[test]
-fn the_timeline_shows_buckets_reduced_under_backward() {
+fn the_timeline_shows_buckets_that_are_reduced_during_backward() {
     let bench = Bench::new(SLOW);
     let arguments = ["--config", "config.toml", "--run-dir", "runs", "--cpus", "2", "--set", "train.max_steps=6"];
     let extra = ["--set", "log.timeline=true", "--set", "parallel.bucket_mb=4", "--set", "data.limit_train=96"];

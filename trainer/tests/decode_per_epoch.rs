@@ -115,7 +115,7 @@ fn ten_crops_need_files_of_larger_images() {
 }
 
 #[test]
-fn memory_and_each_epoch_train_to_the_same_bits() {
+fn decoding_once_and_decoding_in_each_epoch_train_to_the_same_bits() {
     let bench = Bench::new(&CONFIG.replace("random-resized-crop:0.25", "crop"));
     write_pictures(&bench);
     let memory = bench.train("memory", &["--set", "data.resize=30"]);
@@ -150,7 +150,7 @@ fn a_damaged_image_ends_all_ranks_that_share_the_pixels() {
 
 /// Ranks that decode at other times make other calls, so they compare their settings before.
 #[test]
-fn ranks_that_decode_at_other_times_are_reported() {
+fn ranks_with_different_settings_of_data_decode_are_reported() {
     let config = CONFIG.replace("random-resized-crop:0.25", "crop");
     let bench = Bench::new(&config.replace("image_size = 28", "image_size = 28\ndecode = \"memory\""));
     write_pictures(&bench);

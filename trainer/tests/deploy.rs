@@ -77,7 +77,7 @@ exit $code
 ";
 
 #[test]
-fn slurm() {
+fn the_slurm_script_trains_and_resumes_after_a_signal() {
     let script = deploy("slurm.sbatch");
     let tasks = |name: &str| directive(&script, "#SBATCH", name).parse::<usize>().unwrap();
     assert_eq!((tasks("--nodes"), tasks("--ntasks-per-node")), (2, 4));
@@ -125,7 +125,7 @@ fn losses_so_far(run: &Path) -> usize {
 }
 
 #[test]
-fn lsf() {
+fn the_lsf_script_trains_on_two_hosts() {
     let script = deploy("lsf.bsub");
     let slots: usize = directive(&script, "#BSUB", "-n").parse().unwrap();
     assert!(directive(&script, "#BSUB", "-R").contains(&format!("ptile={}", slots / 2)));
@@ -207,7 +207,7 @@ fn local(bench: &Bench, word: &str) -> String {
 
 /// The operator starts the launcher's command with its list of hosts; mpirun reaches the hosts over ssh.
 #[test]
-fn kubernetes_mpi_job() {
+fn the_kubernetes_mpi_job_trains() {
     let job = manifest("mpijob.yaml");
     assert_eq!(job["apiVersion"].as_str(), Some("kubeflow.org/v2beta1"));
     assert_eq!(job["kind"].as_str(), Some("MPIJob"));
@@ -244,7 +244,7 @@ fn kubernetes_mpi_job() {
 
 /// The operator gives each pod its number and the address of the first one.
 #[test]
-fn kubernetes_pytorch_job() {
+fn the_kubernetes_pytorch_job_trains() {
     let job = manifest("pytorchjob.yaml");
     assert_eq!(job["apiVersion"].as_str(), Some("kubeflow.org/v1"));
     assert_eq!(job["kind"].as_str(), Some("PyTorchJob"));
@@ -286,7 +286,7 @@ fn instructions() -> Vec<(String, String)> {
 }
 
 #[test]
-fn dockerfile() {
+fn the_dockerfile_names_existing_files_and_its_command_trains() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let manifest = fs::read_to_string(root.join("Cargo.toml")).unwrap();
     let features = fs::read_to_string(root.join("trainer/Cargo.toml")).unwrap();

@@ -100,7 +100,7 @@ fn a_machine_without_anything_is_reported_with_all_searched_places() {
 }
 
 #[test]
-fn a_machine_with_everything_is_read_and_tried() {
+fn a_complete_machine_is_described_and_its_parts_are_tested() {
     let machine = Machine::complete();
     let report = machine.doctor(&[
         ("CUDA_ON_CPU_GPUS", "3"),
@@ -146,7 +146,7 @@ fn a_machine_with_everything_is_read_and_tried() {
 }
 
 #[test]
-fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
+fn a_driver_that_reports_peer_access_and_loses_writes_is_detected() {
     let machine = Machine::complete();
     let report = machine.doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "lies")]);
     for peer in report["peers"].as_array().unwrap() {
@@ -158,7 +158,7 @@ fn a_driver_that_promises_peer_access_and_loses_writes_is_found_out() {
 }
 
 #[test]
-fn a_driver_without_peer_access_is_an_answer() {
+fn a_driver_without_peer_access_is_reported_and_no_error() {
     let report = Machine::complete().doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_PEERS", "none")]);
     let peer = &report["peers"][0];
     assert_eq!(peer["driver_says"], false);
@@ -199,7 +199,7 @@ fn a_gpu_whose_driver_ends_long_kernels_is_reported() {
 }
 
 #[test]
-fn refused_ipc_is_an_answer() {
+fn refused_ipc_is_reported_and_no_error() {
     let report = Machine::complete().doctor(&[("CUDA_ON_CPU_GPUS", "2"), ("CUDA_ON_CPU_IPC", "refused")]);
     assert!(text(&report["ipc"]).contains("CUDA_ERROR_NOT_SUPPORTED (801)"), "{}", report["ipc"]);
 }
@@ -235,7 +235,7 @@ fn a_driver_that_is_older_than_nvrtc_or_this_program_is_reported_with_what_to_in
 /// Checks the errors of a GPU build. They must come before burn's backend is used.
 #[cfg(feature = "cuda")]
 #[test]
-fn gpus_that_cannot_be_had_are_errors_before_anything_starts() {
+fn unavailable_gpus_are_errors_before_anything_starts() {
     let machine = Machine::complete();
     fs::write(
         machine.folder.path().join("config.toml"),

@@ -76,7 +76,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn the_targets_of_links_exist() {
     for page in pages().into_iter().chain([root().join("ARCHITECTURE.md")]) {
         let text = read(&page);
         for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {

@@ -39,8 +39,8 @@ fn the_losses_do_not_depend_on_the_number_of_devices() {
     }
 }
 
-/// The last batch has one image of one pixel before the last batch norms. No other device shares it, also if batch norm is
-/// synchronised.
+/// The images of the last batch have one pixel before the last batch norms, and the last batch is one image. So no other device has
+/// values of this batch, and synchronised batch norm has one value per channel too.
 #[test]
 fn a_step_of_one_image_is_refused_with_synchronised_batch_norm_too() {
     let config = CONFIG
@@ -59,7 +59,7 @@ fn a_step_of_one_image_is_refused_with_synchronised_batch_norm_too() {
 /// The steps are few and small: at its start a ResNet multiplies the rounding of sums by a hundred or more per step, and one
 /// device with another number of threads leaves the curve as fast as several devices do.
 #[test]
-fn synchronised_batch_norm_gives_the_losses_of_one_device() {
+fn synchronised_batch_norm_has_the_losses_of_one_device() {
     let config = CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("one-cycle", "constant");
     let bench = Bench::new(&config.replace("[data]", "[parallel]\nbatch_norm = \"sync\"\n[data]"));
     let settings = ["train.batch_size=8", "train.max_steps=3", "data.limit_test=3", "optimizer.lr=0.0002"];
@@ -109,7 +109,7 @@ fn stop_after_some_steps(bench: &Bench, arguments: &[&str]) -> u64 {
 }
 
 #[test]
-fn a_run_goes_on_from_one_device_to_several_and_back() {
+fn a_run_may_be_resumed_with_more_and_with_fewer_devices() {
     let bench = Bench::new(CONFIG);
     let first = [&["--config", "config.toml", "--run-dir", "stopped"], &LONG[..]].concat();
     stop_after_some_steps(&bench, &first);
@@ -128,7 +128,7 @@ fn a_run_goes_on_from_one_device_to_several_and_back() {
 }
 
 #[test]
-fn a_signal_stops_it_with_a_checkpoint_from_which_it_goes_on_bit_for_bit() {
+fn a_run_that_a_signal_stopped_resumes_bit_for_bit() {
     let bench = Bench::new(CONFIG);
     let dp = ["--mode", "dp", "--cpus", "2"];
     let first = [&["--config", "config.toml", "--run-dir", "stopped"], &LONG[..], &dp].concat();
@@ -141,7 +141,7 @@ fn a_signal_stops_it_with_a_checkpoint_from_which_it_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn mistakes_end_with_2() {
+fn mistakes_exit_with_code_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 5] = [
         (&["--mode", "dp", "--cpus", "20000"], "from 1 to 1024"),

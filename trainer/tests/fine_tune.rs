@@ -89,7 +89,7 @@ fn frozen_layers_stay_as_they_are_in_every_mode_and_precision() {
 
 /// With one image per rank and step, one process and two take the same steps, but for rounding: no batch norm is trained.
 #[test]
-fn processes_take_the_steps_of_one() {
+fn two_processes_take_the_steps_of_one_process() {
     let bench = Bench::new(CONFIG);
     start(&bench, &[]);
     let tuned = [
@@ -114,7 +114,7 @@ fn processes_take_the_steps_of_one() {
 
 /// The resumed run does not need the file of weights.
 #[test]
-fn a_resumed_run_equals_the_run_that_was_not_stopped_and_reads_no_weights() {
+fn a_resumed_run_equals_an_uninterrupted_run_and_does_not_read_the_weights_again() {
     let bench = Bench::new(RESNET);
     start(&bench, &[]);
     let (weights, hidden) = (bench.path("start.safetensors"), bench.path("hidden"));
@@ -211,7 +211,7 @@ fn pictures(bench: &Bench) {
 }
 
 #[test]
-fn another_number_of_classes_has_a_new_head_and_the_start_table_says_so() {
+fn for_another_number_of_classes_the_classifier_is_new_and_the_start_table_names_it() {
     let bench = Bench::new(
         "[model]\nname = \"resnet18_imagenet\"\n[data]\nname = \"image-folder\"\ndir = \"pictures\"\n[train]\nepochs = 1\nbatch_size = 8\n",
     );
@@ -259,7 +259,7 @@ fn refused(bench: &Bench, extra: &[&str]) -> String {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_hint() {
+fn impossible_settings_are_refused_with_a_hint() {
     let resnet = RESNET.replace("[optimizer]\n", "[optimizer]\nlr_factors = { layer5 = 0.1 }\n");
     let freeze = |names: &str| RESNET.replace("[model]\n", &format!("[model]\nfreeze = {names}\n"));
     insta::assert_snapshot!(refused(&Bench::new(&freeze("[\"conv1\", \"layr1\"]")), &[]), @r#"

@@ -125,7 +125,7 @@ fn a_call_ends_with_its_slice_and_the_next_one_continues() {
 }
 
 #[test]
-fn a_failure_stops_nothing_and_a_timeout_is_tried_twice() {
+fn a_failed_step_does_not_stop_the_others_and_a_timeout_is_tried_twice() {
     let bench = Bench::new();
     let both = ("ONLY", "checks training");
     let wrong = [("FAIL", "gpu_check --ops"), ("RANDOM_LOSS", "yes"), ("KILLED_CODE", "1"), both];
@@ -159,7 +159,7 @@ fn a_failure_stops_nothing_and_a_timeout_is_tried_twice() {
 }
 
 #[test]
-fn an_accuracy_that_is_too_low_fails_and_what_is_missing_is_skipped() {
+fn an_accuracy_that_is_too_low_fails_and_steps_with_missing_parts_are_skipped() {
     let bench = Bench::new();
     std::fs::remove_file(bench.path("bin/compute-sanitizer")).unwrap();
     let settings =

@@ -23,11 +23,11 @@ fn trains_under(launcher: &[&str], announced: &str) {
     assert!(said.contains(announced) && said.contains("rank 0 of 2"), "{said}");
 
     bench.run(&[&["--config", "config.toml", "--run-dir", "ours", "--cpus", "2"][..], &limit].concat()).expect(0);
-    assert_eq!(losses(&bench.only_run("theirs")), losses(&bench.only_run("ours")), "the same losses to the last bit");
+    assert_eq!(losses(&bench.only_run("theirs")), losses(&bench.only_run("ours")), "bit for bit");
 }
 
 #[test]
-fn mpirun() {
+fn ranks_of_mpirun_have_the_losses_of_the_own_launcher() {
     trains_under(&["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2"], "started by Open MPI");
 }
 
@@ -40,7 +40,7 @@ if Std.from_str('0') is None:
 main()";
 
 #[test]
-fn torchrun() {
+fn ranks_of_torchrun_have_the_losses_of_the_own_launcher() {
     let Some(python) = python_with(&["torch"]) else { return };
     let port = common::free_port().to_string();
     let python = python.to_str().expect("a path in UTF-8");
@@ -50,6 +50,6 @@ fn torchrun() {
 
 #[test]
 #[ignore = "needs a Slurm cluster"]
-fn srun() {
+fn ranks_of_srun_have_the_losses_of_the_own_launcher() {
     trains_under(&["srun", "-n", "2"], "started by Slurm");
 }

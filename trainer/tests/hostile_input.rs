@@ -43,7 +43,7 @@ fn pipe(path: &Path) {
 }
 
 #[test]
-fn escapes_in_class_names_are_spelled() {
+fn escape_sequences_in_class_names_are_shown_as_text() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, ESCAPES);
     assert_spelled(&bench.run(&["--config", "config.toml"]).expect(0));
@@ -53,7 +53,7 @@ fn escapes_in_class_names_are_spelled() {
 }
 
 #[test]
-fn escapes_in_file_names_are_spelled() {
+fn escape_sequences_in_file_names_are_shown_as_text() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, "cat");
     fs::write(bench.path("pictures/train/cat").join(format!("{ESCAPES}.png")), "no picture").unwrap();
@@ -65,7 +65,7 @@ fn escapes_in_file_names_are_spelled() {
 }
 
 #[test]
-fn escapes_in_weight_files_are_spelled() {
+fn escape_sequences_in_weight_files_are_shown_as_text() {
     let bench = Bench::new(PICTURES);
     let values = [0; 4];
     let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![1], &values).unwrap();
@@ -75,7 +75,7 @@ fn escapes_in_weight_files_are_spelled() {
 }
 
 #[test]
-fn escapes_in_summaries_are_spelled() {
+fn escape_sequences_in_summaries_are_shown_as_text() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, "cat");
     bench.run(&["--config", "config.toml", "--quiet"]).expect(0);

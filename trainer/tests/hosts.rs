@@ -117,7 +117,7 @@ fn two_hosts_train_to_the_same_bits_as_two_processes() {
 }
 
 #[test]
-fn everything_ends_together() {
+fn all_hosts_stop_after_a_signal_a_killed_launcher_or_an_outage() {
     let Some(job) = Job::new("e") else { return };
     // A signal stops all hosts at one step, with a checkpoint.
     let child = job.endless("node1:1,node2:1", "300");
@@ -197,7 +197,7 @@ fn hosts_that_cannot_take_part_are_named_at_once() {
 }
 
 #[test]
-fn one_host_needs_no_ssh_and_an_order_is_checked() {
+fn one_host_needs_no_ssh_and_the_order_to_an_agent_is_checked() {
     let bench = Bench::new(CONFIG);
     let no_ssh = |arguments: &[&str]| -> Ended {
         bench.command().args(arguments).env("TRAINER_SSH", "/no/such/ssh").output().expect("the binary starts").into()

@@ -23,8 +23,8 @@ fn every_world_trains_alike(options: &[&str]) -> Vec<f64> {
     one
 }
 
-/// The weighted mean divides by the weights of the global batch. Means of the ranks' means would be something else: each rank's
-/// share has other classes.
+/// The weighted mean divides by the weights of the global batch. The mean of the ranks' weighted means would be another number, because
+/// the shares of the ranks have different classes.
 #[test]
 fn the_weighted_mean_is_that_of_the_global_batch() {
     let weighted = every_world_trains_alike(&WEIGHTS);
@@ -34,7 +34,7 @@ fn the_weighted_mean_is_that_of_the_global_batch() {
 }
 
 #[test]
-fn accumulated_batches_share_one_weighted_mean_in_every_world() {
+fn accumulated_batches_share_one_weighted_mean_for_every_world_size() {
     let accumulated = every_world_trains_alike(
         &[&WEIGHTS[..], &["--set", "train.accumulate=2", "--set", "train.batch_size=8"]].concat(),
     );
@@ -45,12 +45,12 @@ fn accumulated_batches_share_one_weighted_mean_in_every_world() {
 }
 
 #[test]
-fn class_weights_and_mixing_train_alike_in_every_world() {
+fn class_weights_with_mixing_do_not_depend_on_the_world_size() {
     every_world_trains_alike(&[&WEIGHTS[..], &["--set", "train.mixup=0.4"]].concat());
 }
 
 #[test]
-fn in_bf16_the_loss_is_that_of_f32_within_its_precision() {
+fn the_bf16_loss_equals_the_f32_loss_within_its_precision() {
     let bench = Bench::new(CONFIG);
     let f32 = loss_values(&bench.train("f32", &[&WEIGHTS[..], &STEPS].concat()));
     let bf16 = loss_values(&bench.train("bf16", &[&WEIGHTS[..], &STEPS, &["--set", "train.precision=bf16"]].concat()));
@@ -61,7 +61,7 @@ fn in_bf16_the_loss_is_that_of_f32_within_its_precision() {
 }
 
 #[test]
-fn every_world_draws_the_same_samples() {
+fn the_weighted_sampler_draws_the_same_samples_for_every_world_size() {
     every_world_trains_alike(&SAMPLER);
     let both = [&SAMPLER[..], &WEIGHTS].concat();
     every_world_trains_alike(&both);
@@ -108,9 +108,9 @@ batch_size = 16
 lr = 0.02
 "#;
 
-/// Without weights the rare class is ignored; the loss and the sampler each correct that, alone.
+/// Without weights the network ignores the rare class. Weights in the loss correct this, and so does the sampler.
 #[test]
-fn both_ways_raise_the_balanced_accuracy_of_an_unbalanced_set() {
+fn class_weights_and_the_sampler_each_raise_the_balanced_accuracy() {
     let bench = Bench::new(UNBALANCED);
     unbalanced(&bench);
     let balanced = |root: &str, extra: &[&str]| {
@@ -133,7 +133,7 @@ fn both_ways_raise_the_balanced_accuracy_of_an_unbalanced_set() {
 }
 
 #[test]
-fn the_best_epoch_is_that_of_the_chosen_number() {
+fn checkpoint_best_selects_the_measure_of_the_best_epoch() {
     let bench = Bench::new(UNBALANCED);
     unbalanced(&bench);
     let train = |best: &str| {

@@ -45,7 +45,7 @@ kind = "constant"
 "#;
 
 #[test]
-fn an_own_network_is_trained_resumed_evaluated_and_exported_like_any_other() {
+fn a_registered_network_is_trained_resumed_evaluated_and_exported() {
     let bench = Bench::new(OWN_MODEL);
     let own = |arguments: &[&str]| run(&bench, "own_model", arguments);
     let train = |root: &str, extra: &[&str]| {
@@ -84,7 +84,7 @@ lr = 0.02
 "#;
 
 #[test]
-fn an_own_data_set_is_trained_on_like_any_other() {
+fn a_registered_data_set_is_trained_on() {
     let bench = Bench::new(OWN_DATASET);
     let own = |arguments: &[&str]| run(&bench, "own_dataset", arguments);
     own(&["--config", "config.toml", "--quiet", "--cpus", "2", "--run-dir", "runs"]).expect(0);
@@ -121,7 +121,7 @@ impl CustomNetwork for Doubling {
 
 /// The other tests run programs, so this process may register a network.
 #[test]
-fn a_network_with_operations_of_its_own_is_trained_and_not_exported_as_a_graph() {
+fn a_network_with_custom_operations_is_trained_and_not_exported_as_a_graph() {
     models::register::<Doubling>("doubling", Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] });
     let config = "[model]\nname = \"doubling\"\n[data]\nname = \"fashion-mini\"\nlimit_train = 16\nlimit_test = 16\n\
                   [train]\nepochs = 1\nbatch_size = 16\n";

@@ -150,14 +150,14 @@ fn weights_cut_short() {
 }
 
 #[test]
-fn weights_that_are_no_weights() {
+fn weights_in_an_unknown_format() {
     insta::assert_snapshot!(screen_of_weights("lenet", "fashion-mini", |bench| {
         fs::write(bench.path("weights.pth"), "<html>404</html>").unwrap();
     }));
 }
 
 #[test]
-fn weights_of_a_model_that_is_not_there() {
+fn weights_of_an_unknown_model() {
     insta::assert_snapshot!(screen_of_weights("lenet5", "fashion-mini", |_| {}));
 }
 
@@ -168,7 +168,7 @@ fn table_without_a_run() {
 }
 
 #[test]
-fn export_of_what_is_no_run() {
+fn export_of_a_folder_that_is_not_a_run() {
     let bench = Bench::new(MINI);
     insta::assert_snapshot!(bench.run(&["export", "--run", "nowhere", "--to", "a.safetensors"]).expect(2).stderr);
 }

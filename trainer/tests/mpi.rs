@@ -1,5 +1,5 @@
-//! Training over an installed MPI library, in processes that mpirun starts:
-//! `cargo test --release -p trainer --features mpi --test mpi`.
+//! Training over an installed MPI library, in processes that mpirun starts.
+//! `cargo test --release -p trainer --features mpi --test mpi` runs these tests.
 #![cfg(feature = "mpi")]
 
 mod common;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use common::{Bench, CONFIG, Ended, losses};
 
-/// Open MPI's launcher; more ranks than cores and the superuser are what tests have.
+/// Returns the command of Open MPI's launcher. It allows more ranks than cores, and the superuser, because tests may have both.
 fn mpirun(world_size: usize, bench: &Bench) -> Command {
     let mut command = Command::new("mpirun");
     bench.own_mpi_session(&mut command);
@@ -51,7 +51,7 @@ fn a_job_that_mpirun_has_not_started_is_refused() {
 }
 
 #[test]
-fn the_bench_measures_exact_sums() {
+fn bench_allreduce_has_exact_sums() {
     let bench = Bench::new(CONFIG);
     let mut command = mpirun(2, &bench);
     command.arg(env!("CARGO_BIN_EXE_trainer"));

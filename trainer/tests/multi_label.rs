@@ -118,7 +118,7 @@ fn check(bench: &Bench, root: &str, extra: &[&str]) -> Vec<f64> {
 }
 
 #[test]
-fn every_world_trains_alike_and_evaluates_the_same() {
+fn training_and_evaluation_do_not_depend_on_the_world_size() {
     let bench = bench();
     let one = check(&bench, "one", &[]);
     let worlds: [&[&str]; 3] = [&["--cpus", "2"], &["--cpus", "3"], &["--cpus", "2", "--mode", "dp"]];
@@ -172,7 +172,7 @@ fn a_resumed_run_has_the_same_bits() {
 }
 
 #[test]
-fn what_needs_one_class_per_image_is_refused() {
+fn settings_that_need_one_class_per_image_are_refused() {
     let bench = bench();
     let refused = |extra: &[&str], said: &str| {
         let error = bench.run(&[&["--config", "config.toml"], extra].concat()).expect(2).stderr;

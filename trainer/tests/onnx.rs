@@ -272,7 +272,7 @@ fn an_exported_run_classifies_as_predict_does() {
 }
 
 #[test]
-fn folded_weights_are_not_taken_for_those_of_a_network() {
+fn folded_weights_are_refused_as_weights_of_a_network() {
     let bench = Bench::new(&CONFIG.replace("lenet", "shufflenetv2_x0_5").replace("= 520", "= 32"));
     let run = bench.train("runs", &["--quiet", "--epochs", "1"]);
     let run = run.to_str().unwrap();

@@ -1,4 +1,4 @@
-//! Paths where two features meet.
+//! Combinations of two features: restarts and edits, time limits and checkpoints, damaged images and evaluations, ….
 
 use std::{fs, path::Path, process::Command};
 
@@ -45,7 +45,7 @@ fn checkpoints(run: &Path) -> Vec<String> {
         .collect()
 }
 
-/// A restart must not train something else.
+/// A restarted run must train with the configuration with which it began.
 #[test]
 fn an_edit_of_the_configuration_does_not_change_a_run_that_is_restarted() {
     let bench = Bench::new(CONFIG);
@@ -86,7 +86,7 @@ fn a_configuration_may_be_a_pipe() {
     }
 }
 
-/// Rank 0 saves, while the others wait: the time must not be theirs.
+/// Rank 0 writes the checkpoint while the other ranks wait. This time counts for the limit once, on rank 0.
 #[test]
 fn a_time_limit_counts_the_checkpoints_and_is_kept_by_a_resumed_run() {
     for flags in [&[][..], &["--cpus", "2"]] {
@@ -157,7 +157,7 @@ fn the_speed_of_a_run_counts_the_steps_of_its_last_epoch() {
 
 /// The split of a run is by position, so another image would move trained ones into the validation split.
 #[test]
-fn held_out_images_are_those_of_the_run() {
+fn a_changed_validation_split_is_refused() {
     let bench = Bench::new(&PICTURES.replace("decode = \"epoch\"", "validation = 0.25"));
     pictures(&bench, &[("train", 16)], [32, 32]);
     let run = bench.train("runs", &[]);
@@ -176,7 +176,7 @@ fn held_out_images_are_those_of_the_run() {
 }
 
 #[test]
-fn other_data_are_normalised_as_the_run_s() {
+fn other_data_are_normalised_as_in_the_run() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, &[("train", 8), ("test", 4)], [32, 32]);
     let own = ["--set", "data.mean=[0.2,0.3,0.4]", "--set", "data.std=[0.3,0.2,0.1]"];
@@ -213,7 +213,7 @@ fn images_of_another_shape_are_refused() {
 }
 
 #[test]
-fn one_class_is_no_classification() {
+fn a_data_set_with_one_class_is_refused() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
     for split in ["train", "test"] {
@@ -267,8 +267,7 @@ fn a_file_of_another_format_does_not_hide_its_folder_from_a_prediction() {
     leaves_out(&bench, &predict, "a.gif", 4, "2 of 6");
 }
 
-/// The summary and the configuration of a run describe the training that happened.
-/// A run of a machine with GPUs is evaluated on one without.
+/// A run of a machine with GPUs can be evaluated on a machine without GPUs.
 #[test]
 fn a_backend_that_is_not_built_ends_only_training() {
     if cfg!(feature = "mpi") {
@@ -300,7 +299,7 @@ fn a_complete_run_keeps_its_record() {
 }
 
 #[test]
-fn a_run_that_continues_keeps_its_data_folder() {
+fn a_resumed_run_keeps_its_data_folder() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
     let run = bench.train("runs", &[]);
@@ -373,7 +372,7 @@ fn numbers_of_threads_have_limits() {
 
 /// The kernel would end the program without a message.
 #[test]
-fn a_step_that_does_not_fit_into_memory_is_refused() {
+fn a_batch_that_does_not_fit_into_memory_is_refused() {
     let bench = Bench::new(
         &CONFIG
             .replace("lenet", "resnet18")

@@ -1,10 +1,10 @@
-//! Steps that are queued, as those of a CUDA graph are, and finished when the next one is queued: the run is the same.
+//! Steps that are queued, as with a CUDA graph, and finished while later steps are queued: the run has the same results.
 
 use std::collections::VecDeque;
 use std::fs;
 
 use crate::common::entries;
-use crate::engine;
+use crate::engine::{self, Purpose};
 use data::loader::Batch;
 use serde_json::Value;
 use trainer::{
@@ -15,27 +15,27 @@ use trainer::{
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
-/// [`Single`] that returns the outcomes of full batches late.
-struct Queues {
+/// A [`Single`] that queues the steps of full batches, and returns their outcomes later.
+struct QueuedSingle {
     inner: Single,
     queue: VecDeque<StepOutcome>,
     taken: usize,
     finished: usize,
-    /// The most steps that waited.
+    /// The largest number of queued steps.
     longest: usize,
-    /// The step that fails.
+    /// The step that fails, if one does.
     fails: Option<usize>,
-    /// Receives SIGTERM while this step is queued.
+    /// The step during which the run receives SIGTERM, and the flag that the signal sets.
     stop: Option<(usize, Stop)>,
 }
 
-impl Queues {
+impl QueuedSingle {
     fn new(inner: Single) -> Self {
         Self { inner, queue: VecDeque::new(), taken: 0, finished: 0, longest: 0, fails: None, stop: None }
     }
 }
 
-impl Strategy for Queues {
+impl Strategy for QueuedSingle {
     fn learner(&self) -> &Learner {
         self.inner.learner()
     }
@@ -87,7 +87,11 @@ impl Strategy for Queues {
 const PLAN: &str = "[checkpoint]\nevery_steps = 3\nkeep_last = 9\n";
 
 fn loaders() -> Loaders {
-    Loaders { train: engine::loader(44, 0, false), eval: engine::loader(20, 1, true), test: None }
+    Loaders {
+        train: engine::loader(44, 0, Purpose::Training),
+        eval: engine::loader(20, 1, Purpose::Evaluation),
+        test: None,
+    }
 }
 
 fn run(folder: &RunFolder, strategy: &mut dyn Strategy, stop: Stop) -> Result<RunEnd, Failure> {
@@ -103,7 +107,7 @@ fn names(folder: &RunFolder) -> Vec<String> {
     entries(&folder.checkpoints()).iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
 }
 
-/// What a step's line has that does not depend on time.
+/// Returns the values of each step's line that do not depend on time.
 fn lines(folder: &RunFolder) -> Vec<[Value; 5]> {
     let text = fs::read_to_string(folder.metrics()).unwrap();
     let of = |line: &str| {
@@ -114,11 +118,11 @@ fn lines(folder: &RunFolder) -> Vec<[Value; 5]> {
 }
 
 #[test]
-fn the_run_is_the_same() {
+fn a_run_with_queued_steps_equals_a_run_without() {
     let root = tempfile::tempdir().unwrap();
     let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
     let (plain, queued) = (folder("plain"), folder("queued"));
-    let mut queues = Queues::new(single());
+    let mut queues = QueuedSingle::new(single());
     run(&plain, &mut single(), Stop::never()).unwrap();
     let end = run(&queued, &mut queues, Stop::never()).unwrap();
     assert!(matches!(end.outcome, RunOutcome::Finished(_)), "{:?}", end.outcome);
@@ -137,10 +141,10 @@ fn the_run_is_the_same() {
 }
 
 #[test]
-fn the_step_that_failed_is_named() {
+fn the_error_of_a_queued_step_names_the_step() {
     let root = tempfile::tempdir().unwrap();
     let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
-    let mut queues = Queues { fails: Some(4), ..Queues::new(single()) };
+    let mut queues = QueuedSingle { fails: Some(4), ..QueuedSingle::new(single()) };
     let failure = run(&folder, &mut queues, Stop::never()).err().expect("a step fails");
     assert!(failure.message.starts_with("epoch 1, step 4: the training loss is NaN"), "{}", failure.message);
     assert_eq!(lines(&folder).len(), 4, "the steps before are reported");
@@ -154,14 +158,14 @@ fn a_signal_ends_the_run_when_all_queued_steps_are_finished() {
     run(&whole, &mut single(), Stop::never()).unwrap();
 
     let stop = Stop::never();
-    let mut queues = Queues { stop: Some((7, stop.clone())), ..Queues::new(single()) };
+    let mut queues = QueuedSingle { stop: Some((7, stop.clone())), ..QueuedSingle::new(single()) };
     let end = run(&parts, &mut queues, stop).unwrap();
     // The next step brings the signal, and one more is queued before its outcome is known.
     assert!(matches!(end.outcome, RunOutcome::Interrupted { signal: 15, step: 9 | 10 }), "{:?}", end.outcome);
     assert_eq!(end.progress.step, queues.taken as u64, "every step that was taken is counted");
     assert_eq!(checkpoint::load_newest(&parts.checkpoints()).unwrap().0.progress.step, end.progress.step);
 
-    run(&parts, &mut Queues::new(single()), Stop::never()).unwrap();
+    run(&parts, &mut QueuedSingle::new(single()), Stop::never()).unwrap();
     let weights = |folder: &RunFolder| fs::read(folder.checkpoints().join("last/model.safetensors")).unwrap();
     assert!(weights(&parts) == weights(&whole), "the resumed run has the same weights");
     assert_eq!(lines(&parts), lines(&whole));

@@ -53,7 +53,7 @@ fn the_same_config_and_seed_give_the_same_bits() {
 }
 
 #[test]
-fn a_run_killed_in_mid_epoch_resumes_to_the_same_end() {
+fn a_run_killed_inside_an_epoch_resumes_to_the_same_end() {
     for (config, steps_per_epoch) in [(CONFIG, 33), (STATEFUL, 23)] {
         let bench = Bench::new(config);
         let killed = bench.signalled("killed", &[], steps_per_epoch + steps_per_epoch / 2, 9);
@@ -211,7 +211,7 @@ fn resuming_a_finished_run_reports_its_result_again() {
 
 /// The last row of a run that ended inside an epoch is replaced by that of the whole epoch.
 #[test]
-fn a_run_that_max_steps_ended_goes_on_with_more_steps() {
+fn a_run_that_max_steps_ended_may_be_resumed_with_more_steps() {
     let bench = Bench::new(CONFIG);
     bench.run(&["--config", "config.toml", "--set", "train.max_steps=40"]).expect(0);
     let run = bench.only_run("runs");
@@ -272,7 +272,7 @@ fn a_run_that_evaluates_other_images_chooses_its_best_checkpoint_again() {
 
 /// The learning rate is so small that the accuracy stays the same.
 #[test]
-fn a_run_that_ended_early_goes_on_with_more_patience() {
+fn a_run_that_stopped_early_may_be_resumed_with_more_patience() {
     let bench = Bench::new(CONFIG);
     let constant = ["--set", "optimizer.lr=1e-30", "--set", "train.epochs=9", "--set", "train.patience=2"];
     bench.run(&[&["--config", "config.toml"], &constant[..]].concat()).expect(0);
@@ -288,7 +288,7 @@ fn a_run_that_ended_early_goes_on_with_more_patience() {
 
 /// Otherwise the run would end early, since its length is counted in steps.
 #[test]
-fn a_run_keeps_its_steps_per_epoch() {
+fn a_resume_with_other_steps_per_epoch_is_refused() {
     let bench = Bench::new(CONFIG);
     let run = bench.stopped("runs", &[], 40);
     let resume = ["--resume", run.to_str().unwrap(), "--set", "train.epochs=2"];
@@ -301,7 +301,7 @@ fn a_run_keeps_its_steps_per_epoch() {
 
 /// 500, 501 and 512 images make 32 batches of 16, but other images come next.
 #[test]
-fn a_run_inside_an_epoch_keeps_its_batches() {
+fn a_resume_inside_an_epoch_with_other_images_or_batches_is_refused() {
     let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 500"));
     bench.run(&["--config", "config.toml", "--set", "train.max_steps=20"]).expect(0);
     let run = bench.only_run("runs");
@@ -350,7 +350,7 @@ fn weights_that_are_not_finite_are_not_saved() {
 }
 
 #[test]
-fn a_dry_run_of_a_run_to_continue_reads_its_checkpoint() {
+fn a_dry_run_with_resume_reads_the_checkpoint() {
     let bench = Bench::new(CONFIG);
     let run = train(&bench, "runs");
     let resume = |more: &[&str]| bench.run(&[&["--resume", run.to_str().unwrap(), "--dry-run"], more].concat());

@@ -22,7 +22,7 @@ fn resume(bench: &Bench, run: &Path, extra: &[&str]) -> Ended {
 
 /// A complete run has nothing left to train, which its screen does not show otherwise.
 #[test]
-fn a_complete_run_says_so_when_it_is_resumed() {
+fn a_complete_run_that_is_resumed_prints_a_note() {
     let bench = Bench::new(CONFIG);
     let said = |limit: &[&str], root: &str| {
         let run = bench.train(root, limit);
@@ -85,7 +85,7 @@ fn files_are_never_written_through_links() {
 
 /// burn looks for this file in the working folder and in all folders above it.
 #[test]
-fn burn_is_not_configured_by_files_of_others() {
+fn burn_does_not_read_configuration_files() {
     let bench = Bench::new(CONFIG);
     let log = bench.path("log-of-burn");
     let text = format!("[autodiff.logger]\nlevel = \"full\"\nfile = {:?}\nstdout = true\n", log.display().to_string());
@@ -113,7 +113,7 @@ fn lines_that_are_missing_before_a_resume_are_counted() {
 }
 
 #[test]
-fn a_folder_that_was_a_link_does_not_end_the_run() {
+fn a_folder_in_place_of_a_checkpoint_link_does_not_end_the_run() {
     let bench = Bench::new(CONFIG);
     let run = short_run(&bench);
     let last = run.join("checkpoints/last");
@@ -147,7 +147,7 @@ fn a_batch_too_small_for_the_workers_leaves_no_run_folder() {
 }
 
 #[test]
-fn the_path_of_the_runs_may_be_no_text() {
+fn the_path_of_the_runs_need_not_be_utf8() {
     let bench = Bench::new(CONFIG);
     let root = OsStr::from_bytes(b"bad\xff");
     let mut command = bench.command();
@@ -159,7 +159,7 @@ fn the_path_of_the_runs_may_be_no_text() {
 
 /// As in a folder that cannot be written. Unlike permissions, a file in the way works for root too.
 #[test]
-fn logs_that_cannot_be_written_are_named_and_the_program_is_not() {
+fn the_error_of_logs_that_cannot_be_written_names_the_logs_not_the_program() {
     let bench = Bench::new(CONFIG);
     let run = short_run(&bench);
     fs::remove_dir_all(run.join("logs")).unwrap();

@@ -38,7 +38,7 @@ fn assert_whole(run: &Path) {
 }
 
 #[test]
-fn a_second_program_names_the_first_and_leaves_it_alone() {
+fn a_second_program_is_refused_and_names_the_first() {
     let modes: [&[&str]; 3] = [&[], &["--mode", "dp", "--cpus", "2"], &["--cpus", "2"]];
     for mode in modes {
         let bench = Bench::new(CONFIG);
@@ -58,7 +58,7 @@ fn a_second_program_names_the_first_and_leaves_it_alone() {
 }
 
 #[test]
-fn a_bare_resume_skips_the_run_that_is_live() {
+fn a_resume_without_a_name_skips_a_run_that_is_being_written() {
     let bench = Bench::new(CONFIG);
     bench.run(&["--config", "config.toml", "--epochs", "1", "--quiet"]).expect(0);
     let finished = bench.only_run("runs");

@@ -38,7 +38,7 @@ fn measured_and_computed_steps_are_on_one_page() {
 }
 
 #[test]
-fn mistakes_end_with_2() {
+fn mistakes_exit_with_code_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 9] = [
         (&["--cpus", "2,1"], "--cpus 2,1"),

@@ -63,7 +63,7 @@ fn frozen_weights_do_not_move_and_the_others_do() {
 }
 
 #[test]
-fn the_accuracy_with_mirror_images_is_a_number_of_its_own() {
+fn the_accuracy_with_mirror_images_is_reported_separately() {
     let bench = Bench::new(CONFIG);
     let (with, without) = (bench.train("with", &[]), bench.train("without", &["--set", "train.tta=none"]));
     let summary = |run: &Path| -> serde_json::Value {

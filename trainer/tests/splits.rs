@@ -128,7 +128,7 @@ fn a_manifest_with_splits_trains_evaluates_and_verifies() {
 
 /// What is held out of a manifest without other splits is evaluated in each epoch; `eval` finds the same images.
 #[test]
-fn a_manifest_without_splits_is_evaluated_on_what_is_held_out() {
+fn a_manifest_without_splits_is_evaluated_on_the_held_out_images() {
     let bench = Bench::new(PICTURES);
     pictures(&bench, "path,label", |_, class| if class == "dark" { "0".into() } else { "1".into() });
     let refused = bench.run(&["--config", "config.toml"]).expect(2).stderr;

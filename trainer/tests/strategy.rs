@@ -160,7 +160,7 @@ fn a_restored_strategy_continues_to_the_same_bits() {
 }
 
 #[test]
-fn restoring_what_does_not_fit_is_refused_by_name() {
+fn a_snapshot_that_does_not_fit_is_refused_with_the_name_of_the_tensor() {
     let mut strategy = single(&plan(""));
     let good = strategy.snapshot();
     let mut missing = good.clone();
@@ -176,7 +176,7 @@ fn restoring_what_does_not_fit_is_refused_by_name() {
     assert!(
         strategy.load_checkpoint(Some((foreign, RunProgress::start()))).unwrap_err().to_string().contains("train.ema")
     );
-    strategy.load_checkpoint(Some((good, RunProgress::start()))).expect("what it gave itself");
+    strategy.load_checkpoint(Some((good, RunProgress::start()))).expect("its own snapshot");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn a_loss_that_is_not_finite_stops_before_the_weights_change() {
 }
 
 #[test]
-fn clipping_bounds_the_step() {
+fn clipping_limits_the_norm_of_the_step() {
     let clipped = plan("[train]\ngrad_clip = 0.001\n[optimizer]\nmomentum = 0.0\nweight_decay = 0.0\n");
     let mut strategy = single(&clipped);
     let before = strategy.snapshot().model;
@@ -208,8 +208,14 @@ fn clipping_bounds_the_step() {
     assert!((moved.sqrt() - 0.001).abs() < 1e-5, "learning rate 1: the step is the clipped norm, {}", moved.sqrt());
 }
 
-/// Trains and evaluates with a data set on the device: the same losses, weights and evaluation, bit for bit, as with the
-/// loader's pixels.
+/// Where the pixels of a batch are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PixelSource {
+    Loader,
+    Device,
+}
+
+/// Losses, weights and evaluation are those of a run with the loader's pixels, bit for bit.
 #[test]
 fn a_data_set_on_the_device_trains_to_the_same_bits() {
     let set = Arc::new(Dataset {
@@ -222,7 +228,8 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),
     });
-    let run = |pixels: bool| {
+    let run = |pixels_from: PixelSource| {
+        let pixels = pixels_from == PixelSource::Loader;
         let config = LoaderConfig {
             global_batch: 8,
             augment: vec![Augment::Crop { padding: 2, fill: Fill::Zero }, Augment::Flip, Augment::Cutout { size: 6 }],
@@ -249,7 +256,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
         let evaluation = strategy.evaluate(&mut loaders[1].epoch(1, 0), &Stop::never()).expect("evaluation");
         (losses, evaluation, strategy.snapshot())
     };
-    let (host, device) = (run(true), run(false));
+    let (host, device) = (run(PixelSource::Loader), run(PixelSource::Device));
     assert_eq!(host.0.len(), 14);
     assert_eq!(host, device);
 }

@@ -26,7 +26,7 @@ fn run_folder(bench: &Bench, number: usize) -> std::path::PathBuf {
 }
 
 #[test]
-fn each_combination_is_a_run_like_any_other() {
+fn each_combination_of_values_is_a_normal_run() {
     let bench = Bench::new(CONFIG);
     let lists = ["--set", "optimizer.lr=0.05,0.01", "--set", "train.seed=0,1", "--set", "data.limit_train=64"];
     let ended = sweep(&bench, &[&["--cpus", "2"], &lists[..]].concat()).expect(0);
@@ -57,7 +57,7 @@ fn each_combination_is_a_run_like_any_other() {
 }
 
 #[test]
-fn a_run_that_fails_ends_no_other() {
+fn a_failed_run_does_not_end_the_others() {
     let bench = Bench::new(CONFIG);
     // The loss is not finite after some steps
     let lists =
@@ -115,7 +115,7 @@ fn an_interrupted_sweep_continues() {
 }
 
 #[test]
-fn mistakes_end_with_2_before_anything_starts() {
+fn mistakes_exit_with_code_2_before_anything_starts() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 12] = [
         (&["--cpus", "2"], "nothing to sweep"),

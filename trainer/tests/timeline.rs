@@ -103,7 +103,7 @@ fn rank_0_writes_all_ranks_on_one_clock() {
 }
 
 #[test]
-fn no_timeline_unless_asked() {
+fn without_log_timeline_there_is_no_file() {
     let bench = Bench::new(CONFIG);
     bench.run(&["--config", "config.toml", "--set", "train.max_steps=2"]).expect(0);
     assert!(!bench.only_run("runs").join("timeline.json").exists());

@@ -32,7 +32,7 @@ fn lines(name: &str, world_size: usize, transport: &str) -> Option<Vec<String>> 
 
 /// The programs need no launcher of this project.
 #[test]
-fn under_mpirun() {
+fn the_collectives_example_runs_under_mpirun() {
     if let Err(error) = Command::new("mpirun").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status() {
         return skip_or_fail("mpirun", error);
     }
@@ -49,7 +49,7 @@ fn under_mpirun() {
 
 /// Without a launcher the job has one rank.
 #[test]
-fn alone() {
+fn the_collectives_example_runs_without_a_launcher() {
     let Some(program) = example("collectives") else { return };
     let ended = Ended::from(Command::new(program).output().expect("the example starts")).expect(0);
     assert!(ended.stdout.contains("Rank 0 all_gather [0.0]\n"), "{}", ended.stdout);
@@ -58,7 +58,7 @@ fn alone() {
 const TRANSPORTS: [&str; 2] = ["shm", "tcp"];
 
 #[test]
-fn point_to_point() {
+fn the_blocking_send_example_has_pytorchs_output() {
     for transport in TRANSPORTS {
         let Some(lines) = lines("p2p_blocking", 2, transport) else { return };
         assert_eq!(lines, ["Rank 0 has data 1.0", "Rank 1 has data 1.0"], "{transport}");
@@ -66,7 +66,7 @@ fn point_to_point() {
 }
 
 #[test]
-fn point_to_point_without_blocking() {
+fn the_nonblocking_send_example_has_pytorchs_output() {
     for transport in TRANSPORTS {
         let Some(lines) = lines("p2p_nonblocking", 2, transport) else { return };
         let want = ["Rank 0 has data 1.0", "Rank 0 started sending", "Rank 1 has data 1.0", "Rank 1 started receiving"];
@@ -75,7 +75,7 @@ fn point_to_point_without_blocking() {
 }
 
 #[test]
-fn collectives() {
+fn the_collectives_example_has_the_expected_results() {
     for transport in TRANSPORTS {
         let Some(lines) = lines("collectives", 3, transport) else { return };
         let mut want = vec!["Rank 0 reduce [6.0]".to_owned(), "Rank 0 gather [0.0, 1.0, 2.0]".to_owned()];
@@ -95,7 +95,7 @@ fn collectives() {
 }
 
 #[test]
-fn ring_all_reduce() {
+fn the_ring_all_reduce_example_sums_over_all_ranks() {
     for transport in TRANSPORTS {
         let Some(lines) = lines("ring_all_reduce", 4, transport) else { return };
         assert_eq!(
@@ -107,7 +107,7 @@ fn ring_all_reduce() {
 }
 
 #[test]
-fn distributed_sgd() {
+fn the_sgd_example_has_the_loss_of_one_process() {
     let mut of_one = None;
     for (world_size, transport) in [(1, "shm"), (2, "shm"), (2, "tcp"), (4, "tcp")] {
         let Some(lines) = lines("distributed_sgd", world_size, transport) else { return };

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use crate::common::{Bench, entries, pictures::save_png};
-use crate::engine;
+use crate::engine::{self, Purpose};
 use data::loader::Batch;
 use serde_json::Value;
 use trainer::{
@@ -90,7 +90,7 @@ fn the_best_epoch_is_selected_on_val_and_test_is_evaluated_with_it() {
 /// The links of the checkpoints are lost in a copy, or the best checkpoint is damaged: both runs end with a test of the best
 /// weights that there are.
 #[test]
-fn a_run_that_continues_tests_the_best_weights_that_there_are() {
+fn a_resumed_run_tests_the_best_weights_that_are_left() {
     let bench = Bench::new(CONFIG);
     pictures(&bench);
     bench.run(&["--config", "config.toml"]).expect(0);
@@ -184,7 +184,8 @@ impl Strategy for Stopped {
 fn run(folder: &RunFolder, at: usize) -> RunEnd {
     let (plan, stop) = (engine::plan(""), Stop::never());
     let mut strategy = Stopped { inner: engine::single(&plan), stop: stop.clone(), at, evaluations: 0 };
-    let [train, eval, test] = [(40, 0, false), (20, 1, true), (30, 2, true)].map(|(a, b, c)| engine::loader(a, b, c));
+    let train = engine::loader(40, 0, Purpose::Training);
+    let [eval, test] = [(20, 1), (30, 2)].map(|(count, shift)| engine::loader(count, shift, Purpose::Evaluation));
     engine::run(folder, &plan, &mut strategy, Loaders { train, eval, test: Some(test) }, stop).unwrap()
 }
 

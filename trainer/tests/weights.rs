@@ -22,7 +22,7 @@ struct Expected {
 /// Evaluates files that PyTorch wrote (tests/weights/golden.py): wrappers, prefixes, half precision, PyTorch before 1.6, views
 /// of one storage, safetensors.
 #[test]
-fn files_of_pytorch_classify_as_they_do_there() {
+fn files_of_pytorch_have_the_accuracy_and_loss_of_pytorch() {
     let bench = Bench::new(CONFIG);
     let expected: BTreeMap<String, Expected> =
         serde_json::from_slice(&fs::read(format!("{FILES}/expected.json")).unwrap()).unwrap();
@@ -49,7 +49,7 @@ fn the_screen_says_where_in_the_file_the_weights_were() {
 }
 
 #[test]
-fn normalisation_and_size_can_be_set() {
+fn normalisation_and_size_can_be_set_by_flags() {
     let bench = Bench::new(CONFIG);
     let file = format!("{FILES}/bfloat16.safetensors");
     let eval = |more: &[&str]| {
@@ -101,7 +101,7 @@ fn weights_that_are_not_finite_and_a_missing_average_are_refused() {
 }
 
 #[test]
-fn what_is_exported_evaluates_as_the_run_does() {
+fn exported_weights_evaluate_as_the_run_does() {
     let (bench, run) = trained();
     let run = run.to_str().unwrap();
     let eval = |weights: &str| {
@@ -128,7 +128,7 @@ fn what_is_exported_evaluates_as_the_run_does() {
 }
 
 #[test]
-fn an_export_that_cannot_be_is_refused_and_changes_nothing() {
+fn an_impossible_export_is_refused_and_writes_nothing() {
     let (bench, run) = trained();
     let run = run.to_str().unwrap();
     fs::write(bench.path("there.safetensors"), "mine").unwrap();

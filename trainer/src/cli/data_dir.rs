@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use super::{BenchCommand, Cli, Command, DataCommand, TrainArgs};
 
 impl Cli {
-    /// Sets `--data-dir` to `variable`, the value of [`DATA_DIR`], for a command that has the flag but was given neither the flag
-    /// nor `--set data.dir`. An empty variable counts as unset.
+    /// Sets `--data-dir` to `variable`, the value of [`DATA_DIR`], if the command has this flag and the user has given neither the
+    /// flag nor `--set data.dir`. An empty variable counts as unset.
     pub fn with_data_dir(mut self, variable: Option<OsString>) -> Self {
-        // A run or a sweep that continues has the folder that it began with.
+        // A resumed run or sweep uses the folder with which it began.
         let flag = match &mut self.command {
             None => of_run(&mut self.train),
             Some(Command::Train(arguments)) => of_run(arguments),
@@ -78,12 +78,12 @@ impl Display for DataDir {
     }
 }
 
-/// Returns the flag of a run, to be set, unless `--set` names the folder or the run continues.
+/// Returns the flag of a run, for the caller to set. Returns `None` if `--set` names the folder or the run is resumed.
 fn of_run(arguments: &mut TrainArgs) -> Option<&mut Option<DataDir>> {
     unless_set(&mut arguments.data_dir, &arguments.set).filter(|_| arguments.resume.is_none())
 }
 
-/// Returns the flag, to be set, unless one of the settings `set` names the folder.
+/// Returns the flag, for the caller to set. Returns `None` if one of the settings `set` names the folder.
 fn unless_set<'a>(flag: &'a mut Option<DataDir>, set: &[String]) -> Option<&'a mut Option<DataDir>> {
     let names_folder = |setting: &String| setting.split_once('=').is_some_and(|(key, _)| key.trim() == "data.dir");
     (!set.iter().any(names_folder)).then_some(flag)

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_torchrun_has_and_this_program_does_not_is_an_error_with_a_hint() {
+    fn flags_of_torchrun_without_a_counterpart_are_errors_with_a_hint() {
         for (line, cause, hint) in [
             ("launch --nproc_per_node four -- true", "neither a number nor auto", ""),
             ("launch --cpus 2 --nnodes 1:4 -- true", "elastic ranges are not supported", "hint: say --nnodes 4"),

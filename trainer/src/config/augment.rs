@@ -12,7 +12,7 @@ use super::value::{RawValue, ValueError};
 
 /// Padding of a crop, in pixels: PyTorch recipes for 32-pixel images shift by up to four.
 const PADDING: usize = 4;
-/// Larger padding was mistyped: no image here is so large.
+/// Largest padding of a crop, in pixels. A larger value is a typing mistake.
 const MAX_PADDING: usize = 4096;
 /// Smallest part of the image that `random-resized-crop` cuts out (torchvision's default).
 const SCALE: f64 = 0.08;
@@ -39,7 +39,7 @@ const ALL: [Augment; 9] = [
 /// Numbers above 0 and at most 1.
 const PART: (Bound<f64>, Bound<f64>) = (Excluded(0.0), Included(1.0));
 
-/// Reads a number of that range.
+/// Parses a number. Returns `None` if `digits` is not a number in `range`.
 fn number<T: FromStr + PartialOrd>(digits: &str, range: impl RangeBounds<T>) -> Option<T> {
     digits.parse().ok().filter(|number| range.contains(number))
 }

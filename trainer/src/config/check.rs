@@ -30,8 +30,8 @@ pub(super) fn consistency(plan: &RunPlan, reader: &mut Reader, registry: &Regist
     }
     if plan.optimizer.lr_scale != LrScale::None && plan.train.batch_scope == BatchScope::Global {
         reader.notes.push(
-            "`optimizer.lr_scale`: the global batch does not grow with the workers (train.batch_scope = \"global\"), so the learning \
-             rate does not either"
+            "`optimizer.lr_scale`: the global batch does not grow with the workers (train.batch_scope = \"global\"), so the \
+             learning rate does not either"
                 .to_owned(),
         );
     }
@@ -49,7 +49,7 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
         let hint = suggest::hint("names", name, &suggest::plain(names));
         return reader.reject(&path, format!("no {what} is called {name:?}"), hint);
     }
-    // The mistake in the section's form or name is reported once.
+    // The mistake in the section's form or name is reported elsewhere.
     if reader.is_misspelt(section) {
         return;
     }
@@ -88,8 +88,8 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     }
 }
 
-/// Checks the settings for images in files. `in_files`: the data set has such images. The images of other data sets have one size
-/// and are in memory.
+/// Checks the settings for images in files. `in_files` tells whether the data set has such images. The images of other data sets have
+/// one size and are in memory.
 fn image_files(plan: &RunPlan, reader: &mut Reader, in_files: bool) {
     let data = &plan.data;
     let name = &data.name;
@@ -145,7 +145,7 @@ fn usual_resize(size: usize) -> usize {
     (size as f64 / 0.875).round() as usize
 }
 
-/// Fills in the values that others of the plan determine.
+/// Fills in the values that other values of the plan determine.
 pub(super) fn fill_in(plan: &mut RunPlan) {
     let data = &mut plan.data;
     let crops = data.augment.iter().any(|step| matches!(step, Augment::RandomResizedCrop { .. }));

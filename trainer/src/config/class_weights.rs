@@ -4,7 +4,7 @@ use super::key::{KeyValue, Range};
 use super::suggest;
 use super::value::{RawValue, ValueError};
 
-/// Largest weight: anything above was mistyped.
+/// Largest weight. A larger value is a typing mistake.
 const MOST: i32 = 1_000_000;
 
 const WORDS: [&str; 2] = ["none", "balanced"];

@@ -16,7 +16,7 @@ pub enum Devices {
 }
 
 impl Devices {
-    /// Largest number of devices on one machine: anything above was mistyped.
+    /// Largest number of devices on one machine. A larger value is a typing mistake.
     pub const MOST: usize = 1024;
 
     /// Returns the number of devices.

@@ -5,8 +5,8 @@ use super::plan::RunPlan;
 use super::reader::Reader;
 use super::sections::TrainConfig;
 
-/// Returns the last epoch with small images, from 0 for none. A milestone below 1 is a fraction of the run, whose last epoch
-/// always has whole images; above 1 it is an epoch.
+/// Returns the last epoch with small images, or 0 if no epoch has them. A milestone below 1 is a fraction of the run, and the run's
+/// last epoch then always has whole images. A milestone above 1 is an epoch.
 pub fn small_image_epoch(milestone: f64, epochs: usize) -> usize {
     match milestone < 1.0 {
         true => ((milestone * epochs as f64).round() as usize).min(epochs.saturating_sub(1)),
@@ -14,7 +14,7 @@ pub fn small_image_epoch(milestone: f64, epochs: usize) -> usize {
     }
 }
 
-/// Checks the sizes of the first epochs' images.
+/// Checks the image sizes of the first epochs.
 pub(super) fn check(plan: &RunPlan, reader: &mut Reader) {
     if reader.is_broken("train", "image_sizes") || reader.is_broken("train", "image_milestones") {
         return;

@@ -114,7 +114,7 @@ pub(super) trait KeyValue: Clone {
         }
     }
 
-    /// Returns whether the value stands for a key that is not set.
+    /// Returns whether the value means that the key is not set.
     fn is_none(&self) -> bool {
         false
     }
@@ -187,7 +187,7 @@ impl KeyValue for f64 {
     }
 }
 
-/// A number of a channel, of pixels in 0..1.
+/// Mean or standard deviation of a channel, for pixels in 0..1.
 impl KeyValue for f32 {
     const TYPE: &'static str = f64::TYPE;
 

@@ -19,7 +19,7 @@ pub trait Keyword: Copy + PartialEq + Debug + Display + 'static {
         self.names().0
     }
 
-    /// Returns the choice of that word.
+    /// Returns the choice whose word is `name`.
     fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|choice| choice.name() == name)
     }
@@ -84,11 +84,11 @@ keywords! {
         Epoch = "epoch" also "lazy" "disk",
     }
 
-    /// What happens where an image cannot be decoded.
+    /// What happens if an image cannot be decoded.
     OnError {
         /// The run ends with an error.
         Error = "error" also "raise" "fail",
-        /// The next image of its class takes its place.
+        /// The next image of its class replaces it.
         Skip = "skip" also "ignore" "warn",
     }
 
@@ -142,22 +142,22 @@ keywords! {
     LrScale {
         /// As written.
         None = "none",
-        /// The linear scaling rule (Goyal et al. 2017): times the growth of the global batch, which is the number of workers with
-        /// `batch_scope = "per_worker"` and 1 otherwise.
+        /// The linear scaling rule (Goyal et al. 2017): `lr` times the growth of the global batch. The growth is the number of workers
+        /// with `batch_scope = "per_worker"`, and 1 otherwise.
         Linear = "linear",
-        /// Times the square root of that growth.
+        /// `lr` times the square root of the growth of the global batch.
         Sqrt = "sqrt",
     }
 
     /// The learning rate over the run.
     ScheduleKind {
-        /// After the warm-up half a cosine from lr to 0.
+        /// Warm-up, then half a cosine from `lr` to 0.
         Cosine = "cosine",
         /// PyTorch's `OneCycleLR` with `cycle_momentum=False`: up from lr/div, down to lr/div/final_div.
         OneCycle = "one-cycle",
-        /// After the warm-up lr, times gamma at each milestone.
+        /// Warm-up, then `lr`, which is multiplied by `gamma` at each milestone.
         MultiStep = "multi-step",
-        /// After the warm-up lr.
+        /// Warm-up, then `lr`.
         Constant = "constant",
     }
 

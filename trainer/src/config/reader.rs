@@ -36,7 +36,7 @@ pub(super) struct Reader<'a> {
     known: Vec<KnownKey>,
     /// Keys that were set to something that cannot be used.
     broken: BTreeSet<(&'static str, &'static str)>,
-    /// The last `kind`, a section's first key; `None` where its value is broken.
+    /// The value of the last `kind`, which is a section's first key. `None` if the value is broken.
     kind: Option<String>,
     pub(super) origins: Origins,
     pub(super) errors: Vec<ConfigError>,
@@ -101,9 +101,9 @@ impl<'a> Reader<'a> {
         self.errors.push(self.origins.error(path, format!("`{path}`: {cause}"), hint));
     }
 
-    /// Reports a key that is set although the section's kind has no use for it.
+    /// Reports a key that is set although the section's kind does not use it.
     ///
-    /// If the file sets the key and a flag has changed the kind, the file is right: the key is left out, with a note.
+    /// If a flag has changed the kind and the file sets the key, the key is no mistake: it is left out, with a note.
     fn leave_out<T>(&mut self, key: &Key<T>, kind: &str) {
         let Key { section, name, .. } = *key;
         let from_file = self.origins.set_by(section, name) == SetBy::File;

@@ -50,14 +50,14 @@ sections! {
         name: String = String::new(), also ["dataset"];
         /// The folder that holds the files, relative to the current directory; for `manifest` the CSV file.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
-        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label means no class.
-        /// The loss is then PyTorch's `BCEWithLogitsLoss`.
+        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label means no class. The
+        /// loss is then PyTorch's `BCEWithLogitsLoss`.
         label_delim: Option<char> = None, unset "each image has one class", also ["label_delimiter", "multi_label", "delimiter"];
         /// Augmentations of each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
-        /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`, `color-jitter:0.4` and `random-erasing:0.5`
-        /// have a strength or probability, `color-jitter:0.4:0.1` turns hues too; [the order](../docs/data.md#augmentation) is
-        /// always the same.
+        /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
+        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability, `color-jitter:0.4:0.1` turns hues too;
+        /// [the order](../docs/data.md#augmentation) is always the same.
         augment: Vec<Augment> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
         /// Mean per channel, of pixels scaled to 0..1.
         mean: Option<Vec<f32>> = None, in 0..=1, unset "the data set's";
@@ -67,9 +67,11 @@ sections! {
         image_size: Option<usize> = None, in 1..=PIXELS, unset "the data set's";
         /// Side in pixels to which the shorter side of images in files is resized, before the centre of `image_size` is cut out.
         resize: Option<usize> = None, in 1..=PIXELS,
-            unset "`image_size` / 0.875 with `random-resized-crop`, else the whole image becomes the square", also ["resize_size", "val_resize_size"];
+            unset "`image_size` / 0.875 with `random-resized-crop`, else the whole image becomes the square",
+            also ["resize_size", "val_resize_size"];
         /// When images in files are decoded: once into memory, or in each epoch.
-        decode: Option<Decode> = None, unset "in each epoch if the decoded images take more than half of the memory", also ["cache", "lazy"];
+        decode: Option<Decode> = None, unset "in each epoch if the decoded images take more than half of the memory",
+            also ["cache", "lazy"];
         /// What happens where an image that is decoded in an epoch is damaged: `skip` takes the next image of its class.
         on_error: Option<OnError> = None, unset "`error`", also ["skip_errors", "ignore_errors"];
         /// Background threads that assemble batches.
@@ -157,21 +159,24 @@ sections! {
         /// Added to the denominator.
         eps: f64 = 1e-8, in (Excluded(0), Included(1)), only OptimizerKind::[AdamW, Muon];
         /// The schedule's highest learning rate.
-        lr: f64 = 0.1, for OptimizerKind::AdamW = 1e-3, for OptimizerKind::Muon = 1e-3, in (Excluded(0), Included(1000)), also ["learning_rate", "base_lr"];
-        /// The highest learning rate of the parameters that AdamW updates beside Muon: batch norms, biases, depthwise
-        /// convolutions, the first and the last layer.
+        lr: f64 = 0.1, for OptimizerKind::AdamW = 1e-3, for OptimizerKind::Muon = 1e-3, in (Excluded(0), Included(1000)),
+            also ["learning_rate", "base_lr"];
+        /// The highest learning rate of the parameters that AdamW updates beside Muon: batch norms, biases, depthwise convolutions,
+        /// the first and the last layer.
         adamw_lr: Option<f64> = None, in (Excluded(0), Included(1000)), unset "as `lr`", only OptimizerKind::[Muon];
         /// Weight decay, L2 for sgd and decoupled for adamw and muon.
-        weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, for OptimizerKind::Muon = 0.1, in 0..=1000, unset "off", also ["wd", "l2"];
+        weight_decay: f64 = 5e-4, for OptimizerKind::AdamW = 1e-2, for OptimizerKind::Muon = 0.1, in 0..=1000, unset "off",
+            also ["wd", "l2"];
         /// Whether batch norm and biases decay too.
         decay_norm_and_bias: bool = true, unset "off";
         /// Factor of `lr` for the biases of batch norms. The weight decay of a bias per step does not change.
         norm_bias_lr_factor: f64 = 1.0, in (Excluded(0), Included(1000));
         /// Factors of `lr` for layers, names or prefixes in the state dict: `{ layer1 = 0.1, fc = 10 }`. If several names match,
         /// the longest one applies.
-        lr_factors: BTreeMap<String, f64> = BTreeMap::new(), in (Excluded(0), Included(1000)), unset "1 for all", also ["lr_mult", "layer_lrs"];
-        /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The
-        /// factors of `lr_factors` multiply it.
+        lr_factors: BTreeMap<String, f64> = BTreeMap::new(), in (Excluded(0), Included(1000)), unset "1 for all",
+            also ["lr_mult", "layer_lrs"];
+        /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The factors
+        /// of `lr_factors` multiply it.
         layer_decay: Option<f64> = None, in (Excluded(0), Included(1)), unset "off", also ["layer_lr_decay", "llrd"];
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";

@@ -3,7 +3,7 @@
 /// A name and its aliases: the edit distance cannot know that `learning_rate` is `lr`.
 pub(super) type Name<'a> = (&'a str, &'a [&'a str]);
 
-/// Names of the longest list that is printed beside a near name.
+/// Maximum length of a list of names that is printed beside a near name.
 const LONG: usize = 24;
 
 /// Returns a word without case and separators: `OneCycle_LR` and `one-cycle lr` are the same.

@@ -8,7 +8,7 @@ use toml::de::{DeString, DeValue};
 /// Values longer than this are not repeated in a message; the excerpt shows them anyway.
 const LONGEST_FOUND: usize = 40;
 
-/// Why a value cannot be used. Its location is the whole value unless `span` names a part of it.
+/// The reason why a value cannot be used. The location of the mistake is the whole value, or the part `span`.
 pub(super) struct ValueError {
     pub(super) cause: String,
     /// Replaces the key's own hint.
@@ -38,12 +38,12 @@ pub(super) struct RawValue<'a> {
     pub(super) text: &'a str,
     /// The whole text that contains `text`: the file, or a flag's value.
     source: &'a str,
-    /// On the command line `--set data.name=1` means the word "1": the shell has removed the quotes.
+    /// Whether the value comes from a flag. There `--set data.name=1` means the string "1", because the shell removes quotes.
     bare: bool,
 }
 
 impl<'a> RawValue<'a> {
-    /// Takes a value and the text that it is a part of. `bare`: the value is a flag's.
+    /// Takes a value and the text `source` that contains it. `bare` tells whether the value comes from a flag.
     pub(super) fn new(value: &'a Spanned<DeValue<'a>>, source: &'a str, bare: bool) -> Self {
         Self { parsed: value.get_ref(), text: source.get(value.span()).unwrap_or_default(), source, bare }
     }
@@ -130,19 +130,19 @@ impl<'a> RawValue<'a> {
         read(&RawValue::new(value, self.source, false)).map_err(|mistake| ValueError { span, ..mistake })
     }
 
-    /// Returns the text where it fits into a message.
+    /// Returns the text if it is short enough for a message.
     fn brief(&self) -> Option<&str> {
         let text = self.text;
         let fits = text.chars().count() <= LONGEST_FOUND && !text.is_empty() && !text.contains(char::is_control);
         fits.then_some(text)
     }
 
-    /// Returns the text, or a stand-in where it is too long for a message.
+    /// Returns the text, or words that replace it if it is too long for a message.
     fn shown(&self) -> &str {
         self.brief().unwrap_or("one that is too long to repeat")
     }
 
-    /// Makes the mistake "expected …, found …", with a hint where the remedy is obvious.
+    /// Makes the error "expected …, found …", with a hint if the correction is obvious.
     pub(super) fn expected(&self, wanted: &str) -> ValueError {
         let found = match (self.parsed, self.brief()) {
             // The text of a table is only its header; that of an array may fill a page.

@@ -76,10 +76,10 @@ mod tests {
     }
 
     #[test]
-    fn ranks_have_the_gpu_of_their_number() {
+    fn local_rank_r_has_gpu_r() {
         for gpus in [4, 8] {
-            let places: Vec<_> = (0..4).map(|rank| gpu_index(&local_rank(rank, 4), gpus)).collect();
-            assert_eq!(places, (0..4).map(Ok).collect::<Vec<_>>(), "{gpus} GPUs");
+            let indices: Vec<_> = (0..4).map(|rank| gpu_index(&local_rank(rank, 4), gpus)).collect();
+            assert_eq!(indices, (0..4).map(Ok).collect::<Vec<_>>(), "{gpus} GPUs");
         }
         assert_eq!(gpu_index(&LocalRank::ALONE, 2), Ok(0));
     }
@@ -97,23 +97,23 @@ mod tests {
     }
 
     #[test]
-    fn oversubscribed_ranks_take_turns_and_say_so() {
-        let seats = (0..5).map(|rank| LocalRank { oversubscribe: true, ..local_rank(rank, 5) });
-        let places: Vec<_> = seats.clone().map(|local_rank| gpu_index(&local_rank, 2).unwrap()).collect();
-        assert_eq!(places, [0, 1, 0, 1, 0]);
+    fn with_oversubscribe_ranks_take_the_gpus_in_turn() {
+        let ranks = (0..5).map(|rank| LocalRank { oversubscribe: true, ..local_rank(rank, 5) });
+        let indices: Vec<_> = ranks.clone().map(|local_rank| gpu_index(&local_rank, 2).unwrap()).collect();
+        assert_eq!(indices, [0, 1, 0, 1, 0]);
         assert!(
-            seats.clone().all(|local_rank| local_rank.oversubscribed(2))
-                && seats.clone().all(|local_rank| !local_rank.oversubscribed(5))
+            ranks.clone().all(|local_rank| local_rank.oversubscribed(2))
+                && ranks.clone().all(|local_rank| !local_rank.oversubscribed(5))
         );
         assert!(LocalRank { oversubscribe: true, ..LocalRank::ALONE }.oversubscribed(0), "no GPU is never enough");
         assert!(gpu_index(&LocalRank { oversubscribe: true, ..local_rank(1, 2) }, 0).is_err());
     }
 
     #[test]
-    fn a_foreign_worker_takes_the_only_gpu_that_it_sees() {
+    fn a_worker_of_another_launcher_takes_the_only_gpu_that_it_sees() {
         let other_launcher = |rank| LocalRank { other_launcher: true, ..local_rank(rank, 4) };
         assert_eq!(gpu_index(&other_launcher(3), 1), Ok(0));
-        assert!(gpu_index(&other_launcher(3), 2).is_err(), "two for four is nobody's binding");
+        assert!(gpu_index(&other_launcher(3), 2).is_err(), "a launcher that binds GPUs shows one to each process");
         assert!(!other_launcher(3).oversubscribed(1));
     }
 }

@@ -129,7 +129,8 @@ pub fn visible_devices_note(visible: Option<&str>) -> Option<String> {
     Some(match entries.find(|word| !entry(word)) {
         None => format!("CUDA_VISIBLE_DEVICES is `{value}`"),
         Some(word) => format!(
-            "CUDA_VISIBLE_DEVICES is `{value}`: `{word}` is neither the index nor the UUID of a GPU, so the driver hides it and all entries after it"
+            "CUDA_VISIBLE_DEVICES is `{value}`: `{word}` is neither the index nor the UUID of a GPU, so the driver hides it and \
+             all entries after it"
         ),
     })
 }
@@ -140,7 +141,7 @@ mod tests {
     use comm::cuda::driver::{DriverError, NotLoaded};
 
     #[test]
-    fn what_is_missing_is_said_with_the_names_that_were_tried() {
+    fn a_missing_driver_is_reported_with_the_names_that_were_tried() {
         let tried = vec!["libcuda.so".into(), "libcuda.so.1".into()];
         let missing = no_driver(&NoDriver::NotLoaded(NotLoaded { tried, cause: "cannot open".into() }), None);
         assert_eq!(
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_kernels_is_that_of_the_gpus_and_their_software() {
+    fn the_name_of_the_kernel_file_differs_for_other_gpus_and_software() {
         let gpu = |(index, (name, major)): (usize, (&str, u32))| Gpu {
             index,
             name: name.into(),

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_process_appends_the_others_go_on() {
+    fn a_process_does_not_wait_while_another_one_appends() {
         let folder = tempfile::tempdir().unwrap();
         let (mut one, _) = open(folder.path());
         exchange(&mut one, &[1]).unwrap();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_is_killed_while_it_writes_loses_its_last_record_alone() {
+    fn a_process_that_is_killed_while_it_writes_loses_only_its_last_record() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gpu.kernels");
         exchange(&mut open(folder.path()).0, &[1, 2]).unwrap();

@@ -35,11 +35,11 @@ struct KernelLog {
     /// Whether `CUDA_LAUNCH_BLOCKING` is 1. Then each launch waits for its kernel, so the log knows which kernels have ended.
     blocking: bool,
     launches: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<LogState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LogState {
     last: &'static str,
     /// Threads with a kernel that has not ended.
     running: Vec<(ThreadId, &'static str)>,

@@ -79,7 +79,7 @@ pub struct SelectedDevice {
     /// The store of compiled kernels.
     #[cfg(feature = "cuda")]
     kernels: Option<kernel_cache::KernelCache>,
-    /// Threads that its operations use.
+    /// Number of CPU threads that operations on this device use.
     pub threads: usize,
     /// Description for the start-up table, the summary and `env.json`.
     pub description: String,
@@ -198,7 +198,7 @@ impl DeviceSet {
 }
 
 impl DeviceSet {
-    /// Returns the devices of one process that uses `first.local_world_size` devices.
+    /// Returns the devices of one process that uses `first.local_world_size` devices (mode `dp`).
     ///
     /// # Errors
     /// There are fewer GPUs than local ranks.

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_looked_for_by_the_name_that_its_packages_give_it() {
+    fn nccl_is_searched_by_the_file_names_of_its_packages() {
         match nccl() {
             Ok(found) => assert!(driver::NCCL_NAMES.contains(&found.name.as_str()), "{found:?}"),
             Err(missing) => assert_eq!(missing.tried, driver::NCCL_NAMES),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_versions_of_both_kinds() {
+    fn both_forms_of_nccl_version_numbers_are_formatted() {
         assert_eq!(nccl_version(21803), "2.18.3");
         assert_eq!(nccl_version(22907), "2.29.7");
         assert_eq!(nccl_version(2708), "2.7.8");

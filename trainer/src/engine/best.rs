@@ -1,6 +1,6 @@
 //! The best evaluation of a run, by `checkpoint.best`, and early stopping.
 
-use super::{Engine, Files, eval_record};
+use super::{Engine, Files, checkpoint::Links, eval_record};
 use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::{EvalRecord, Evaluated};
@@ -8,7 +8,7 @@ use crate::strategy::EvalCounts;
 use crate::text::counted;
 
 impl Engine<'_> {
-    /// Notes an evaluation as the last one of the run, and returns whether it is the best one.
+    /// Notes an evaluation as the last one of the run. Returns whether it is the best one so far.
     pub(super) fn record_evaluation(&mut self, epoch: usize, eval: EvalRecord) -> bool {
         let is_best = self.is_best(&eval);
         let evaluated = Evaluated { epoch, eval };
@@ -19,13 +19,14 @@ impl Engine<'_> {
         is_best
     }
 
-    /// Saves a checkpoint of evaluated weights.
+    /// Saves a checkpoint of evaluated weights. If they are the best ones and the run does not keep its best checkpoint
+    /// (`checkpoint.keep_best = false`), removes the link `best`, which points to older weights.
     pub(super) fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         let keep_best = is_best && self.plan.checkpoint.keep_best;
         if let Some(Files { store, .. }) = self.files.as_ref().filter(|_| is_best && !keep_best) {
             store.forget_best()?;
         }
-        self.save(name, keep_best)
+        self.save(name, if keep_best { Links::LastAndBest } else { Links::Last })
     }
 
     /// Returns whether an evaluation is better than the best one so far.
@@ -40,15 +41,15 @@ impl Engine<'_> {
         (!self.is_best(&eval_record(counts))).then_some(best)
     }
 
-    /// Returns the last epoch and the best epoch if the resumed run had already stopped early, by the present `train.patience`, and
-    /// has taken no step since its last evaluation.
+    /// Returns the last epoch and the best epoch if the resumed run had already stopped early: by the present `train.patience`, and
+    /// without a step since its last evaluation.
     pub(super) fn had_stopped_early(&self) -> Option<[usize; 2]> {
         let last = self.progress.last?.epoch;
         let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;
         self.best_epoch_out_of_patience(last).filter(|_| at_its_end).map(|best| [last, best])
     }
 
-    /// Says that a resumed run has nothing left to train, and what continues it.
+    /// Prints that a resumed run has nothing left to train, and which setting makes the run longer.
     pub(super) fn note_complete_run(&self, early_stop: Option<[usize; 2]>) {
         if self.files.is_none() {
             return;

@@ -25,16 +25,18 @@ pub(super) enum EpochEnd {
 struct QueuedStep {
     step: u64,
     lr: f64,
-    /// Loader batches.
+    /// Number of loader batches in the step: `train.accumulate`, or fewer at the end of an epoch.
     batches: usize,
+    /// When the loop began to wait for the step's batches.
     start: Instant,
+    /// When the batches had arrived.
     fetched: Instant,
 }
 
 /// Trains from `progress.batch` to the end of `progress.epoch`.
 ///
 /// # Errors
-/// An image cannot be decoded, a step fails, or a file cannot be written. The error of a failed step has its epoch and number.
+/// An image cannot be decoded, a step fails, or a file cannot be written. The error of a failed step names the epoch and the step.
 pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> {
     let mut batches = engine.loaders.train.epoch(engine.progress.epoch, engine.progress.batch);
     let every = engine.plan.checkpoint.every_steps as u64;
@@ -66,8 +68,8 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
         };
         queue.push_back(queued_step);
 
-        // Before a checkpoint or a stop, wait for all queued steps and report them. Several ranks stop together, after the step whose
-        // outcome has the reason.
+        // Before a checkpoint or a stop, wait for all queued steps and report them. Several ranks stop together, after the step
+        // whose outcome has the reason.
         let due = every > 0 && (step + 1).is_multiple_of(every);
         let waits = outcome.is_some() || due || (stop_seen.is_some() && engine.strategy.world_size() == 1);
         let may_stay_queued = if waits { 0 } else { engine.strategy.max_queued() };
@@ -79,7 +81,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             });
         }
         if due && engine.progress.batch < engine.lengths.batches_per_epoch {
-            engine.save(&format!("step-{}", engine.progress.step), false)?;
+            engine.save_at_step()?;
         }
     }
     for queued in queue {
@@ -88,8 +90,9 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
     Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Stopped))
 }
 
-/// Completes the queued steps and saves a checkpoint, so that the epoch's steps before an image that cannot be read are not lost. Only
-/// a single process does this: the others of a job may already be in the step whose images this one could not read.
+/// Completes the queued steps and saves a checkpoint after an image could not be read, so that the epoch's steps before this image
+/// are not lost. Does nothing if there are several processes: the other ranks may already be in the step whose images this rank
+/// could not read.
 fn save_completed_steps(
     engine: &mut Engine<'_>,
     queue: &VecDeque<QueuedStep>,

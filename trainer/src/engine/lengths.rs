@@ -43,7 +43,7 @@ impl Lengths {
         Self { images, global_batch, batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
     }
 
-    /// Returns a note if the warm-up does not end before the schedule does, so that the learning rate does not reach its highest value.
+    /// Returns a note if the warm-up is as long as the run, or longer. The learning rate then does not reach its highest value.
     pub fn long_warmup(&self, plan: &RunPlan) -> Option<String> {
         let steps = (plan.schedule.warmup_epochs * self.steps_per_epoch as f64).round() as u64;
         let is_long = plan.schedule.kind != ScheduleKind::OneCycle
@@ -55,8 +55,9 @@ impl Lengths {
         })
     }
 
-    /// Checks that a resumed run has as many steps per epoch as before, because schedule and end of the run are counted in steps. Inside
-    /// an epoch, the position is counted in batches, so images and batch size must be the same too.
+    /// Checks that a resumed run has as many steps per epoch as before, because the schedule and the end of the run are counted in
+    /// steps. If the run continues inside an epoch, its position is counted in batches, so the numbers of images and the batch size
+    /// must be the same too.
     ///
     /// # Errors
     /// The batch size, the accumulation, the number of images or, with batches per worker, the number of workers has changed.
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_that_continues_has_the_steps_and_inside_an_epoch_the_batches_that_it_had() {
+    fn a_resumed_run_must_keep_its_steps_per_epoch_and_inside_an_epoch_its_batches() {
         let lengths = Lengths {
             images: 80,
             global_batch: 4,

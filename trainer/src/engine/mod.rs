@@ -13,10 +13,11 @@ use std::time::Instant;
 
 use data::loader::Loader;
 
+use self::checkpoint::{CheckpointFolder, Links};
+use self::epoch::EpochEnd;
 pub use self::evaluation::eval_record;
 pub use self::lengths::Lengths;
 pub use self::replaced::ReplacedImages;
-use self::{checkpoint::CheckpointFolder, epoch::EpochEnd};
 use crate::config::{CheckpointConfig, RunPlan};
 use crate::console;
 use crate::device::KernelCompileReporter;
@@ -78,7 +79,7 @@ pub struct RunEnd {
     pub test_counts: Option<EvalCounts>,
     /// The run's progress.
     pub progress: RunProgress,
-    /// Number of times that this rank replaced a damaged image by another image.
+    /// Number of times that this rank replaced a damaged image with another image.
     pub replaced: u64,
 }
 
@@ -100,6 +101,16 @@ pub struct Engine<'a> {
     replaced: ReplacedImages,
     /// Whether autotuning is still running.
     tunes: bool,
+}
+
+/// An epoch whose steps are done.
+struct TrainedEpoch<'a> {
+    /// The evaluation after the epoch's last step, if one was due.
+    counts: Option<&'a EvalCounts>,
+    /// Seconds of the evaluation.
+    eval_seconds: f64,
+    /// Whether the run ends here. Then a checkpoint is saved, even if none is due.
+    is_last: bool,
 }
 
 /// Work that compiles and tunes kernels when a process does it for the first time.
@@ -157,11 +168,12 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None`
-    /// if it is not the first one, or if a timeline is on: cubecl allows only one observer of kernels, and the timeline needs it.
-    fn report_kernel_compiles(&mut self, used: WorkKind) -> Option<KernelCompileReporter> {
-        let first = self.not_done_yet.contains(&used);
-        self.not_done_yet.retain(|other| *other != used);
-        let what = match used {
+    /// for later steps and evaluations, on ranks other than 0, and if a timeline is on: cubecl allows only one observer of kernels,
+    /// and the timeline is this observer.
+    fn report_kernel_compiles(&mut self, kind: WorkKind) -> Option<KernelCompileReporter> {
+        let first = self.not_done_yet.contains(&kind);
+        self.not_done_yet.retain(|other| *other != kind);
+        let what = match kind {
             WorkKind::Step => "first step",
             WorkKind::Evaluation => "first evaluation",
         };
@@ -211,33 +223,8 @@ impl<'a> Engine<'a> {
     }
 
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
-        let ended = self.progress.step >= self.lengths.last_step && self.progress.batch == 0;
-        let finished = self.progress.epoch > self.lengths.epochs || ended;
-        let early_stop = self.had_stopped_early().filter(|_| !finished);
-        if finished || early_stop.is_some() {
-            // The run was resumed from its last checkpoint. Only the result must be reported.
-            self.note_complete_run(early_stop);
-            let evaluation = self.evaluate()?;
-            if let (Evaluation::Done(counts), None) = (&evaluation, self.progress.best) {
-                // The best evaluation was of other images than this one.
-                let eval = eval_record(counts);
-                let is_best = self.record_evaluation(self.progress.epoch - usize::from(self.progress.batch == 0), eval);
-                self.save_evaluated(&self.checkpoint_name(), is_best)?;
-            }
-            return Ok(match (evaluation, early_stop) {
-                (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
-                (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::StoppedEarly { counts, epoch, best },
-                (Evaluation::Stopped(signal), _) => RunOutcome::Interrupted { signal, step: self.progress.step },
-            });
-        }
-        if self.progress.step >= self.lengths.last_step {
-            // `train.max_steps` has ended the run inside an epoch.
-            self.note_complete_run(None);
-        }
-        let limit = self.plan.train.max_time_s;
-        if limit > 0 && self.progress.elapsed_s >= limit as f64 {
-            // The run was resumed after its time was over.
-            return self.stop_at_time_limit();
+        if let Some(outcome) = self.finish_complete_run()? {
+            return Ok(outcome);
         }
         loop {
             let epoch = self.progress.epoch;
@@ -248,16 +235,15 @@ impl<'a> Engine<'a> {
                 EpochEnd::Complete => {}
             }
             let mut done = epoch >= self.lengths.epochs || self.progress.step >= self.lengths.last_step;
-            let due = done || epoch.is_multiple_of(self.plan.train.eval_every);
             let start = Instant::now();
-            let mut counts = match due {
-                true => match self.evaluate_or_save()? {
+            let mut counts = None;
+            if done || epoch.is_multiple_of(self.plan.train.eval_every) {
+                counts = match self.evaluate_or_save()? {
                     Evaluation::Done(counts) => Some(counts),
                     // The checkpoint is saved at the epoch's end, so a resumed run evaluates again.
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
-                },
-                false => None,
-            };
+                };
+            }
             // All ranks have the same counts, so all ranks make the same decision.
             let early_stop = counts.as_ref().filter(|_| !done).and_then(|counts| self.early_stop(counts));
             done |= early_stop.is_some();
@@ -268,7 +254,11 @@ impl<'a> Engine<'a> {
                     Evaluation::Stopped(signal) => return self.interrupted(signal),
                 };
             }
-            self.finish_epoch(counts.as_ref(), done || time_is_up, start.elapsed().as_secs_f64())?;
+            self.finish_epoch(TrainedEpoch {
+                counts: counts.as_ref(),
+                eval_seconds: start.elapsed().as_secs_f64(),
+                is_last: done || time_is_up,
+            })?;
             match (counts, early_stop) {
                 (Some(counts), Some(best)) => return Ok(RunOutcome::StoppedEarly { counts, epoch, best }),
                 (Some(counts), None) if done => return Ok(RunOutcome::Finished(counts)),
@@ -280,15 +270,48 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Saves a checkpoint because of another failure, which is the one to report.
+    /// Handles a run that was resumed after its end: all steps were done, it had stopped early, or its time was over. Evaluates once
+    /// more and returns the outcome. Returns `None` if steps are left, or if `train.max_steps` has ended the run inside an epoch:
+    /// the epoch's loop then ends without a step.
+    fn finish_complete_run(&mut self) -> Result<Option<RunOutcome>, Failure> {
+        let all_steps_done = self.progress.step >= self.lengths.last_step;
+        let finished = self.progress.epoch > self.lengths.epochs || (all_steps_done && self.progress.batch == 0);
+        let early_stop = self.had_stopped_early().filter(|_| !finished);
+        if finished || early_stop.is_some() {
+            self.note_complete_run(early_stop);
+            let evaluation = self.evaluate()?;
+            if let (Evaluation::Done(counts), None) = (&evaluation, self.progress.best) {
+                // The best evaluation was of other images than this one.
+                let eval = eval_record(counts);
+                let is_best = self.record_evaluation(self.progress.epoch - usize::from(self.progress.batch == 0), eval);
+                self.save_evaluated(&self.checkpoint_name(), is_best)?;
+            }
+            return Ok(Some(match (evaluation, early_stop) {
+                (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
+                (Evaluation::Done(counts), Some([epoch, best])) => RunOutcome::StoppedEarly { counts, epoch, best },
+                (Evaluation::Stopped(signal), _) => RunOutcome::Interrupted { signal, step: self.progress.step },
+            }));
+        }
+        if all_steps_done {
+            self.note_complete_run(None);
+        }
+        let limit = self.plan.train.max_time_s;
+        if limit > 0 && self.progress.elapsed_s >= limit as f64 {
+            return self.stop_at_time_limit().map(Some);
+        }
+        Ok(None)
+    }
+
+    /// Saves a checkpoint because of another failure. The caller reports that failure, so an error here is only a warning.
     fn save_or_warn(&mut self) {
-        if let Err(failure) = self.save(&format!("step-{}", self.progress.step), false) {
+        if let Err(failure) = self.save_at_step() {
             console::eprint(format_args!("warning: no checkpoint was saved: {failure}"));
         }
     }
 
     /// Reports the epoch, advances the progress to the next epoch, and saves a checkpoint if one is due.
-    fn finish_epoch(&mut self, counts: Option<&EvalCounts>, done: bool, eval_seconds: f64) -> Result<(), Failure> {
+    fn finish_epoch(&mut self, trained: TrainedEpoch<'_>) -> Result<(), Failure> {
+        let TrainedEpoch { counts, eval_seconds, is_last } = trained;
         let epoch = self.progress.epoch;
         let partial = self.progress.partial;
         self.progress.elapsed_s += eval_seconds;
@@ -311,7 +334,8 @@ impl<'a> Engine<'a> {
             files.reporter.epoch(&record)?;
         }
 
-        // After train.max_steps or train.max_time_s inside an epoch, the progress stays there, so that a resumed run goes on there.
+        // If train.max_steps or train.max_time_s has ended the run inside an epoch, the progress stays inside the epoch, and a resumed
+        // run continues there.
         if self.progress.batch >= self.lengths.batches_per_epoch {
             self.progress.epoch = epoch + 1;
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
@@ -320,14 +344,14 @@ impl<'a> Engine<'a> {
         let CheckpointConfig { every, every_steps, .. } = self.plan.checkpoint;
         let due = (every > 0 && epoch.is_multiple_of(every))
             || (every_steps > 0 && self.progress.step.is_multiple_of(every_steps as u64));
-        if done || due || (is_best && self.plan.checkpoint.keep_best) {
+        if is_last || due || (is_best && self.plan.checkpoint.keep_best) {
             self.save_evaluated(&name, is_best)?;
         }
         Ok(())
     }
 
-    /// Returns the name of a checkpoint after an evaluation. Inside an epoch, the checkpoint has the step's name: the epoch's name
-    /// belongs to its end, and `best` may point to this checkpoint.
+    /// Returns the name of a checkpoint after an evaluation. Inside an epoch, the checkpoint has the step's name. The epoch's name is
+    /// for the checkpoint of the epoch's end: `best` may point to the earlier checkpoint, which the later one must not replace.
     fn checkpoint_name(&self) -> String {
         match self.progress.batch {
             0 => format!("epoch-{}", self.progress.epoch - 1),
@@ -336,13 +360,17 @@ impl<'a> Engine<'a> {
     }
 
     fn interrupted(&mut self, signal: i32) -> Result<RunOutcome, Failure> {
-        let step = self.progress.step;
-        self.save(&format!("step-{step}"), false)?;
-        Ok(RunOutcome::Interrupted { signal, step })
+        self.save_at_step()?;
+        Ok(RunOutcome::Interrupted { signal, step: self.progress.step })
+    }
+
+    /// Saves a checkpoint that is named after the current step. `best` does not point to it.
+    fn save_at_step(&mut self) -> Result<(), Failure> {
+        self.save(&format!("step-{}", self.progress.step), Links::Last)
     }
 
     /// Saves a checkpoint, after all earlier reports are on disk.
-    fn save(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
+    fn save(&mut self, name: &str, links: Links) -> Result<(), Failure> {
         if let Some(Files { reporter, store }) = &mut self.files {
             reporter.flush()?;
             let start = Instant::now();
@@ -353,15 +381,15 @@ impl<'a> Engine<'a> {
                     self.progress.step
                 )));
             }
-            store.save(name, snapshot, &self.progress, is_best)?;
+            store.save(name, snapshot, &self.progress, links)?;
             let seconds = start.elapsed().as_secs_f64();
             self.progress.elapsed_s += seconds;
-            tracing::debug!(name, is_best, seconds, "saved a checkpoint");
+            tracing::debug!(name, ?links, seconds, "saved a checkpoint");
         }
         Ok(())
     }
 
-    /// Returns the learning rate of a step.
+    /// Returns the learning rate of optimizer step `step`, counted from 0 over the whole run.
     fn lr(&self, step: u64) -> f64 {
         self.schedule.lr(step) * self.lr_scale_factor
     }

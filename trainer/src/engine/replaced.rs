@@ -7,7 +7,7 @@ use data::loader::Batch;
 
 use crate::console;
 
-/// Most damaged images that a process names. Further damaged images are only counted.
+/// Maximum number of damaged images that a process names. Further damaged images are only counted.
 const NAMED: usize = 20;
 
 /// Counts replaced images, and names each damaged file once.

@@ -4,8 +4,9 @@
 
 use burn::tensor::{Tensor, TensorData, activation::log_sigmoid};
 
-/// Returns the differentiable loss `[1]`: the sum over the batch of each image's mean over its classes, divided by `weight` (that
-/// of [`cross_entropy`](super::cross_entropy)). `pos_weights`, `[classes]`, weights the images that have a class; empty: 1.
+/// Returns the differentiable loss `[1]`: the mean over the classes of each image, summed over the batch and divided by `weight`,
+/// which is the same as in [`cross_entropy`](super::cross_entropy). `pos_weights`, `[classes]`, are the weights of the images that
+/// have a class. If `pos_weights` is empty, all weights are 1.
 ///
 /// `torch.nn.functional.binary_cross_entropy_with_logits(…, reduction="sum", pos_weight)`, divided by `weight` and `classes`.
 ///
@@ -23,7 +24,7 @@ pub fn binary_cross_entropy(logits: Tensor<2>, targets: &[f32], pos_weights: &[f
     (logits.clone() * absent - log_sigmoid(logits) * factors).sum().mul_scalar(scale)
 }
 
-/// Returns the same loss of one image, on the host in f64: the mean over its classes.
+/// Returns the binary cross-entropy of one image, computed on the host in f64: the mean over the classes.
 pub fn row_loss(logits: &[f32], target: &[f32], pos_weights: &[f64]) -> f64 {
     let of_class = |(class, (&logit, &target)): (usize, (&f32, &f32))| {
         let x = f64::from(logit);
@@ -33,14 +34,14 @@ pub fn row_loss(logits: &[f32], target: &[f32], pos_weights: &[f64]) -> f64 {
     logits.iter().zip(target).enumerate().map(of_class).sum::<f64>() / logits.len() as f64
 }
 
-/// Returns the factor of the log-sigmoid: 1, and for images that have the class its weight.
+/// Returns the factor of the log-sigmoid: the weight of the class if the image has the class, otherwise 1.
 fn factor(target: f32, class: usize, pos_weights: &[f64]) -> f32 {
     let weight = pos_weights.get(class).copied().unwrap_or(1.0) as f32;
     1.0 + (weight - 1.0) * target
 }
 
-/// Returns whether every class is predicted as it is: with a probability of at least 0.5, a logit of at least 0, where the image
-/// has it. (The exact match of torchmetrics, scikit-learn's `accuracy_score` of indicator matrices.)
+/// Returns whether every class is predicted correctly. A class is predicted if its logit is at least 0, which is a probability of at
+/// least 0.5. (`MultilabelExactMatch` of torchmetrics; scikit-learn's `accuracy_score` of indicator matrices.)
 pub fn exact_match(logits: &[f32], target: &[f32]) -> bool {
     logits.iter().zip(target).all(|(&logit, &target)| !logit.is_nan() && (logit >= 0.0) == (target > 0.5))
 }
@@ -77,7 +78,7 @@ mod tests {
 
     /// PyTorch 2.15.0 in float64: `binary_cross_entropy_with_logits(x, t, pos_weight=p)` and its gradient.
     #[test]
-    fn loss_and_gradient_are_pytorchs() {
+    fn loss_and_gradient_equal_pytorch() {
         check(&[], 6.932904648244, [-0.019867154, 0.030404254, -0.072970583, -0.166666667, 0.083333333, 0.000000000]);
         check(
             &[3.0, 0.5, 2.0],
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_counts_where_the_weight_is_zero() {
+    fn the_loss_is_zero_if_the_weight_is_zero() {
         let logits = Tensor::<2>::from_floats([[1.0, -2.0]], &Device::flex());
         assert_eq!(binary_cross_entropy(logits, &[1.0, 0.0], &[], 0.0).into_scalar::<f32>(), 0.0);
     }

@@ -10,8 +10,8 @@ use crate::cli::with_usual_spelling;
 use crate::config;
 use crate::failure::Failure;
 
-/// Flags of torchrun, of PyTorch's examples and of timm, and what to write here.
-const OTHERS: [(&str, &str); 22] = [
+/// Flags of torchrun, of PyTorch's examples and of timm, each with the flag of this program as a hint.
+const FOREIGN_FLAGS: [(&str, &str); 22] = [
     (
         "--nproc-per-node",
         "write --gpus N for N processes with a GPU each, or --cpus N for N processes that share the cores",
@@ -42,7 +42,7 @@ const OTHERS: [(&str, &str); 22] = [
     ("--lr-scheduler", "write --set schedule.kind=NAME"),
 ];
 
-/// Rewrites arguments that clap would read in another way than the user.
+/// Rewrites arguments that clap would read in another way than the user means them.
 ///
 /// # Errors
 /// See [`with_usual_spelling`].
@@ -56,8 +56,8 @@ fn with_views(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if arguments.get(1).is_none_or(|command| command != "predict") {
         return arguments;
     }
-    let own = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
-    for at in 1..own.saturating_sub(1) {
+    let flags_end = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
+    for at in 1..flags_end.saturating_sub(1) {
         if arguments[at] == "--tta" && is_path(&arguments[at + 1]) {
             arguments[at] = "--tta=flip".into();
         }
@@ -65,11 +65,11 @@ fn with_views(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Returns whether a word behind `--tta` is a path and not the name of views, rightly or wrongly written.
+/// Returns whether the word after `--tta` is a path. A name of views is not a path, even if the name is misspelt.
 fn is_path(word: &OsStr) -> bool {
     let is_views = word == "flip" || word == "ten-crop";
-    let looks_so = word.as_encoded_bytes().iter().any(|byte| [b'/', b'.'].contains(byte));
-    !is_views && !word.as_encoded_bytes().starts_with(b"-") && (looks_so || Path::new(word).exists())
+    let looks_like_path = word.as_encoded_bytes().iter().any(|byte| [b'/', b'.'].contains(byte));
+    !is_views && !word.as_encoded_bytes().starts_with(b"-") && (looks_like_path || Path::new(word).exists())
 }
 
 /// Explains a flag that other training programs have. Returns `None` for other mistakes, which clap explains.
@@ -80,8 +80,8 @@ pub(super) fn explain(mistake: &clap::Error, arguments: &[OsString]) -> Option<F
     }
     let value = value_of(flag, arguments);
     let dashes = flag.replace('_', "-");
-    let hint = match OTHERS.iter().find(|(other, _)| *other == dashes) {
-        // Most flags that the hints name are those of `train` alone.
+    let hint = match FOREIGN_FLAGS.iter().find(|(other, _)| *other == dashes) {
+        // Except for `--set`, only `train` has the flags that the hints name.
         Some((_, hint)) if !trains(arguments) && !hint.starts_with("write --set") => return None,
         Some((_, hint)) => (*hint).to_owned(),
         None => {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_after_tta_is_no_views() {
+    fn a_path_after_tta_is_not_taken_for_the_name_of_views() {
         let read = |line: &str| {
             let Ok(cli) = Cli::try_parse_from(rewritten(words(line)).unwrap()) else { return None };
             let Some(crate::cli::Command::Predict(arguments)) = cli.command else { panic!("{line}") };

@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn few_classes_are_all_there_and_of_many_the_worst() {
+    fn few_classes_are_all_shown_and_of_many_the_worst() {
         insta::assert_snapshot!(of(3).table(), @r"
             average precision
             class 0        –  0 images

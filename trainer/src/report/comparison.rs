@@ -65,8 +65,8 @@ pub struct Round {
     pub bytes_moved: u64,
     /// Peak memory of each process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes));
-    /// empty for `single` and `ddp` on the CPU.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)).
+    /// Empty for `single` and `ddp` on the CPU.
     pub device_bytes: Vec<u64>,
 }
 
@@ -123,8 +123,8 @@ pub struct Figures {
     pub steps: usize,
     /// Peak memory of each process in bytes.
     pub peak_bytes: Vec<u64>,
-    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes));
-    /// empty for `single` and `ddp` on the CPU.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)).
+    /// Empty for `single` and `ddp` on the CPU.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub device_bytes: Vec<u64>,
     /// Largest device memory over the mean. Uses the processes' memory if each device has its own process.

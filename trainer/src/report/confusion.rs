@@ -78,15 +78,15 @@ pub fn confusion_table(confusion: &Confusion) -> String {
         return String::new();
     }
     if n <= WHOLE
-        && let Some(table) = whole(confusion)
+        && let Some(table) = whole_matrix(confusion)
     {
         return table;
     }
-    worst(confusion)
+    worst_classes(confusion)
 }
 
-/// Formats the complete matrix, if its counts fit.
-fn whole(confusion: &Confusion) -> Option<String> {
+/// Formats the complete matrix. Returns `None` if it does not fit into [`COLUMNS`].
+fn whole_matrix(confusion: &Confusion) -> Option<String> {
     let n = confusion.classes.len();
     let digits = confusion.counts.iter().max().map_or(1, |most| most.to_string().len());
     let longest = confusion.classes.iter().map(|name| width(&one_line(name))).max().unwrap_or(0);
@@ -147,7 +147,7 @@ fn whole(confusion: &Confusion) -> Option<String> {
 }
 
 /// Lists the worst classes and the most confused pairs.
-fn worst(confusion: &Confusion) -> String {
+fn worst_classes(confusion: &Confusion) -> String {
     let n = confusion.classes.len();
     let name = |class: usize| truncated(&one_line(&confusion.classes[class]), 28);
     let mut classes: Vec<_> = (0..n).filter_map(|class| Some((confusion.recall(class)?, class))).collect();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_shapes_are_no_panic() {
+    fn matrices_of_any_shape_are_formatted_without_a_panic() {
         assert_eq!(confusion_table(&Confusion { classes: vec![], counts: vec![] }), "");
         assert_eq!(confusion_table(&Confusion { classes: vec!["a".into()], counts: vec![] }), "");
         let table = confusion_table(&Confusion { classes: vec!["a".into()], counts: vec![3] });

@@ -108,7 +108,7 @@ impl Curves<'_> {
         }
     }
 
-    /// Whether images have several classes each: their evaluations have a mean average precision.
+    /// Returns whether images have several classes each. Then their evaluations have a mean average precision.
     fn is_multi_label(&self) -> bool {
         self.epochs.iter().any(|row| row.eval_map.is_some())
     }
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn few_epochs_and_odd_values_are_drawn() {
+    fn few_epochs_and_values_that_are_not_finite_are_drawn() {
         assert_eq!(svg(&[], &[]).matches("no epoch is complete").count(), 2);
         let one = svg(&[row(1)], &steps(1));
         assert!(one.matches("<circle").count() >= 5, "one epoch is points");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn many_steps_become_few_points() {
+    fn neighbouring_steps_are_averaged_to_few_points() {
         let points = smoothed(&steps(100));
         assert_eq!(points.len(), STEP_POINTS);
         assert!((points[0].1 - steps(100)[..25].iter().map(|step| step.1).sum::<f64>() / 25.0).abs() < 1e-12);

@@ -13,10 +13,10 @@ const STRIDE: u64 = 16_000_000;
 
 /// Shows the progress of downloads, one at a time. All methods take `&self`, so a fetcher may report from any thread.
 pub struct DownloadBar {
-    state: Mutex<State>,
+    state: Mutex<DownloadState>,
 }
 
-struct State {
+struct DownloadState {
     name: String,
     bar: Option<ProgressBar>,
     lines: Option<Box<dyn Write + Send>>,
@@ -24,7 +24,7 @@ struct State {
     total: Option<u64>,
     done: u64,
     /// Number of tenths of the file, or of strides, that earlier lines have reported.
-    told: u64,
+    reported: u64,
 }
 
 impl DownloadBar {
@@ -37,7 +37,17 @@ impl DownloadBar {
     pub fn on(name: &str, screen: Screen) -> Self {
         let bar = screen.bar.map(|target| ProgressBar::with_draw_target(None, target));
         let (lines, colour) = (screen.lines, screen.colour);
-        Self { state: Mutex::new(State { name: name.to_owned(), bar, lines, colour, total: None, done: 0, told: 0 }) }
+        Self {
+            state: Mutex::new(DownloadState {
+                name: name.to_owned(),
+                bar,
+                lines,
+                colour,
+                total: None,
+                done: 0,
+                reported: 0,
+            }),
+        }
     }
 
     /// Sets the name of the next file.
@@ -48,7 +58,7 @@ impl DownloadBar {
     /// Starts a file of `total` bytes. `None`: the server does not send the length.
     pub fn start(&self, total: Option<u64>) {
         let mut state = self.state();
-        (state.total, state.done, state.told) = (total, 0, 0);
+        (state.total, state.done, state.reported) = (total, 0, 0);
         if let Some(bar) = &state.bar {
             bar.reset();
             bar.set_style(style(total.is_some(), state.colour));
@@ -81,8 +91,8 @@ impl DownloadBar {
             }
             _ => (done / STRIDE, format!("  {}", text::bytes(done))),
         };
-        if mark > state.told {
-            state.told = mark;
+        if mark > state.reported {
+            state.reported = mark;
             state.say(&line);
         }
     }
@@ -94,12 +104,12 @@ impl DownloadBar {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DownloadState> {
         self.state.lock()
     }
 }
 
-impl State {
+impl DownloadState {
     /// Writes one line. Ignores errors: a line of progress that cannot be written must not stop a download.
     fn say(&mut self, line: &str) {
         if let Some(lines) = &mut self.lines
@@ -126,7 +136,7 @@ mod tests {
     use crate::report::testing::TestOutput;
 
     #[test]
-    fn without_a_terminal_a_tenth_is_a_line() {
+    fn without_a_terminal_there_is_a_line_per_tenth() {
         let output = TestOutput::default();
         let screen = Screen { lines: output.writer(), ..Screen::quiet() };
         let bar = DownloadBar::on("cifar-10-binary.tar.gz", screen);
@@ -152,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_has_a_bar_that_goes() {
+    fn on_a_terminal_there_is_a_bar_that_finish_removes() {
         let term = InMemoryTerm::new(4, 90);
         let target = ProgressDrawTarget::term_like(Box::new(term.clone()));
         let bar = DownloadBar::on("train.gz", Screen { bar: Some(target), ..Screen::quiet() });

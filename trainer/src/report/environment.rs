@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_do_not_get_into_the_record() {
+    fn secrets_of_the_command_line_are_redacted() {
         let text = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         let variables = [("TRAINER_SECRET", "correct horse"), ("HOME", "/home/me/trainer"), ("A_TOKEN", "x")];
         let command = text(&[
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_and_its_resumption_are_both_on_record() {
+    fn the_first_start_and_each_resume_are_recorded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("env.json");
         let here = Environment::detect("cpu");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pinned_version_of_burn_is_the_one_on_record() {
+    fn the_recorded_version_of_burn_is_the_pinned_one() {
         let workspace = include_str!("../../../Cargo.toml");
         assert!(workspace.contains(&format!("burn = {{ version = \"={BURN}\"")), "burn is no longer {BURN}");
     }

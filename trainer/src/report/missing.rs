@@ -19,9 +19,9 @@ pub fn missing_lines(
     epoch: usize,
 ) -> Vec<FileError> {
     let mut found = Vec::new();
-    let there: BTreeSet<u64> = steps.iter().map(|record| record.step).collect();
-    if let Some(first) = (0..step).find(|number| !there.contains(number)) {
-        let lost = step - there.range(..step).count() as u64;
+    let found_steps: BTreeSet<u64> = steps.iter().map(|record| record.step).collect();
+    if let Some(first) = (0..step).find(|number| !found_steps.contains(number)) {
+        let lost = step - found_steps.range(..step).count() as u64;
         found.push(shortened(
             folder.metrics(),
             format!(
@@ -34,9 +34,9 @@ pub fn missing_lines(
     // Derive the number of rows from the steps, not from `epoch`: after early stopping, `epoch` is past the last complete epoch
     let finished = steps.iter().map(|record| record.epoch).filter(|finished| *finished < epoch);
     let last = finished.chain(rows.iter().map(|row| row.epoch)).max().unwrap_or(0);
-    let there: BTreeSet<usize> = rows.iter().map(|row| row.epoch).collect();
-    if let Some(first) = (1..=last).find(|number| !there.contains(number)) {
-        let lost = last - there.len();
+    let found_epochs: BTreeSet<usize> = rows.iter().map(|row| row.epoch).collect();
+    if let Some(first) = (1..=last).find(|number| !found_epochs.contains(number)) {
+        let lost = last - found_epochs.len();
         found.push(shortened(
             folder.summary_csv(),
             format!("{lost} of the {last} epochs before this checkpoint are missing, from epoch {first} on"),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_files_are_whole() {
+    fn complete_files_have_no_missing_lines() {
         assert_eq!(found(&[], &[], 0, 1), [""; 0], "no step yet");
         assert_eq!(found(&steps(0..8), &rows(&[1, 2]), 8, 3), [""; 0], "between epochs");
         assert_eq!(found(&steps(0..10), &rows(&[1, 2]), 10, 3), [""; 0], "inside an epoch");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_counted() {
+    fn missing_lines_are_counted() {
         let metrics = "metrics.jsonl: 3 of the 10 steps before this checkpoint are missing, from step 7 on";
         assert_eq!(found(&steps(0..7), &rows(&[1, 2]), 10, 3), [metrics]);
         let middle = [steps(0..2), steps(5..10)].concat();

@@ -13,9 +13,9 @@ const MOST: f64 = 5.0;
 pub struct Pace {
     epochs: usize,
     steps_per_epoch: usize,
-    /// As in [`Self::new`].
+    /// See [`Self::new`].
     pixel_shares: Vec<f64>,
-    /// Mean seconds of a step with whole images. That of small images is estimated from their pixels.
+    /// Mean seconds of a step with whole images. The time of a step with small images is proportional to their pixels.
     step: f64,
     steps: u64,
     /// Seconds of the steps in the current epoch.
@@ -26,8 +26,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares`: pixels of an image in each of the first epochs, as parts
-    /// of those of a whole image; later images are whole.
+    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares` has, for each of the first epochs, the number of pixels of an
+    /// image divided by that of a whole image (progressive resizing). Images of later epochs are whole.
     pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
         Self {
             epochs,
@@ -57,7 +57,7 @@ impl Pace {
         // The first step allocates and tunes, so the second step replaces the first one in the mean.
         let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
         let seconds = seconds / self.share(record.epoch);
-        // A pause of the process counts as a slow step, not with its hours.
+        // The process may pause for hours (SIGSTOP, a suspended machine). Such a pause counts as one slow step.
         let most = if self.steps > 2 { MOST * self.step } else { f64::INFINITY };
         self.step += (seconds.min(most) - self.step) * weight;
     }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_take_time_by_their_pixels() {
+    fn the_time_of_a_step_is_proportional_to_its_pixels() {
         let mut pace = Pace::new(3, 4, vec![0.25, 0.5]);
         let step = |epoch, step_ms| StepRecord { epoch, step_ms, ..StepRecord::default() };
         pace.step(&step(1, 1000.0));

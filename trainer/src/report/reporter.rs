@@ -24,7 +24,7 @@ pub struct ReporterOptions {
     pub epochs: usize,
     /// Steps of each epoch.
     pub steps_per_epoch: usize,
-    /// As in [`Pace::new`].
+    /// See [`Pace::new`].
     pub pixel_shares: Vec<f64>,
     /// Steps between two plain lines, and between two points of TensorBoard's training curves. 0: only the ends of
     /// epochs.

@@ -11,6 +11,15 @@ use crate::console;
 use crate::files::{FileError, USAGE};
 use time::{OffsetDateTime, macros::format_description};
 
+/// The nodes whose folders are searched for the newest run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SearchedNodes {
+    /// Node 0. Its folder is the run's own.
+    Node0,
+    /// All nodes.
+    All,
+}
+
 /// A run's folder and the names of the files in it.
 #[derive(Debug, Clone)]
 pub struct RunFolder {
@@ -19,7 +28,7 @@ pub struct RunFolder {
     lock: Option<RunLock>,
 }
 
-/// The start of the last part of a folder's name for a node other than node 0, before the node's number.
+/// The prefix of the node's number in the last part of a folder's name. Folders of node 0 do not have this part.
 const NODE: &str = "node";
 
 impl RunFolder {
@@ -36,7 +45,8 @@ impl RunFolder {
     }
 
     /// Creates a folder for node `node` of a job of `workers` processes on several machines. Node 0's folder is the run's own. The
-    /// folders of the other nodes have the logs of their workers, and the name says so: on a shared file system they are beside it.
+    /// folders of the other nodes have only the logs of their workers. Their names have the number of the node, because on a shared
+    /// file system all these folders are side by side.
     ///
     /// # Errors
     /// See [`create`](Self::create).
@@ -144,23 +154,23 @@ impl RunFolder {
     /// # Errors
     /// When there is no run, or `root` cannot be read.
     pub fn newest(root: &Path) -> Result<Self, FileError> {
-        Self::newest_that(root, false, |_| Ok(()))
+        Self::newest_that(root, SearchedNodes::Node0, |_| Ok(()))
     }
 
-    /// Returns the newest run below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input, and names
-    /// them on stderr. `any_node` includes the folders of all nodes. Otherwise works like [`newest`](Self::newest).
+    /// Returns the newest run of `nodes` below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input, and
+    /// names them on stderr. Otherwise works like [`newest`](Self::newest).
     ///
     /// # Errors
     /// When there is no run, `root` cannot be read, `usable` fails for another reason, or refuses all runs.
     pub fn newest_that(
         root: &Path,
-        any_node: bool,
+        nodes: SearchedNodes,
         mut usable: impl FnMut(&mut Self) -> Result<(), FileError>,
     ) -> Result<Self, FileError> {
         let mut refused = None;
         for path in runs_below(root)?.into_iter().rev() {
             let mut folder = Self { path, lock: None };
-            if !any_node && is_of_other_node(&folder.name()) {
+            if nodes == SearchedNodes::Node0 && is_of_other_node(&folder.name()) {
                 continue;
             }
             match usable(&mut folder) {
@@ -312,7 +322,7 @@ mod tests {
     const NOW: OffsetDateTime = datetime!(2026-01-31 09:30:05 UTC);
 
     #[test]
-    fn runs_of_one_second_get_names_of_their_own() {
+    fn runs_that_start_in_the_same_second_have_different_names() {
         let root = tempfile::tempdir().unwrap();
         let below = root.path().join("a/runs");
         let names: Vec<_> =
@@ -334,7 +344,7 @@ mod tests {
             fs::write(folder.config(), "").unwrap();
         }
         assert_eq!(RunFolder::newest(root.path()).unwrap().path(), first.path());
-        let newest = RunFolder::newest_that(root.path(), true, |_| Ok(())).unwrap();
+        let newest = RunFolder::newest_that(root.path(), SearchedNodes::All, |_| Ok(())).unwrap();
         assert!(is_of_other_node(&newest.name()), "{}", newest.name());
         assert!(
             is_of_other_node("20260131-093005-lenet-ddpx4-node12-3")
@@ -361,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn opening_something_else_says_what_it_is() {
+    fn a_path_that_is_not_a_run_folder_is_an_error_with_its_kind() {
         let root = tempfile::tempdir().unwrap();
         let cause = |path: &Path| RunFolder::open(path).unwrap_err().cause;
         assert_eq!(cause(&root.path().join("none")), "no such run folder");
@@ -376,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_that_is_a_file_is_named() {
+    fn a_file_in_place_of_the_folder_of_runs_is_named() {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("runs");
         fs::write(&file, "").unwrap();

@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_out() {
+    fn long_and_empty_values_are_shown_completely() {
         let long = "x".repeat(250);
         let table = start_table(&[Section::new("a").row("b", &long)]);
         assert_eq!(table.matches('x').count(), 250);

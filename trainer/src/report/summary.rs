@@ -52,8 +52,8 @@ pub struct RunSummary {
     pub seconds: f64,
     /// Peak memory of each rank's process in bytes; 0 if the system does not report it.
     pub peak_bytes: Vec<u64>,
-    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes));
-    /// empty for `single` and `ddp` on the CPU.
+    /// Memory of each device in bytes, rank after rank ([`Strategy::device_bytes`](crate::strategy::Strategy::device_bytes)).
+    /// Empty for `single` and `ddp` on the CPU.
     pub device_bytes: Vec<u64>,
     /// Training images per second, mean of the run.
     pub images_per_s: Option<f64>,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn the_test_split_has_a_row_of_its_own() {
+    fn the_evaluation_of_the_test_split_has_its_own_row() {
         let test = EvalRecord {
             loss: 0.5,
             top1: 82.5,
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_run_says_so() {
+    fn the_summary_of_an_interrupted_run_starts_with_the_signal() {
         let bare = RunSummary {
             epochs: 1,
             interrupted: Some("SIGTERM after step 61".into()),

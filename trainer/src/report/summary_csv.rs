@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_an_error_with_its_line() {
+    fn a_damaged_line_is_an_error_with_its_number() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("summary.csv");
         fs::write(&path, "a,b\n1,2\n").unwrap();

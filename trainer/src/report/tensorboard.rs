@@ -211,7 +211,7 @@ mod tests {
 
     /// The expected bytes are from `tensorboard.summary.writer.record_writer.RecordWriter` 2.21 for the same events.
     #[test]
-    fn records_are_the_bytes_tensorboard_itself_writes() {
+    fn records_have_the_bytes_that_tensorboard_writes() {
         let version = What::FileVersion("brain.Event:2".to_owned());
         assert_eq!(
             hex(Event { wall_time: 1_700_000_000.25, step: 0, what: Some(version) }),
@@ -277,14 +277,14 @@ mod tests {
         assert!(starts.iter().all(|event| event.what == Some(What::SessionLog(SessionLog { status: START }))));
         assert_eq!(starts.map(|event| event.step), [0, 5, 6]);
         let events = read(&third.path);
-        assert_eq!(events.len(), 3, "an epoch without evaluation says nothing");
+        assert_eq!(events.len(), 3, "an epoch without evaluation has no event");
         assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
         assert_eq!(events[2].what, Some(summary(&[("eval/loss", 0.5), ("eval/top1", 80.0), ("eval/top5", 99.0)])));
         assert_eq!(events[2].step, 9);
     }
 
     #[test]
-    fn a_folder_that_is_gone_is_named() {
+    fn a_folder_that_does_not_exist_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let gone = dir.path().join("gone");
         assert_eq!(TensorBoardWriter::start(&gone, 0).unwrap_err().path, gone);

@@ -12,6 +12,7 @@ use crate::config::{self, Backend, ConfigError, ConfigSource, Devices, Mode, Ove
 use crate::console;
 use crate::failure::Failure;
 use crate::files::{FileError, USAGE};
+use crate::report::run_folder::SearchedNodes;
 use crate::report::{RunFolder, Section};
 use crate::strategy::StepSettings;
 
@@ -60,8 +61,8 @@ impl Access<'_> {
                 claim(&mut folder).map(|()| folder)
             }
             // A node other than node 0 may have its own folder only.
-            (Self::Check(Some(_)), None) => RunFolder::newest_that(run_dir, true, claim),
-            (_, None) => RunFolder::newest_that(run_dir, false, claim),
+            (Self::Check(Some(_)), None) => RunFolder::newest_that(run_dir, SearchedNodes::All, claim),
+            (_, None) => RunFolder::newest_that(run_dir, SearchedNodes::Node0, claim),
         }
     }
 }

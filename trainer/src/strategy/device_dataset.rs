@@ -76,8 +76,8 @@ impl DeviceDataset {
         (i32::try_from(bytes).is_err()).then(|| format!("{bytes} bytes of images are more than {}", i32::MAX))
     }
 
-    /// Copies the pixels of `dataset`, fewer than 2^31 bytes, to `device` (without autodiff). `pipeline` is the loader's
-    /// pipeline.
+    /// Copies the pixels of `dataset` to `device` (without autodiff). The pixels are at most 2^31 - 1 bytes
+    /// ([`DeviceDataset::refusal`] checks this). `pipeline` is the loader's pipeline.
     pub fn new(dataset: &Dataset, pipeline: Pipeline, device: &Device) -> Self {
         let shape = dataset.shape;
         let plane = shape.height * shape.width;
@@ -108,7 +108,7 @@ impl DeviceDataset {
         let on_device = Tensor::from_data(on_device, (&self.device, DType::I32));
         match gather_images(&self.images, &self.table, &on_device, lines.shape()) {
             Some(images) => images,
-            None => self.images_of_burn(&batch.ids, &batch.params),
+            None => self.gather_with_burn(&batch.ids, &batch.params),
         }
     }
 
@@ -130,14 +130,15 @@ impl DeviceDataset {
         lines
     }
 
-    /// Gathers the pixels that `lines` names, f32 `[B, C, H, W]`. `lines` are the [`GatherLines::values`] on the device.
+    /// Gathers the pixels at the rows and columns `lines`: f32 with the shape `shape`, `[B, C, H, W]`. `lines` are the
+    /// [`GatherLines::values`] on the device.
     /// Returns `None` if the device has no kernel for this.
     pub fn gather(&self, lines: &Tensor<1, Int>, shape: [usize; 4]) -> Option<Tensor<4>> {
         gather_images(&self.images, &self.table, lines, shape)
     }
 
     /// Computes the pixels of [`DeviceDataset::batch`] with burn's operations.
-    fn images_of_burn(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
+    fn gather_with_burn(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
         let ImageShape { channels, height, width } = self.shape;
         let (mut rows, mut columns) = (Lines::default(), Lines::default());
         for params in params {
@@ -166,7 +167,7 @@ impl DeviceDataset {
     }
 }
 
-/// Makes a tensor of 32-bit integers, whatever the device's default is.
+/// Makes a tensor of 32-bit integers. The device's default integer type may be another one.
 fn integers(values: Vec<i32>, shape: [usize; 4], device: &Device) -> Tensor<4, Int> {
     Tensor::from_data(TensorData::new(values, shape), (device, DType::I32))
 }
@@ -195,17 +196,15 @@ mod tests {
         }
     }
 
-    /// Compares two loaders of one data set: one makes the pixels, the other leaves them to the device.
-    fn compare(shape: ImageShape, augment: Vec<Augment>, exact: bool) {
+    /// Compares the pixels of two loaders of one data set: one loader makes the pixels, the other leaves them to the device.
+    fn assert_same_pixels(shape: ImageShape, config: LoaderConfig) {
         let set = Arc::new(dataset(shape, 37));
         let config = LoaderConfig {
             global_batch: 8,
             seed: 11,
-            augment,
             mean: (0..shape.channels).map(|c| 0.4 + 0.05 * c as f32).collect(),
             std: (0..shape.channels).map(|c| 0.2 + 0.01 * c as f32).collect(),
-            evaluation: exact,
-            ..LoaderConfig::default()
+            ..config
         };
         let host = Loader::new(Arc::clone(&set), config.clone()).unwrap();
         let left = Loader::new(Arc::clone(&set), LoaderConfig { pixels: false, ..config.clone() }).unwrap();
@@ -231,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn every_augmentation_has_the_loaders_pixels() {
+    fn the_device_makes_the_loaders_pixels_for_every_augmentation() {
         let crop = |fill| Augment::Crop { padding: 3, fill };
         let (flips, cutout) = ([Augment::Flip, Augment::AlternatingFlip], Augment::Cutout { size: 5 });
         for shape in [ImageShape { channels: 3, height: 9, width: 9 }, ImageShape { channels: 1, height: 7, width: 12 }]
@@ -246,9 +245,10 @@ mod tests {
                 vec![crop(Fill::Zero), flips[0], cutout],
                 vec![crop(Fill::Reflect), flips[1], cutout],
             ] {
-                compare(shape, augment, false);
+                assert_same_pixels(shape, LoaderConfig { augment, ..LoaderConfig::default() });
             }
-            compare(shape, vec![crop(Fill::Zero), flips[0], cutout], true);
+            let augment = vec![crop(Fill::Zero), flips[0], cutout];
+            assert_same_pixels(shape, LoaderConfig { augment, evaluation: true, ..LoaderConfig::default() });
         }
     }
 
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loader_that_mixes_makes_the_pixels() {
+    fn a_loader_that_mixes_images_must_make_the_pixels() {
         let set = Arc::new(dataset(ImageShape { channels: 1, height: 4, width: 4 }, 10));
         let config = LoaderConfig { global_batch: 5, mixup: Some(0.2), pixels: false, ..LoaderConfig::default() };
         let error = Loader::new(set, config).err().expect("refused");

@@ -19,7 +19,7 @@
 //! themselves do not change weights and state, neither in this step nor in the steps after it.
 //!
 //! With several processes, each rank captures its own step, with the sums of gradients in it. All ranks capture and launch the same
-//! steps: each decision that depends on a rank's memory is taken by all ranks together ([`GraphStepParts`]).
+//! steps: the ranks take each decision that depends on a rank's memory together ([`GraphStepParts`]).
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -29,8 +29,8 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use ops::graph::{self, PendingRead};
 
-use super::graph_capture::{CapturedStep, GraphStepParts};
-use super::graph_inputs::Inputs;
+use super::graph_capture::{CapturedStep, GraphStepParts, StepRequest};
+use super::graph_inputs::StepInputs;
 use super::{Learner, StepOutcome};
 use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
@@ -83,7 +83,7 @@ struct UnlaunchedSteps {
 /// The graph of a learner's step.
 #[derive(Debug, Default)]
 pub struct StepGraph {
-    pub(super) phase: Phase,
+    pub(super) phase: GraphPhase,
     /// Number of steps after which the training state was at other addresses.
     moves: usize,
     /// Steps whose outcome is not known yet, the oldest first.
@@ -98,16 +98,16 @@ pub struct StepGraph {
 }
 
 #[derive(Debug, Default)]
-pub(super) enum Phase {
+pub(super) enum GraphPhase {
     /// Steps are not captured.
     #[default]
     Off,
     /// Waits for two consecutive steps of one signature. Holds the signature of the last step.
     Waiting(Option<StepSignature>),
     /// One step of this signature has run on these inputs. The next step of this signature is the second warm-up step.
-    WarmedUpOnce(StepSignature, Box<Inputs>),
+    WarmedUpOnce(StepSignature, Box<StepInputs>),
     /// Two steps of this signature have run on these inputs. The next step of this signature will be captured.
-    WarmedUpTwice(StepSignature, Box<Inputs>),
+    WarmedUpTwice(StepSignature, Box<StepInputs>),
     /// Steps of this signature are launched as a graph.
     Captured(StepSignature, Box<CapturedStep>),
 }
@@ -146,13 +146,15 @@ impl StepGraph {
         } else {
             None
         };
-        Self { phase: Phase::Waiting(None), ..Self::default() }.disable_if(reason)
+        Self { phase: GraphPhase::Waiting(None), ..Self::default() }.disable_if(reason)
     }
 
-    /// Does not capture steps for this `reason`, if there is one.
+    /// If there is a `reason`, captures no steps. The note names the reason.
     pub fn disable_if(mut self, reason: Option<&str>) -> Self {
-        if let (false, Some(reason)) = (matches!(self.phase, Phase::Off), reason) {
-            self.stop(reason);
+        if let Some(reason) = reason
+            && !matches!(self.phase, GraphPhase::Off)
+        {
+            self.disable(reason);
         }
         self
     }
@@ -164,15 +166,16 @@ impl StepGraph {
 
     /// Starts again, since the state has moved to other memory.
     pub(super) fn moved(&mut self, signature: StepSignature) {
-        self.phase = Phase::Waiting(Some(signature));
+        self.phase = GraphPhase::Waiting(Some(signature));
         self.moves += 1;
         if self.moves >= MAX_MOVES {
-            self.stop("the training state is in other memory after each step; please report this");
+            self.disable("the training state is in other memory after each step; please report this");
         }
     }
 
-    pub(super) fn stop(&mut self, reason: &str) {
-        self.phase = Phase::Off;
+    /// Captures no steps from now on, and notes the reason.
+    pub(super) fn disable(&mut self, reason: &str) {
+        self.phase = GraphPhase::Off;
         self.note = Some(format!("note: the step is launched kernel by kernel, not as a CUDA graph: {reason}"));
     }
 
@@ -181,21 +184,21 @@ impl StepGraph {
         self.note.take()
     }
 
-    /// Begins again with the preparation of a capture, if there is one, before an evaluation on `device`. A capture may use only
-    /// memory that its step has allocated before, and an evaluation, whose batch may be larger, makes cubecl give such memory back.
+    /// Begins the warm-up for a capture again, if it has begun. Call this before an evaluation on `device`: a capture may use only
+    /// memory that the warm-up has allocated, and an evaluation, whose batch may be larger, makes cubecl free such memory.
     pub fn restart_warm_up(&mut self, device: &Device) {
-        if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
+        if let GraphPhase::WarmedUpOnce(..) | GraphPhase::WarmedUpTwice(..) = self.phase {
             self.reset(device);
         }
     }
 
     /// Drops the graph, since the training state moves to other memory on `device`.
     pub fn reset(&mut self, device: &Device) {
-        if let Phase::WarmedUpOnce(..) | Phase::WarmedUpTwice(..) = self.phase {
+        if let GraphPhase::WarmedUpOnce(..) | GraphPhase::WarmedUpTwice(..) = self.phase {
             graph::cancel(device);
         }
-        if !matches!(self.phase, Phase::Off) {
-            self.phase = Phase::Waiting(None);
+        if !matches!(self.phase, GraphPhase::Off) {
+            self.phase = GraphPhase::Waiting(None);
         }
     }
 }
@@ -217,42 +220,45 @@ pub(super) fn queue_step(
     if learner.replica.timeline.is_on() {
         return learner.drain_before_eager_step(ranks, batches, lr, outcome);
     }
-    let (start, weight) = (Instant::now(), outcome.weight);
+    let start = Instant::now();
+    let step = StepRequest { batches: &batches, lr, weight: outcome.weight };
     match std::mem::take(&mut learner.graph.phase) {
-        Phase::Off => return learner.drain_before_eager_step(ranks, batches, lr, outcome),
-        Phase::Waiting(Some(before)) if before == signature => {
-            learner.warm_up(ranks, signature, &batches, lr, weight)?;
+        GraphPhase::Off => return learner.drain_before_eager_step(ranks, batches, lr, outcome),
+        GraphPhase::Waiting(Some(before)) if before == signature => {
+            learner.warm_up(ranks, signature, step)?;
         }
-        Phase::WarmedUpOnce(prepared, inputs) if prepared == signature => {
-            learner.warm_up_again(ranks, signature, inputs, &batches, lr, weight)?;
+        GraphPhase::WarmedUpOnce(prepared, inputs) if prepared == signature => {
+            learner.warm_up_again(ranks, signature, inputs, step)?;
         }
-        Phase::WarmedUpTwice(warmed_up, inputs) if warmed_up == signature => {
+        GraphPhase::WarmedUpTwice(warmed_up, inputs) if warmed_up == signature => {
             let words = inputs.words(learner, &batches, lr);
-            let captured = learner.capture(ranks, inputs, &batches, lr, weight)?;
-            learner.graph.phase = Phase::Captured(signature, captured);
+            let captured = learner.capture(ranks, inputs, step)?;
+            learner.graph.phase = GraphPhase::Captured(signature, captured);
             learner.graph.unlaunched = UnlaunchedSteps { words, steps: 1 };
         }
-        Phase::Captured(of_graph, mut captured) if of_graph == signature => {
-            // Steps without the graph usually update in place too. But if another tensor shares the state's memory, they do not.
-            if std::mem::take(&mut captured.check) && ranks.any_rank(learner.addresses()? != captured.addresses)? {
+        GraphPhase::Captured(of_graph, mut captured) if of_graph == signature => {
+            // A step without the graph usually updates the state in place too, but not if another tensor shares the state's memory.
+            if std::mem::take(&mut captured.check_addresses)
+                && ranks.any_rank(learner.addresses()? != captured.addresses)?
+            {
                 learner.graph.moved(signature);
                 return Ok(Some(batches));
             }
             let words = captured.inputs.words(learner, &batches, lr);
             learner.optimizer.count_step();
-            learner.graph.phase = Phase::Captured(of_graph, captured);
+            learner.graph.phase = GraphPhase::Captured(of_graph, captured);
             learner.graph.unlaunched.words.extend(words);
             learner.graph.unlaunched.steps += 1;
         }
-        Phase::Captured(of_graph, mut captured) if same_image_size(&of_graph, &signature) => {
-            captured.check = true;
-            learner.graph.phase = Phase::Captured(of_graph, captured);
+        GraphPhase::Captured(of_graph, mut captured) if same_image_size(&of_graph, &signature) => {
+            captured.check_addresses = true;
+            learner.graph.phase = GraphPhase::Captured(of_graph, captured);
             return learner.drain_before_eager_step(ranks, batches, lr, outcome);
         }
         other => {
             learner.graph.phase = other;
             learner.graph.reset(&learner.replica.inner_device());
-            learner.graph.phase = Phase::Waiting(Some(signature));
+            learner.graph.phase = GraphPhase::Waiting(Some(signature));
             return learner.drain_before_eager_step(ranks, batches, lr, outcome);
         }
     }
@@ -271,7 +277,7 @@ pub(super) fn queue_step(
 /// Waits for the oldest queued step, and returns its outcome. Returns `None` if no step is queued.
 ///
 /// # Errors
-/// The loss is not finite; then the step has not changed the weights. Or the GPU has failed.
+/// The loss is not finite: then the step has not changed the weights. Or the GPU has failed.
 pub(super) fn finish_step(
     learner: &mut Learner,
     ranks: &mut dyn GraphStepParts,
@@ -287,9 +293,9 @@ pub(super) fn finish_step(
 }
 
 impl Learner {
-    /// Waits for all queued steps before a step that is launched kernel by kernel, and returns the batches of this step. If the loss
-    /// of a queued step is not finite, queues the step without running it: it must not change the weights, and the error must name
-    /// the earlier step. All ranks decide the same, because losses are summed over ranks.
+    /// Waits for all queued steps before a step that is launched kernel by kernel, and returns the batches of this step. If the
+    /// loss of a queued step is not finite, queues this step without running it, and returns `None`: this step must not change the
+    /// weights, and the error must name the earlier step. All ranks decide the same, because losses are summed over ranks.
     fn drain_before_eager_step(
         &mut self,
         ranks: &mut dyn GraphStepParts,
@@ -310,7 +316,8 @@ impl Learner {
         Ok(None)
     }
 
-    /// Waits for the results of the oldest queued step, and of the steps that were launched with it. Counts them over all ranks.
+    /// Waits for the results of the oldest queued step, and of the steps that were launched with it. Adds loss and counts to the
+    /// outcomes of these steps, summed over all ranks.
     fn read_oldest(&mut self, ranks: &mut dyn GraphStepParts) -> Result<(), Failure> {
         let graph = &mut self.graph;
         if graph.readings.is_empty() {
@@ -352,7 +359,7 @@ impl StepGraph {
 
     fn steps_at_once(&self) -> usize {
         match &self.phase {
-            Phase::Captured(_, captured) => captured.inputs.feed().1,
+            GraphPhase::Captured(_, captured) => captured.inputs.feed_steps(),
             _ => 1,
         }
     }
@@ -363,8 +370,8 @@ impl StepGraph {
         if count == 0 {
             return Ok(());
         }
-        let Phase::Captured(_, captured) = &self.phase else { unreachable!("steps wait for a graph") };
-        let feed = &captured.inputs.feed().0;
+        let GraphPhase::Captured(_, captured) = &self.phase else { unreachable!("steps wait for a graph") };
+        let feed = captured.inputs.feed();
         feed.write(words);
         for _ in 0..count {
             let launched = captured.graph.launch();
@@ -377,7 +384,8 @@ impl StepGraph {
 
 pub(super) const HINT: &str = "set train.graph = false, and please report this";
 
-/// Returns the failure for an error of the GPU in a step of a graph. A full memory or an error of a kernel is not the graph's fault.
+/// Returns the failure for an error of the GPU in a step of a graph. If the memory is full or a kernel has failed, the hint does not
+/// blame the graph.
 pub(super) fn gpu_failure(what: &str, error: impl Display) -> Failure {
     let text = error.to_string();
     Failure::of_panic(&text).unwrap_or_else(|| Failure::run(format!("{what}: {text}"), HINT))

@@ -5,8 +5,8 @@ use data::loader::Batch;
 use models::{Context, StateKind, state};
 use ops::graph::{self, Graph};
 
-use super::graph::{HINT, Phase, StepSignature, gpu_failure};
-use super::graph_inputs::{Inputs, Outputs};
+use super::graph::{GraphPhase, HINT, StepSignature, gpu_failure};
+use super::graph_inputs::{StepInputs, StepOutputs};
 use super::{Learner, Replica, StepOutcome, device_batch::DeviceBatch};
 use crate::{
     failure::Failure,
@@ -16,12 +16,21 @@ use crate::{
 /// A captured step.
 #[derive(Debug)]
 pub(super) struct CapturedStep {
-    pub(super) inputs: Box<Inputs>,
+    pub(super) inputs: Box<StepInputs>,
     pub(super) graph: Graph,
     /// The addresses of the training state when the step was captured.
     pub(super) addresses: Vec<[u64; 2]>,
-    /// Whether a step without the graph has run since, so the addresses must be checked again.
-    pub(super) check: bool,
+    /// Whether a step without the graph has run since, so that the next step must compare the addresses.
+    pub(super) check_addresses: bool,
+}
+
+/// A step to run: its batches on this rank, its learning rate, and the number by which its loss is divided.
+#[derive(Clone, Copy)]
+pub(super) struct StepRequest<'a> {
+    pub(super) batches: &'a [Batch],
+    pub(super) lr: f64,
+    /// The sum of the samples' weights over all batches and ranks. Without class weights, the number of samples.
+    pub(super) weight: f64,
 }
 
 /// The results of the forward passes of a step, on the device.
@@ -49,23 +58,23 @@ pub(super) struct Passes {
 
 /// The parts of a step that differ between one process and several ranks. All ranks call these methods together, in one order.
 pub(super) trait GraphStepParts {
-    /// Queues the forward and backward passes of a step. `weight` divides the loss.
+    /// Queues the forward and backward passes of a step.
     ///
     /// # Errors
     /// A rank is gone.
     fn forward_backward(
         &mut self,
         learner: &Learner,
-        inputs: &Inputs,
-        batches: &[Batch],
-        weight: f64,
+        inputs: &StepInputs,
+        step: StepRequest<'_>,
     ) -> Result<Passes, Failure> {
+        let StepRequest { batches, weight, .. } = step;
         let replica = &learner.replica;
         let mut forwards = Forwards::default();
         for (index, (on_device, batch)) in inputs.batches.iter().zip(batches).enumerate() {
             let last = index + 1 == batches.len();
             let cx = self.context(last);
-            let cx = replica.configured(cx).with_dropout(replica.dropout_keys(batch));
+            let cx = replica.autocast(cx).with_dropout(replica.dropout_keys(batch));
             let (loss, logits) = on_device.forward(replica, &cx, weight);
             forwards.host_data |= cx.uses_host_data();
             forwards.logits.push(flat(logits));
@@ -117,7 +126,7 @@ pub(super) trait GraphStepParts {
     fn sum_outcomes(&mut self, outcomes: &mut [&mut StepOutcome]) -> Result<(), Failure>;
 }
 
-/// The only process.
+/// The parts of a step of a run with one process.
 #[derive(Default)]
 pub(super) struct OneProcess {
     /// The sum of the gradients of the step's batches so far.
@@ -169,53 +178,50 @@ impl Learner {
         &mut self,
         ranks: &mut dyn GraphStepParts,
         signature: StepSignature,
-        batches: &[Batch],
-        lr: f64,
-        weight: f64,
+        step: StepRequest<'_>,
     ) -> Result<(), Failure> {
         let device = self.replica.inner_device();
         graph::prepare(&device).map_err(|error| gpu_failure("no step can be captured", error))?;
-        let on_device = batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
-        let mut inputs = Inputs::new(on_device, &device);
+        let on_device = step.batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
+        let mut inputs = StepInputs::new(on_device, &device);
         let before = self.addresses()?;
-        let (outputs, host_data) = self.run(ranks, &mut inputs, batches, lr, weight)?;
+        let (outputs, host_data) = self.run(ranks, &mut inputs, step)?;
         // This step's inputs, which `run` has used already. The feed counts its runs from here on.
-        let words = inputs.words(self, batches, lr);
-        let steps = ranks.min_over_ranks(Inputs::steps(words.len()))?;
+        let words = inputs.words(self, step.batches, step.lr);
+        let steps = ranks.min_over_ranks(StepInputs::max_feed_steps(words.len()))?;
         inputs.make_feed(&outputs, steps).write(words);
         self.keep_results(&inputs, &outputs);
         let moved = ranks.any_rank(host_data || self.addresses()? != before)?;
         let graph = &mut self.graph;
-        graph.phase = Phase::WarmedUpOnce(signature.clone(), Box::new(inputs));
+        graph.phase = GraphPhase::WarmedUpOnce(signature.clone(), Box::new(inputs));
         if moved {
             graph.reset(&device);
             graph.moved(signature);
         }
         if host_data {
-            graph.stop("the network uses data of the host, such as dropout masks");
+            graph.disable("the network uses data of the host, such as dropout masks");
         }
         Ok(())
     }
 
-    /// Runs a step kernel by kernel, with the same calls as [`Self::capture`]. The feed is in memory that the step before has used for
-    /// other tensors, so this step may need more memory, and a capture may not allocate.
+    /// Runs a step kernel by kernel, with the same calls as [`Self::capture`]. The feed is in memory that the step before has used
+    /// for other tensors. So this step may need more memory, which must be allocated before the capture: a capture may not
+    /// allocate.
     pub(super) fn warm_up_again(
         &mut self,
         ranks: &mut dyn GraphStepParts,
         signature: StepSignature,
-        mut inputs: Box<Inputs>,
-        batches: &[Batch],
-        lr: f64,
-        weight: f64,
+        mut inputs: Box<StepInputs>,
+        step: StepRequest<'_>,
     ) -> Result<(), Failure> {
         let before = self.addresses()?;
-        let feed = inputs.feed().0.clone();
-        feed.write(inputs.words(self, batches, lr));
+        let feed = inputs.feed().clone();
+        feed.write(inputs.words(self, step.batches, step.lr));
         feed.take_inputs();
-        let (outputs, _) = self.run(ranks, &mut inputs, batches, lr, weight)?;
+        let (outputs, _) = self.run(ranks, &mut inputs, step)?;
         self.keep_results(&inputs, &outputs);
         let moved = ranks.any_rank(self.addresses()? != before)?;
-        self.graph.phase = Phase::WarmedUpTwice(signature.clone(), inputs);
+        self.graph.phase = GraphPhase::WarmedUpTwice(signature.clone(), inputs);
         if moved {
             self.graph.reset(&self.replica.inner_device());
             self.graph.moved(signature);
@@ -224,8 +230,8 @@ impl Learner {
     }
 
     /// Queues the copies of a step's results, behind a step that was launched kernel by kernel.
-    fn keep_results(&mut self, inputs: &Inputs, outputs: &Outputs) {
-        let (feed, _) = inputs.feed();
+    fn keep_results(&mut self, inputs: &StepInputs, outputs: &StepOutputs) {
+        let feed = inputs.feed();
         feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
         self.graph.readings.push_back((feed.read(1), 1));
     }
@@ -234,17 +240,15 @@ impl Learner {
     pub(super) fn capture(
         &mut self,
         ranks: &mut dyn GraphStepParts,
-        mut inputs: Box<Inputs>,
-        batches: &[Batch],
-        lr: f64,
-        weight: f64,
+        mut inputs: Box<StepInputs>,
+        step: StepRequest<'_>,
     ) -> Result<Box<CapturedStep>, Failure> {
         let (device, before) = (self.replica.inner_device(), self.addresses()?);
-        let feed = inputs.feed().0.clone();
+        let feed = inputs.feed().clone();
         let mut failed = None;
         let captured = graph::capture(&device, || {
             feed.take_inputs();
-            match self.run(ranks, &mut inputs, batches, lr, weight) {
+            match self.run(ranks, &mut inputs, step) {
                 Ok((outputs, _)) => feed.keep_results(&outputs.tensors(), &inputs.rates.loss),
                 Err(failure) => failed = Some(failure),
             }
@@ -258,7 +262,7 @@ impl Learner {
             return Err(Failure::run("the captured step does not update the training state in place", HINT));
         }
         tracing::info!("the step is captured as a CUDA graph");
-        Ok(Box::new(CapturedStep { inputs, graph, addresses, check: false }))
+        Ok(Box::new(CapturedStep { inputs, graph, addresses, check_addresses: false }))
     }
 
     /// Queues a step: the passes, then the optimizer. Also returns whether the network has used data of the host
@@ -266,20 +270,17 @@ impl Learner {
     fn run(
         &mut self,
         ranks: &mut dyn GraphStepParts,
-        inputs: &mut Inputs,
-        batches: &[Batch],
-        lr: f64,
-        weight: f64,
-    ) -> Result<(Outputs, bool), Failure> {
-        let Passes { logits, loss, mut gradients, host_data } =
-            ranks.forward_backward(self, inputs, batches, weight)?;
+        inputs: &mut StepInputs,
+        step: StepRequest<'_>,
+    ) -> Result<(StepOutputs, bool), Failure> {
+        let Passes { logits, loss, mut gradients, host_data } = ranks.forward_backward(self, inputs, step)?;
         let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
         inputs.rates.loss = loss;
-        self.replica.change(|network| self.optimizer.step_with(network, gradients, lr, Some(&mut inputs.rates)));
+        self.replica.change(|network| self.optimizer.step_with(network, gradients, step.lr, Some(&mut inputs.rates)));
         if let Some(ema) = &mut self.ema {
             ema.update(self.replica.network());
         }
-        Ok((Outputs { logits, grad_norm }, host_data))
+        Ok((StepOutputs { logits, grad_norm }, host_data))
     }
 
     /// Returns the addresses of the training state in the GPU's memory.

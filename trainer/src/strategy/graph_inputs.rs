@@ -14,43 +14,46 @@ const INPUT_BYTES: usize = 64 << 20;
 
 /// The tensors that a step reads, on the device.
 #[derive(Debug)]
-pub(super) struct Inputs {
+pub(super) struct StepInputs {
     pub(super) batches: Vec<DeviceBatch>,
     pub(super) rates: DeviceRates,
-    /// The feed and the number of steps that it has room for. Made in the first step with these inputs.
-    feed: Option<(Feed, usize)>,
+    /// Made in the first step with these inputs.
+    feed: Option<Feed>,
+    /// The number of steps for which the feed has room, and which are launched at once.
+    feed_steps: usize,
 }
 
 /// The results of a step, on the device.
 #[derive(Debug)]
-pub(super) struct Outputs {
+pub(super) struct StepOutputs {
     /// The logits of each batch, row-major `[B, classes]`.
     pub(super) logits: Vec<Tensor<1>>,
     /// `[1]`, if clipping is on.
     pub(super) grad_norm: Option<Tensor<1>>,
 }
 
-impl Outputs {
+impl StepOutputs {
+    /// Returns all tensors that the CPU reads after the step.
     pub(super) fn tensors(&self) -> Vec<&Tensor<1>> {
         self.logits.iter().chain(&self.grad_norm).collect()
     }
 }
 
-impl Inputs {
+impl StepInputs {
     pub(super) fn new(batches: Vec<DeviceBatch>, device: &Device) -> Self {
-        Self { batches, rates: DeviceRates::new(device), feed: None }
+        Self { batches, rates: DeviceRates::new(device), feed: None, feed_steps: 0 }
     }
 
-    /// Returns the number of steps with inputs of `words` words that are launched at once.
-    pub(super) fn steps(words: usize) -> usize {
+    /// Returns the number of steps that are launched at once, if the inputs of a step are `words` words of 32 bits.
+    pub(super) fn max_feed_steps(words: usize) -> usize {
         (INPUT_BYTES / size_of::<u32>() / words).clamp(1, STEPS)
     }
 
     /// Makes the feed for `steps` steps with outputs of the shapes of `outputs`.
-    pub(super) fn make_feed(&mut self, outputs: &Outputs, steps: usize) -> Feed {
+    pub(super) fn make_feed(&mut self, outputs: &StepOutputs, steps: usize) -> Feed {
         let results = outputs.tensors().iter().map(|tensor| tensor.dims()[0]).sum();
         let feed = Feed::new(&self.tensors(), results, steps);
-        self.feed = Some((feed.clone(), steps));
+        (self.feed, self.feed_steps) = (Some(feed.clone()), steps);
         feed
     }
 
@@ -60,7 +63,7 @@ impl Inputs {
         self.batches.iter().flat_map(DeviceBatch::inputs).chain(rates).collect()
     }
 
-    /// Returns the bits of the inputs of a step with learning rate `lr`.
+    /// Returns the bits of the inputs of a step over `batches` with learning rate `lr`, in the order of [`StepInputs::tensors`].
     pub(super) fn words(&self, learner: &Learner, batches: &[Batch], lr: f64) -> Vec<u32> {
         let mut words = Vec::new();
         for (on_device, batch) in self.batches.iter().zip(batches) {
@@ -70,8 +73,13 @@ impl Inputs {
         words
     }
 
-    /// Returns the feed and the number of steps that it has room for.
-    pub(super) fn feed(&self) -> &(Feed, usize) {
+    /// Returns the feed. The first step with these inputs has made it.
+    pub(super) fn feed(&self) -> &Feed {
         self.feed.as_ref().expect("the first step has made the feed")
+    }
+
+    /// Returns the number of steps for which the feed has room, and which are launched at once.
+    pub(super) fn feed_steps(&self) -> usize {
+        self.feed_steps
     }
 }

@@ -14,9 +14,9 @@ use crate::{
     timeline::Track,
 };
 
-/// The hint where a checkpoint has other tensors than the model and the optimizer.
-pub const OTHER_OPTIMIZER: &str = "a run keeps its model and its optimizer: resume it with the model.name and the optimizer.kind of its \
-     config.toml, or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"";
+/// The hint for a checkpoint whose tensors are not those of the model and the optimizer.
+pub const OTHER_OPTIMIZER: &str = "a run keeps its model and its optimizer: resume it with the model.name and the \
+     optimizer.kind of its config.toml, or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"";
 
 /// A network with its optimizer and, if `train.ema` is on, its weight average.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ impl Learner {
         }
     }
 
-    /// Clips the gradients, takes the optimizer's step and updates the weight average. Adds its time and the norm to
-    /// `outcome`.
+    /// Clips the gradients, takes the optimizer's step and updates the weight average. Adds the time to `outcome`, and the norm of
+    /// the gradients if clipping is on.
     pub fn optimizer_step(&mut self, mut gradients: FlatGradients, lr: f64, outcome: &mut StepOutcome) {
         let start = Instant::now();
         if self.grad_clip > 0.0 {
@@ -71,7 +71,7 @@ impl Learner {
         }
     }
 
-    /// Copies everything to the host.
+    /// Copies the weights, the optimizer state and the weight average to the host.
     pub fn snapshot(&self) -> Snapshot {
         let (optimizer, optimizer_steps) = self.optimizer.state(&self.replica.parameters);
         let averaged = |ema: &Ema| -> Vec<StateTensor> { state::state_dict(&ema.apply(self.replica.inference())) };
@@ -83,10 +83,10 @@ impl Learner {
         }
     }
 
-    /// Loads what [`Learner::snapshot`] returned.
+    /// Loads the state that [`Learner::snapshot`] returned.
     ///
     /// # Errors
-    /// Names the tensors that are missing, unexpected or of another shape.
+    /// The state does not fit the network or the optimizer. The error names the tensors that are missing, unexpected or of another shape.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
         let refused = |what: String| Failure::usage(what, OTHER_OPTIMIZER);
         let load = |network: Network, tensors: &[StateTensor]| {

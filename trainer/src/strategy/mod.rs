@@ -153,14 +153,14 @@ pub trait Strategy {
         1
     }
 
-    /// Returns the number of devices that share each batch: the number of ranks, or of this process's devices.
+    /// Returns the number of devices that share each batch: the number of ranks, or in mode `dp` of this process's devices.
     fn devices(&self) -> usize {
         self.world_size()
     }
 
-    /// Returns the memory of each device of this process in bytes. Of GPUs, what the allocator has reserved
-    /// ([`crate::device::reserved_bytes`]). Of the devices of mode `dp` on the CPU, the tensors that the strategy counts. Otherwise
-    /// empty.
+    /// Returns the memory of each device of this process in bytes. For a GPU, these are the bytes that the allocator has reserved
+    /// ([`crate::device::reserved_bytes`]). For a CPU device of mode `dp`, these are the bytes of the tensors that the strategy
+    /// counts. With one CPU device, the list is empty.
     fn device_bytes(&self) -> Vec<u64> {
         self.learner().replica.reserved_bytes().into_iter().collect()
     }
@@ -170,7 +170,7 @@ pub trait Strategy {
         self.learner_mut().replica.timeline = timeline.clone();
     }
 
-    /// Takes the data sets that are on the device. From now on batches may have no pixels.
+    /// Takes the run's data sets, which are in device memory. From now on the loader may leave out a batch's pixels.
     ///
     /// # Errors
     /// This strategy needs pixels from the loader.
@@ -192,7 +192,7 @@ pub trait Strategy {
     /// accumulated, weighted by samples. `stop` is this rank's reason to stop. [`StepOutcome::stop`] is the reason of any rank.
     ///
     /// # Errors
-    /// The loss is not finite; then the step does not change the weights. Or a rank does not answer.
+    /// The loss is not finite: then the step does not change the weights. Or a rank does not answer.
     fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure>;
 
     /// Takes a step as [`Strategy::train_step`] does, but may return before the device has finished. If the result is `None`, the
@@ -228,7 +228,7 @@ pub trait Strategy {
         None
     }
 
-    /// Returns a note for the user about how steps are launched, once.
+    /// Returns the note that steps are not launched as a CUDA graph, and why. Returns each note once.
     fn take_note(&mut self) -> Option<String> {
         self.learner_mut().graph.take_note()
     }
@@ -239,7 +239,7 @@ pub trait Strategy {
     /// A batch is an error, or a rank or a device does not answer.
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure>;
 
-    /// Copies the state of a checkpoint to the host (`state_dict`).
+    /// Copies the weights, the optimizer state and the weight average to the host (`state_dict`).
     fn snapshot(&self) -> Snapshot {
         self.learner().snapshot()
     }
@@ -248,7 +248,8 @@ pub trait Strategy {
     /// Ranks other than 0 pass `None`.
     ///
     /// # Errors
-    /// Names the tensors that are missing, unexpected or of another shape.
+    /// The checkpoint does not fit the network or the optimizer. The error names the tensors that are missing, unexpected or of
+    /// another shape.
     fn load_checkpoint(&mut self, checkpoint: Option<(Snapshot, RunProgress)>) -> Result<RunProgress, Failure> {
         let Some((snapshot, progress)) = checkpoint else { return Ok(RunProgress::start()) };
         self.learner_mut().restore(snapshot)?;

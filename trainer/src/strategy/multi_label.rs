@@ -61,10 +61,12 @@ impl Scores {
     /// `None` for a class that no image has.
     pub fn average_precision(&self) -> Vec<Option<f64>> {
         let images = self.images();
-        (0..self.classes).map(|class| (images[class] > 0).then(|| self.of_class(class, images[class]))).collect()
+        (0..self.classes)
+            .map(|class| (images[class] > 0).then(|| self.class_average_precision(class, images[class])))
+            .collect()
     }
 
-    fn of_class(&self, class: usize, images: u64) -> f64 {
+    fn class_average_precision(&self, class: usize, images: u64) -> f64 {
         let column = self.logits.iter().zip(&self.positive).skip(class).step_by(self.classes);
         let mut ranked: Vec<(f32, bool)> = column.map(|(&logit, &positive)| (logit, positive)).collect();
         ranked.sort_unstable_by(|a, b| b.0.total_cmp(&a.0));
@@ -86,7 +88,8 @@ impl Scores {
     }
 }
 
-/// Returns the loss of one image without `pos_weight`, and whether all its classes are predicted correctly. `target` has one entry per class, 1 or 0.
+/// Returns the loss of one image without `pos_weight`, and whether all its classes are predicted correctly. `logits` and `target`
+/// (1 or 0) have one entry per class.
 pub(super) fn loss_and_exact_match(logits: &[f32], target: &[f32]) -> (f64, bool) {
     (binary::row_loss(logits, target, &[]), binary::exact_match(logits, target))
 }
@@ -124,8 +127,8 @@ mod tests {
     const VALUES: [(f32, bool); 7] =
         [(3.0, true), (2.5, false), (2.5, true), (1.0, true), (0.5, false), (-1.0, false), (-2.0, true)];
 
-    /// scikit-learn 1.9.1: `average_precision_score([1, 0, 1, 1, 0, 0, 1], [3, 2.5, 2.5, 1, 0.5, -1, -2])` is 0.7470238, of the opposite
-    /// labels and scores 0.5555556.
+    /// scikit-learn 1.9.1: `average_precision_score([1, 0, 1, 1, 0, 0, 1], [3, 2.5, 2.5, 1, 0.5, -1, -2])` is 0.7470238. For the
+    /// opposite labels and scores it is 0.5555556.
     #[test]
     fn the_average_precision_is_scikit_learns() {
         let found = scores(&VALUES).average_precision();
@@ -139,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_and_the_ranks_of_images_do_not_matter() {
+    fn the_average_precision_does_not_depend_on_the_order_or_the_ranks_of_images() {
         let whole = scores(&VALUES);
         let mut gathered = Scores::new(2);
         for part in [&VALUES[4..], &VALUES[..0], &VALUES[1..4], &VALUES[..1]] {

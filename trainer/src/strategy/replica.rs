@@ -32,7 +32,7 @@ pub struct ForwardOutput {
     labels: Vec<i32>,
 }
 
-/// A network on a device.
+/// A network on a device, with the settings of the run's forward passes and of its loss.
 #[derive(Debug)]
 pub struct Replica {
     /// The network, its parameters tracked by autodiff. `None` only while [`Replica::change`] runs.
@@ -132,7 +132,7 @@ impl Replica {
         let start = Instant::now();
         let labels = batch.labels.clone();
         let targets = self.targets(&batch);
-        let cx = self.configured(cx).with_dropout(self.dropout_keys(&batch));
+        let cx = self.autocast(cx).with_dropout(self.dropout_keys(&batch));
         let logits = self.network().forward(self.images(batch, |sets| &sets.train), &cx);
         let loss = self.loss(logits.clone(), &targets, outcome.weight);
         let end = Instant::now();
@@ -142,15 +142,16 @@ impl Replica {
     }
 
     /// Runs the backward pass of a forward pass without a gradient sink, and returns the gradients. Adds loss, counts and time to
-    /// `outcome`. A loss that is not finite is not an error here: [`StepOutcome`] is checked after all ranks have added their losses.
+    /// `outcome`. A loss that is not finite is not an error here: the strategy checks [`StepOutcome`] after all ranks have added
+    /// their losses.
     pub fn backward(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> FlatGradients {
         let collect = |gradients| FlatGradients::from_backward(gradients, self.network());
         self.backward_with(forward, outcome, collect).0
     }
 
     /// Runs the backward pass of a forward pass whose context has a gradient sink ([`Context::train_with`]). The sink gets the
-    /// gradients while the pass runs. Adds loss, counts and time to `outcome`, as [`Replica::backward`] does. Returns the end of
-    /// that time.
+    /// gradients while the pass runs. Adds loss, counts and time to `outcome`, as [`Replica::backward`] does. Returns the time at
+    /// which the pass ended.
     pub fn backward_into_sink(&self, forward: ForwardOutput, outcome: &mut StepOutcome) -> Instant {
         self.backward_with(forward, outcome, drop).1
     }
@@ -182,8 +183,8 @@ impl Replica {
         Tensor::from_data(TensorData::new(batch.images, shape), &self.device)
     }
 
-    /// Sets this run's precision in a training context.
-    pub(super) fn configured(&self, cx: Context) -> Context {
+    /// Sets the precision of the run in a training context (`torch.autocast`).
+    pub(super) fn autocast(&self, cx: Context) -> Context {
         cx.autocast_bf16(self.precision == Precision::Bf16)
     }
 
@@ -238,7 +239,7 @@ impl Replica {
     }
 
     /// Returns whether the device tunes its kernels for each shape of their inputs.
-    fn is_tuned(&self) -> bool {
+    fn tunes_kernels(&self) -> bool {
         self.inner_device() != Device::flex()
     }
 
@@ -254,7 +255,7 @@ impl Replica {
             // Kernels on GPUs are tuned for each batch size, so pad the last batch to the size of the others. This does not
             // change results: an evaluation computes each image independently, and the padding is not counted. (In training,
             // batch norm's statistics would include the padding.)
-            let batch = if self.is_tuned() { batch.padded(full) } else { batch };
+            let batch = if self.tunes_kernels() { batch.padded(full) } else { batch };
             let views = batch.views;
             let images = self.images(batch, |sets| &sets.eval).inner();
             let mut logits = match views {

@@ -5,11 +5,11 @@ use rayon::ThreadPool;
 
 use crate::device::StreamEvent;
 
-/// Runs `compute` on a thread of `pool`. Without one, runs it on the process's default pool if `device` is a CPU, and on the calling
-/// thread if it is a GPU.
+/// Runs `compute` on a thread of `pool`. Without a pool, runs it on the process's default pool if `device` is a CPU, and on the
+/// calling thread if `device` is a GPU.
 ///
-/// If a thread outside the pool starts a parallel loop, rayon hands the loop to the pool and blocks that thread. This costs two context
-/// switches per operation.
+/// If a thread outside the pool starts a parallel loop, rayon hands the loop to the pool and blocks that thread. This costs two
+/// context switches per operation.
 pub(super) fn on_threads<R: Send>(pool: Option<&ThreadPool>, device: &Device, compute: impl FnOnce() -> R + Send) -> R {
     let Some(pool) = pool else {
         return if *device == Device::flex() { rayon::scope(|_| compute()) } else { compute() };

@@ -14,9 +14,9 @@ use cubecl::future::block_on;
 use cubecl::logging::{Duration, LaunchObservation, LaunchObserver, ProfileDuration, TimingMethod, TimingRequest};
 use parking_lot::{Mutex, MutexGuard};
 
-/// A kernel that ran.
+/// A kernel that has run, with its times.
 #[derive(Debug, Clone)]
-pub struct Launch {
+pub struct KernelLaunch {
     /// Path of the kernel's type, in cubecl's crates or in this workspace's.
     pub kernel: &'static str,
     /// The thread that launched the kernel. Each thread has its own stream.
@@ -29,7 +29,7 @@ pub struct Launch {
     pub end: Instant,
 }
 
-impl Launch {
+impl KernelLaunch {
     /// Returns the kernel's name without the paths of types.
     pub fn short_name(&self) -> String {
         type_name_format(self.kernel, TypeNameFormatLevel::Short)
@@ -39,21 +39,21 @@ impl Launch {
 /// Records all launches of this process until the profiler is dropped or has recorded `limit` launches.
 #[derive(Debug)]
 pub struct KernelProfiler {
-    seen: Arc<Seen>,
+    seen: Arc<LaunchRecorder>,
     observation: Mutex<Option<LaunchObservation>>,
 }
 
 /// A launch whose events have not been read yet.
-struct Pending {
+struct PendingLaunch {
     kernel: &'static str,
     thread: ThreadId,
     issued: Instant,
     profile: ProfileDuration,
 }
 
-struct Seen {
+struct LaunchRecorder {
     began: Instant,
-    pending: Mutex<Vec<Pending>>,
+    pending: Mutex<Vec<PendingLaunch>>,
     limit: usize,
 }
 
@@ -62,19 +62,19 @@ thread_local! {
     static ISSUED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-impl std::fmt::Debug for Seen {
+impl std::fmt::Debug for LaunchRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Seen").field("launches", &self.pending().len()).field("limit", &self.limit).finish()
+        f.debug_struct("LaunchRecorder").field("launches", &self.pending().len()).field("limit", &self.limit).finish()
     }
 }
 
-impl Seen {
-    fn pending(&self) -> MutexGuard<'_, Vec<Pending>> {
+impl LaunchRecorder {
+    fn pending(&self) -> MutexGuard<'_, Vec<PendingLaunch>> {
         self.pending.lock()
     }
 }
 
-impl LaunchObserver for Seen {
+impl LaunchObserver for LaunchRecorder {
     fn launched(&self, _kernel: &'static str) {
         ISSUED.set(Some(Instant::now()));
     }
@@ -85,10 +85,10 @@ impl LaunchObserver for Seen {
 
     fn profiled(&self, kernel: &'static str, profile: ProfileDuration) {
         let mut pending = self.pending();
-        // A time of the host's clock does not measure the kernel
+        // A time of the CPU's clock is the time of the launch, not of the kernel.
         if pending.len() < self.limit && profile.timing_method() == TimingMethod::Device {
             let issued = ISSUED.take().unwrap_or_else(Instant::now);
-            pending.push(Pending { kernel, thread: std::thread::current().id(), issued, profile });
+            pending.push(PendingLaunch { kernel, thread: std::thread::current().id(), issued, profile });
         }
     }
 
@@ -99,7 +99,7 @@ impl LaunchObserver for Seen {
 impl KernelProfiler {
     /// Starts recording. Keeps the next `limit` launches.
     pub fn start(limit: usize) -> Self {
-        let seen = Arc::new(Seen { began: Instant::now(), pending: Mutex::default(), limit });
+        let seen = Arc::new(LaunchRecorder { began: Instant::now(), pending: Mutex::default(), limit });
         let observation = Mutex::new(Some(LaunchObservation::new(seen.clone())));
         Self { seen, observation }
     }
@@ -113,14 +113,14 @@ impl KernelProfiler {
     }
 
     /// Stops recording, waits for the device and returns the launches in their order.
-    pub fn finish(&self) -> Vec<Launch> {
+    pub fn finish(&self) -> Vec<KernelLaunch> {
         self.observation.lock().take();
         let pending = std::mem::take(&mut *self.seen.pending());
-        let read = pending.into_iter().filter_map(|Pending { kernel, thread, issued, profile }| {
+        let read = pending.into_iter().filter_map(|PendingLaunch { kernel, thread, issued, profile }| {
             let ticks = block_on(profile.resolve())?;
             let began = self.seen.began;
             let (start, end) = (began + ticks.start_duration_since(began), began + ticks.end_duration_since(began));
-            Some(Launch { kernel, thread, issued, start, end })
+            Some(KernelLaunch { kernel, thread, issued, start, end })
         });
         read.collect()
     }

@@ -28,7 +28,7 @@ const LAUNCHES: usize = 20_000;
 /// Number of exchanges for the estimate of the difference between two hosts' clocks.
 const ROUNDS: usize = 16;
 
-/// A row of a rank's spans. Spans of one row follow each other or are nested.
+/// A row of a rank's spans in the trace. Spans of one row follow each other or are nested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Track {
     /// The training loop: the step, and within the step data, forward, backward, waiting, optimizer.
@@ -93,7 +93,7 @@ struct Span {
 
 /// A rank's spans on rank 0's clock.
 #[derive(Debug, Serialize, Deserialize)]
-struct Part {
+struct RankSpans {
     rank: usize,
     host: String,
     dropped: u64,
@@ -104,13 +104,13 @@ struct Part {
 struct Recorded {
     /// The same time on both clocks.
     origin: (Instant, i64),
-    state: Mutex<State>,
+    state: Mutex<RecordedSpans>,
     #[cfg(feature = "cuda")]
     kernels: Mutex<Option<KernelProfiler>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RecordedSpans {
     spans: Vec<Span>,
     dropped: u64,
     /// Offset to rank 0's clock: rank 0's clock minus this rank's.
@@ -129,7 +129,7 @@ impl Timeline {
 
     /// Starts a timeline that records from now on.
     pub fn on() -> Self {
-        // Take the closest of several pairs: the scheduler may suspend the thread between two reads
+        // Take the closest of several pairs, because the scheduler may suspend the thread between the reads of the two clocks.
         let pair = || {
             let before = Instant::now();
             let clock = monotonic();
@@ -197,7 +197,7 @@ impl Timeline {
     }
 
     /// Determines the offset to rank 0's clock: zero if all ranks are on one host, otherwise an estimate from a few exchanges.
-    /// `exchange` sends this rank's bytes and returns all ranks' bytes. Every rank has to call this function at the same time.
+    /// `exchange` sends this rank's bytes and returns all ranks' bytes (an all-gather). All ranks call this function together.
     ///
     /// # Errors
     /// Those of `exchange`.
@@ -207,7 +207,7 @@ impl Timeline {
         mut exchange: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, E>,
     ) -> Result<(), E> {
         let Some(recorded) = &self.0 else { return Ok(()) };
-        // If the kernel hides the boot id, ranks cannot detect that they share a host, so every rank estimates
+        // If the kernel hides the boot id, ranks cannot detect that they share a host. Then every rank estimates the offset.
         let boot = host::boot_id();
         let boots = exchange(boot.as_bytes())?;
         if !boot.is_empty() && boots.iter().all(|other| *other == boots[0]) {
@@ -234,7 +234,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Returns this rank's spans for rank 0's [`write()`]; empty if the timeline is off.
+    /// Returns this rank's spans as JSON, for [`write()`] on rank 0. Empty if the timeline is off.
     pub fn part(&self, rank: usize) -> Vec<u8> {
         let Some(recorded) = &self.0 else { return Vec::new() };
         #[cfg(feature = "cuda")]
@@ -248,7 +248,8 @@ impl Timeline {
             }
         }
         let host = uname().nodename().to_string_lossy().into_owned();
-        serde_json::to_vec(&Part { rank, host, dropped: state.dropped, spans }).expect("numbers and text become JSON")
+        serde_json::to_vec(&RankSpans { rank, host, dropped: state.dropped, spans })
+            .expect("numbers and text become JSON")
     }
 }
 
@@ -295,7 +296,7 @@ impl Recorded {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecordedSpans> {
         self.state.lock()
     }
 }
@@ -344,7 +345,7 @@ pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, FileError> {
     let broken = |error: serde_json::Error| {
         FileError::new(path, format!("a rank's timeline cannot be read: {error}"), "all ranks must be one version")
     };
-    let parts: Vec<Part> =
+    let parts: Vec<RankSpans> =
         parts.iter().map(|part| serde_json::from_slice(part)).collect::<Result<_, _>>().map_err(broken)?;
     let dropped = parts.iter().map(|part| part.dropped).sum();
     let text = serde_json::to_vec(&trace(&parts)).map_err(broken)?;
@@ -353,11 +354,11 @@ pub fn write(path: &Path, parts: &[Vec<u8>]) -> Result<u64, FileError> {
 }
 
 /// Returns the content of the file. Times are in microseconds since the first span.
-fn trace(parts: &[Part]) -> Value {
+fn trace(parts: &[RankSpans]) -> Value {
     let zero = parts.iter().flat_map(|part| part.spans.iter().map(|span| span.start)).min().unwrap_or(0);
     let micros = |time: i64| (time - zero) as f64 / 1e3;
     let mut events = Vec::new();
-    for Part { rank, host, spans, .. } in parts {
+    for RankSpans { rank, host, spans, .. } in parts {
         let about = |name: &str, thread: usize, key: &str, value: Value| json!({"ph": "M", "pid": rank, "tid": thread, "name": name, "args": {key: value}});
         events.push(about("process_name", 0, "name", format!("rank {rank} on {host}").into()));
         events.push(about("process_sort_index", 0, "sort_index", (*rank).into()));

@@ -81,13 +81,13 @@ pub fn load(network: Network, target: &WeightTarget, file: &WeightFile) -> Resul
         return Err(bad(&file.path, &error, hint(target, file, &paths, &shapes, &error)));
     }
     let mut state = Vec::with_capacity(shapes.len());
-    for (own, place) in models::state_dict(&network).into_iter().zip(matched.file_indices) {
+    for (own, index) in models::state_dict(&network).into_iter().zip(matched.file_indices) {
         if new_head.as_ref().is_some_and(|head| state::is_within(&own.name, &head.name)) {
             state.push(own);
             continue;
         }
-        let (tensor, StateTensor { name, shape, .. }) = (&file.tensors[place], own);
-        if let WeightDType::Other(kind) = tensor.element {
+        let (tensor, StateTensor { name, shape, .. }) = (&file.tensors[index], own);
+        if let WeightDType::Other(kind) = tensor.dtype {
             let cause = format!("tensor `{}` is of type {kind}, weights are floats", tensor.name);
             return Err(bad(&file.path, cause, "save the weights as float32, float16, bfloat16 or float64"));
         }
@@ -131,16 +131,16 @@ fn is_counter(name: &str) -> bool {
     matches!(name.rsplit('.').next(), Some("num_batches_tracked" | "n_averaged"))
 }
 
-/// Matches the network's tensors with the file's. `file_indices` has an entry for
-/// each of the network's tensors, unless the error names missing tensors.
+/// Matches the network's tensors with the file's tensors. `file_indices` has an entry for each of the network's tensors, unless the
+/// error names missing tensors.
 fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (TensorMatch, LoadError) {
     let expected: HashSet<&str> = shapes.iter().map(|(name, _)| name.as_str()).collect();
     let prefix = names::find_wrapper_prefix(&expected, paths);
     let mut error = LoadError::default();
     let mut given: HashMap<&str, usize> = HashMap::new();
-    for (place, path) in paths.iter().enumerate() {
+    for (index, path) in paths.iter().enumerate() {
         let Some(name) = path.strip_prefix(&prefix).filter(|name| !is_counter(name)) else { continue };
-        if !expected.contains(name) || given.insert(name, place).is_some() {
+        if !expected.contains(name) || given.insert(name, index).is_some() {
             error.unexpected.push(name.to_owned());
         }
     }
@@ -148,26 +148,26 @@ fn fit(shapes: &Shapes, file: &WeightFile, paths: &[String]) -> (TensorMatch, Lo
     for (name, shape) in shapes {
         match given.get(name.as_str()) {
             None => error.missing.push(name.clone()),
-            Some(&place) => {
-                let found = &file.tensors[place].shape;
+            Some(&index) => {
+                let found = &file.tensors[index].shape;
                 if found != shape {
                     let (name, expected, found) = (name.clone(), shape.clone(), found.clone());
                     let values = found.iter().fold(1usize, |product, &side| product.saturating_mul(side));
                     error.mismatched.push(ShapeMismatch { name, expected, found, values });
                 }
-                file_indices.push(place);
+                file_indices.push(index);
             }
         }
     }
     (TensorMatch { file_indices, prefix }, error)
 }
 
-/// A spec and the data sets that need it.
-type Sets = (Spec, Vec<&'static str>);
+/// A spec and the names of the data sets that need this spec.
+type SpecDatasets = (Spec, Vec<&'static str>);
 
 /// Returns the spec of each known data set. Data sets with the same spec share an entry.
-fn known_sets() -> Vec<Sets> {
-    let mut sets: Vec<Sets> = Vec::new();
+fn known_specs() -> Vec<SpecDatasets> {
+    let mut sets: Vec<SpecDatasets> = Vec::new();
     for info in formats::dataset_names().filter_map(formats::metadata) {
         let (Some(in_channels), Some(height), Some(width), Some(num_classes)) =
             (info.channels, info.height, info.width, info.classes)
@@ -213,7 +213,7 @@ fn hint(target: &WeightTarget, file: &WeightFile, paths: &[String], shapes: &Sha
         format!("{} classes and images {channels}x{height}x{width}, as in {}", spec.num_classes, names.join(", "))
     };
     for name in alike {
-        for (spec, names) in known_sets().iter().filter(|(spec, _)| *spec != target.spec) {
+        for (spec, names) in known_specs().iter().filter(|(spec, _)| *spec != target.spec) {
             if fits(name, spec) == Some(true) {
                 let model = if name == target.model { String::new() } else { format!("--model {name} and ") };
                 if !evaluation {

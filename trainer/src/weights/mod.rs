@@ -45,11 +45,11 @@ pub enum WeightDType {
 }
 
 /// Reads a tensor's bytes: row-major, and little-endian like the host.
-type Read = Box<dyn Fn() -> io::Result<Vec<u8>> + Send + Sync>;
+type ReadTensor = Box<dyn Fn() -> io::Result<Vec<u8>> + Send + Sync>;
 
 /// Location of a tensor's elements.
 enum TensorSource {
-    File(Read),
+    File(ReadTensor),
     Memory(Vec<f32>),
 }
 
@@ -57,7 +57,7 @@ enum TensorSource {
 pub struct FileTensor {
     name: String,
     shape: Vec<usize>,
-    element: WeightDType,
+    dtype: WeightDType,
     source: TensorSource,
 }
 
@@ -68,7 +68,7 @@ impl FileTensor {
             TensorSource::Memory(values) => Ok(values.clone()),
             TensorSource::File(read) => {
                 let bytes = read().map_err(|error| error.to_string())?;
-                values::to_f32(self.element, &bytes).map_err(|cause| format!("tensor `{}` {cause}", self.name))
+                values::to_f32(self.dtype, &bytes).map_err(|cause| format!("tensor `{}` {cause}", self.name))
             }
         }
     }
@@ -87,7 +87,7 @@ impl WeightFile {
     /// From a checkpoint, takes the averaged weights if there are any, as `trainer eval --run` does.
     ///
     /// # Errors
-    /// When there is no such file or folder, the format is another, or the content is damaged. The error says which.
+    /// There is no such file or folder, the format is unknown, or the content is damaged.
     pub fn open(path: &Path) -> Result<Self, FileError> {
         let metadata = fs::metadata(path).map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         if metadata.is_dir() {
@@ -107,7 +107,7 @@ impl WeightFile {
             .map(|t| FileTensor {
                 name: t.name,
                 shape: t.shape,
-                element: WeightDType::F32,
+                dtype: WeightDType::F32,
                 source: TensorSource::Memory(t.values),
             })
             .collect();

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn wrappers_are_found_whatever_they_are_called() {
+    fn the_prefix_of_a_wrapper_is_found_under_any_name() {
         let below = |prefix: &str| EXPECTED.map(|name| format!("{prefix}{name}"));
         for (wrapper, expected) in [
             ("", ""),
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn averaged_weights_come_last() {
+    fn plain_weights_are_preferred_to_averaged_ones() {
         let both: Vec<String> = EXPECTED.iter().flat_map(|n| [format!("model.{n}"), format!("ema.{n}")]).collect();
         let both: Vec<_> = both.iter().map(String::as_str).collect();
         assert_eq!(found(&both), "model.");
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_does_not_pass_for_the_whole() {
+    fn a_block_whose_names_match_is_not_taken_for_the_network() {
         let paths =
             ["conv1.weight", "layer1.0.conv1.weight", "layer1.0.conv1.bias", "layer1.0.bn1.weight", "linear.bias"];
         assert_eq!(found(&paths), "");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_inside_another_does_not_win() {
+    fn a_name_at_the_end_of_another_name_does_not_decide_the_prefix() {
         assert_eq!(found(&["conv1.weight", "conv1.bias", "layer1.0.conv1.weight"]), "");
         assert_eq!(found(&["features.0.weight"]), "");
         assert_eq!(found(&[]), "");

@@ -19,7 +19,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
         .into_values()
         .map(|tensor| {
             let (name, dtype, shape, read) = tensor.into_parts();
-            FileTensor { name, shape, element: element(dtype), source: TensorSource::File(Box::new(read)) }
+            FileTensor { name, shape, dtype: weight_dtype(dtype), source: TensorSource::File(Box::new(read)) }
         })
         .collect();
     if tensors.is_empty() {
@@ -46,7 +46,7 @@ fn refused(path: &Path, error: &PytorchError) -> FileError {
     }
 }
 
-fn element(dtype: DType) -> WeightDType {
+fn weight_dtype(dtype: DType) -> WeightDType {
     match dtype {
         DType::F64 => WeightDType::F64,
         DType::F32 => WeightDType::F32,

@@ -9,7 +9,7 @@ use super::export::FOLDED;
 use super::{FileTensor, TensorSource, WeightDType, bad, damaged};
 use crate::files::FileError;
 
-/// Returns the tensors of a file.
+/// Returns the tensors of a file, sorted by name. The whole file is read.
 pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     let bytes = read_regular(path, u64::MAX).map_err(|error| damaged(path, error))?;
     let damaged = |error| damaged(path, format!("not a complete safetensors file: {error}"));
@@ -30,7 +30,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
             FileTensor {
                 name,
                 shape: info.shape.clone(),
-                element: element(info.dtype),
+                dtype: weight_dtype(info.dtype),
                 source: TensorSource::File(Box::new(move || Ok(bytes[range.clone()].to_vec()))),
             }
         })
@@ -42,7 +42,7 @@ pub(super) fn open(path: &Path) -> Result<Vec<FileTensor>, FileError> {
     Ok(tensors)
 }
 
-fn element(dtype: Dtype) -> WeightDType {
+fn weight_dtype(dtype: Dtype) -> WeightDType {
     match dtype {
         Dtype::F64 => WeightDType::F64,
         Dtype::F32 => WeightDType::F32,

@@ -57,7 +57,7 @@ fn every_layout_of_pytorchs_files_is_read() {
                     let bits: Vec<_> = tensor.values().unwrap().iter().map(|value| value.to_bits()).collect();
                     assert_eq!(bits, layout.values, "{name}: {}", tensor.name);
                 }
-                None => others.push((tensor.name.as_str(), tensor.element)),
+                None => others.push((tensor.name.as_str(), tensor.dtype)),
             }
         }
         assert_eq!(file.tensors.len(), expected.len() + 2);
@@ -69,7 +69,7 @@ fn every_layout_of_pytorchs_files_is_read() {
 }
 
 /// Opens arbitrary `bytes` and reads every tensor that a network could request. An error is allowed, a panic is not.
-fn survive(name: &str, bytes: &[u8]) {
+fn open_without_panic(name: &str, bytes: &[u8]) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
     fs::write(&path, bytes).unwrap();
@@ -101,7 +101,7 @@ fn files_cut_short_are_refused() {
             fs::write(&path, &bytes[..length]).unwrap();
             let read = WeightFile::open(&path).map_err(|error| error.to_string()).and_then(|file| {
                 // The other two tensors are refused in a complete file too.
-                let mut floats = file.tensors.iter().filter(|tensor| !matches!(tensor.element, WeightDType::Other(_)));
+                let mut floats = file.tensors.iter().filter(|tensor| !matches!(tensor.dtype, WeightDType::Other(_)));
                 floats.try_for_each(|tensor| tensor.values().map(drop))
             });
             assert!(read.is_err(), "{name} cut to {length} of {} bytes", bytes.len());
@@ -132,7 +132,7 @@ proptest! {
             let length = cut.index(bytes.len());
             bytes.truncate(length);
         }
-        survive(name, &bytes);
+        open_without_panic(name, &bytes);
     }
 
     #[test]
@@ -140,7 +140,7 @@ proptest! {
         head in prop::sample::select(vec![&b"PK\x03\x04"[..], b"\x80\x02", b"\x80\x04", b"\x10\0\0\0\0\0\0\0{", b""]),
         tail in prop::collection::vec(any::<u8>(), 0..300),
     ) {
-        survive("a.pth", &[head, &tail].concat());
+        open_without_panic("a.pth", &[head, &tail].concat());
     }
 }
 
@@ -161,7 +161,7 @@ fn no_code_in_a_pickle_is_run() {
 }
 
 #[test]
-fn what_is_no_file_of_weights_is_named() {
+fn a_file_without_weights_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weights.pth");
     let cause = |path: &Path| WeightFile::open(path).err().expect("refused").cause;
@@ -180,7 +180,7 @@ fn what_is_no_file_of_weights_is_named() {
 }
 
 #[test]
-fn wrappers_and_counters_are_seen_through() {
+fn names_of_wrappers_and_counters_are_ignored() {
     let state = state_dict(&network("resnet18", 1));
     let renamed = |prefix: &str| -> Vec<StateTensor> {
         let with_counters = encode(&state, 5).unwrap();
@@ -205,7 +205,7 @@ fn wrappers_and_counters_are_seen_through() {
 }
 
 #[test]
-fn what_does_not_fit_is_named_with_what_would() {
+fn tensors_that_do_not_fit_are_named_with_a_model_that_they_fit() {
     let state = |model: &str| state_dict(&network(model, 1));
     insta::assert_snapshot!(refused("resnet18", state("resnet34")), @r"
     weights.pth: the weights are not this network's: unexpected layer1.2.conv1.weight, layer1.2.bn1.weight, layer1.2.bn1.bias, layer1.2.bn1.running_mean and 76 more
@@ -246,7 +246,7 @@ fn what_does_not_fit_is_named_with_what_would() {
 }
 
 #[test]
-fn a_weight_that_is_no_float_is_named() {
+fn a_tensor_that_is_not_of_floats_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.safetensors");
     let state = state_dict(&network("lenet", 1));
@@ -264,7 +264,7 @@ fn a_weight_that_is_no_float_is_named() {
 }
 
 #[test]
-fn an_exported_state_comes_back_with_its_counters() {
+fn an_exported_state_is_loaded_again_and_has_counters() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.safetensors");
     let state = state_dict(&network("resnet18", 1));
@@ -290,7 +290,7 @@ fn classes(model: &str, num_classes: usize) -> Vec<StateTensor> {
 }
 
 #[test]
-fn training_keeps_its_own_classifier_where_the_classes_differ() {
+fn training_keeps_the_initial_classifier_if_the_number_of_classes_differs() {
     for (model, head) in [("resnet18", "linear"), ("vgg16", "classifier"), ("mobilenet_v2_imagenet", "classifier.1")] {
         let file = classes(model, 100);
         let loaded = load_for(Purpose::Training, model, file.clone()).unwrap();

@@ -1,4 +1,4 @@
-//! Converts elements of every type that weights use to f32.
+//! Converts the elements of a tensor in a weight file to f32.
 
 use half::{bf16, f16};
 
@@ -8,7 +8,7 @@ use super::WeightDType;
 ///
 /// # Errors
 /// When the type is another, or the number of bytes is not a multiple of the element size.
-pub(super) fn to_f32(element: WeightDType, bytes: &[u8]) -> Result<Vec<f32>, String> {
+pub(super) fn to_f32(dtype: WeightDType, bytes: &[u8]) -> Result<Vec<f32>, String> {
     fn each<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Result<Vec<f32>, String> {
         let (chunks, rest) = bytes.as_chunks::<N>();
         match rest.len() {
@@ -16,7 +16,7 @@ pub(super) fn to_f32(element: WeightDType, bytes: &[u8]) -> Result<Vec<f32>, Str
             left => Err(format!("ends with {left} bytes of an element of {N}")),
         }
     }
-    match element {
+    match dtype {
         WeightDType::F64 => each(bytes, |b| f64::from_le_bytes(b) as f32),
         WeightDType::F32 => each(bytes, f32::from_le_bytes),
         WeightDType::F16 => each(bytes, |b| f16::from_le_bytes(b).to_f32()),
@@ -31,7 +31,7 @@ mod tests {
 
     #[test]
     fn every_float_type_becomes_f32() {
-        let f32s = |element, bytes: &[u8]| to_f32(element, bytes).unwrap();
+        let f32s = |dtype, bytes: &[u8]| to_f32(dtype, bytes).unwrap();
         assert_eq!(f32s(WeightDType::F64, &0.1f64.to_le_bytes()), [0.1f32]);
         assert_eq!(f32s(WeightDType::F64, &1e300f64.to_le_bytes()), [f32::INFINITY], "as PyTorch's own cast");
         assert_eq!(f32s(WeightDType::F32, &[0, 0, 128, 63, 0, 0, 0, 192]), [1.0, -2.0]);
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_float_is_refused() {
+    fn types_other_than_floats_are_refused() {
         assert_eq!(to_f32(WeightDType::Other("int64"), &[0; 8]).unwrap_err(), "is of type int64, weights are floats");
         assert_eq!(to_f32(WeightDType::F32, &[0; 6]).unwrap_err(), "ends with 2 bytes of an element of 4");
     }

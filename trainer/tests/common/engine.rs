@@ -22,8 +22,15 @@ use trainer::{
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
 
-/// `count` images of a formula, with labels that `shift` moves.
-pub fn loader(count: usize, shift: usize, exact: bool) -> Loader {
+/// What a loader's images are for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Training,
+    Evaluation,
+}
+
+/// Returns a loader of `count` images that a formula makes. `shift` moves the labels.
+pub fn loader(count: usize, shift: usize, purpose: Purpose) -> Loader {
     let set = Dataset {
         name: "formula".into(),
         images: (0..count * SHAPE.len()).map(|i| (i * 197 + i / 7 + 3) as u8).collect(),
@@ -34,11 +41,12 @@ pub fn loader(count: usize, shift: usize, exact: bool) -> Loader {
         shape: SHAPE,
         classes: (0..10).map(|class| class.to_string()).collect(),
     };
-    let config = LoaderConfig { global_batch: 8, evaluation: exact, ..LoaderConfig::default() };
+    let config =
+        LoaderConfig { global_batch: 8, evaluation: purpose == Purpose::Evaluation, ..LoaderConfig::default() };
     Loader::new(Arc::new(set), config).unwrap()
 }
 
-/// A plan of two epochs of LeNet with the lines `more`.
+/// Returns the plan of two epochs of LeNet, with the lines `more` at the end of its TOML.
 pub fn plan(more: &str) -> RunPlan {
     let text = format!("[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n[train]\nepochs = 2\n{more}");
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
@@ -47,7 +55,7 @@ pub fn plan(more: &str) -> RunPlan {
     config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 
-/// The strategy of one process on the CPU.
+/// Returns the strategy of one process on the CPU.
 pub fn single(plan: &RunPlan) -> Single {
     let device = device::cpu().device();
     let network = models::build("lenet", &Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }, 7, &device);

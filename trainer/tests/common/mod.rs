@@ -23,7 +23,7 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A folder for one test, with its config and its runs.
+/// The working folder of one test, with its `config.toml` and its runs. Starts the program in this folder.
 pub struct Bench {
     pub folder: TempDir,
 }
@@ -77,12 +77,14 @@ every = 5
 "#;
 
 impl Bench {
+    /// Makes a folder with `config` as `config.toml`.
     pub fn new(config: &str) -> Self {
         let folder = tempfile::tempdir().expect("temporary folder");
         std::fs::write(folder.path().join("config.toml"), config).expect("config written");
         Self { folder }
     }
 
+    /// Returns the path of `name` in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -103,6 +105,7 @@ impl Bench {
         command
     }
 
+    /// Runs the program to its end.
     pub fn run(&self, arguments: &[&str]) -> Ended {
         self.command().args(arguments).output().expect("the binary starts").into()
     }
@@ -130,7 +133,7 @@ impl Bench {
         child.wait_with_output().expect("output").into()
     }
 
-    /// Starts such a run, stops it with SIGTERM, and returns its folder.
+    /// Starts an endless run, stops it with SIGTERM once `lines` steps are logged, and returns its folder.
     pub fn stopped(&self, root: &str, extra: &[&str], lines: usize) -> PathBuf {
         self.signalled(root, extra, lines, 15).expect(143);
         self.only_run(root)
@@ -240,7 +243,7 @@ pub fn checkpoint_file(run: &Path, checkpoint: &str, file: &str) -> Vec<u8> {
     std::fs::read(run.join("checkpoints").join(checkpoint).join(file)).expect("checkpoint file")
 }
 
-/// The loss of every step.
+/// Returns the loss of every step.
 pub fn loss_values(run: &Path) -> Vec<f64> {
     losses(run).into_iter().map(|(_, bits)| f64::from_bits(bits)).collect()
 }

@@ -1,4 +1,4 @@
-//! Plans that meet their data set only once its folder is read.
+//! Plans that are compared with their data set after its folder is read.
 
 use insta::assert_snapshot;
 
@@ -13,7 +13,7 @@ fn photos(classes: usize) -> DatasetFacts {
 }
 
 #[test]
-fn contradictions_point_at_the_file_or_the_flag() {
+fn the_error_of_a_contradiction_has_the_line_or_the_flag() {
     let mut plan = read(&format!("{FOLDER}augment = [\"crop:48\"]\n"), &Overrides::default()).unwrap();
     assert_snapshot!(brief(&plan.check_against(&photos(7)).unwrap_err()), @r#"
     num_classes = 5

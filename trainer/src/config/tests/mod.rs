@@ -1,4 +1,4 @@
-//! Every mistake a configuration can hold, as its author reads it; round trips; arbitrary input.
+//! Tests of the configuration: the messages for every mistake, plans that read back as the same plan, and random input.
 
 mod facts;
 mod flags;
@@ -16,13 +16,13 @@ fn load(path: &std::path::Path, overrides: &Overrides, registry: &Registry) -> R
     resolve(&ConfigSource::read(path)?, overrides, registry)
 }
 
-/// Sections without which no configuration is complete.
+/// The sections that every configuration must have.
 const BASE: &str = "[model]\nname = \"resnet18\"\n[data]\nname = \"cifar10\"\n";
 
 const MODELS: &[&str] = &["lenet", "vgg11", "vgg16", "resnet18", "resnet50", "resnet101"];
 const DATASETS: &[&str] = &["cifar10", "cifar100", "mnist", "fashion-mnist", "fashion-mini", "image-folder"];
 
-/// Facts as the data crate's registry has them.
+/// Returns the facts of a data set, as the registry of the crate `data` has them.
 fn facts(name: &str) -> Option<DatasetFacts> {
     let (channels, side, classes, mean, std) = match name {
         "cifar10" | "cifar100" => {
@@ -44,17 +44,17 @@ fn read(text: &str, overrides: &Overrides) -> Result<RunPlan, ConfigErrors> {
     resolve(&ConfigSource::new("configs/x.toml", text), overrides, &registry())
 }
 
-/// The plan of lines that follow a complete configuration.
+/// Returns the plan of [`BASE`] followed by `lines`.
 fn plan_after_base(lines: &str) -> RunPlan {
     read(&format!("{BASE}{lines}"), &Overrides::default()).expect("the configuration is right")
 }
 
-/// `--set` for each of the texts.
+/// Returns the overrides of a command line with `--set` for each of `values`.
 fn set(values: &[&str]) -> Overrides {
     Overrides { set: values.iter().map(|value| (*value).to_owned()).collect(), ..Overrides::default() }
 }
 
-/// Mistakes in three lines each: the line or the flag, the caret with the line, column and cause, the hint.
+/// Formats each mistake in three lines: the line or the flag; the caret with the line, column and cause; the hint.
 fn brief(errors: &ConfigErrors) -> String {
     let one = |error: &ConfigError| {
         let (text, caret) = match &error.location {

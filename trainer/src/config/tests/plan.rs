@@ -150,7 +150,7 @@ fn sizes_of_images_that_no_epoch_has_are_noted() {
 }
 
 #[test]
-fn a_scaled_learning_rate_needs_a_growing_batch() {
+fn a_scaled_learning_rate_without_a_growing_batch_is_noted() {
     let notes = |lines: &str| plan_after_base(&format!("[optimizer]\nlr_scale = \"sqrt\"\n{lines}")).notes().to_vec();
     let [note] = notes("").try_into().unwrap();
     assert!(note.starts_with("`optimizer.lr_scale`: the global batch does not grow with the workers"), "{note}");
@@ -158,7 +158,7 @@ fn a_scaled_learning_rate_needs_a_growing_batch() {
 }
 
 #[test]
-fn table_is_a_row_a_section() {
+fn the_table_has_one_row_per_section() {
     let plan = plan_after_base("augment = [\"crop\", \"flip\"]\n[optimizer]\nnesterov = true\n");
     let row = |(section, pairs): (&str, Vec<(&str, String)>)| {
         let pairs: Vec<String> = pairs.into_iter().map(|(key, value)| format!("{key}={value}")).collect();

@@ -68,8 +68,8 @@ const PIECES: &[&str] = &[
     "adamw",
 ];
 
-/// Shows every error or sends the plan around once more.
-fn holds(text: &str, overrides: &Overrides) {
+/// Resolves the text. The plan must read back as the same plan, or the errors must be printable.
+fn assert_round_trip_or_errors(text: &str, overrides: &Overrides) {
     match read(text, overrides) {
         Ok(mut plan) => {
             let again = read(&plan.to_toml(), &Overrides::default()).expect("a plan's own text is right");
@@ -92,7 +92,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn a_file_of_any_bytes_is_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.toml");
         std::fs::write(&path, bytes).unwrap();
@@ -102,12 +102,12 @@ proptest! {
     }
 
     #[test]
-    fn any_text(text in "\\PC{0,100}", flag in "\\PC{0,30}") {
-        holds(&text, &set(&[&flag]));
+    fn any_text_and_flag_are_no_panic(text in "\\PC{0,100}", flag in "\\PC{0,30}") {
+        assert_round_trip_or_errors(&text, &set(&[&flag]));
     }
 
     #[test]
-    fn mutated_configuration(
+    fn a_mutated_configuration_is_no_panic(
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..12, prop::sample::select(PIECES)), 1..4),
     ) {
         let mut text: Vec<char> = FULL.chars().collect();
@@ -116,11 +116,11 @@ proptest! {
             let end = (start + length).min(text.len());
             text.splice(start..end, piece.chars());
         }
-        holds(&text.into_iter().collect::<String>(), &Overrides::default());
+        assert_round_trip_or_errors(&text.into_iter().collect::<String>(), &Overrides::default());
     }
 
     #[test]
-    fn replaced_value(
+    fn a_replaced_value_is_no_panic(
         line in any::<prop::sample::Index>(),
         value in prop_oneof![
             prop::sample::select(PIECES).prop_map(str::to_owned),
@@ -134,8 +134,8 @@ proptest! {
         let keys: Vec<&str> = FULL.lines().filter(|line| line.contains(" = ")).collect();
         let old = keys[line.index(keys.len())];
         let (key, _) = old.split_once(" = ").unwrap();
-        holds(&FULL.replace(old, &format!("{key} = {value}")), &Overrides::default());
+        assert_round_trip_or_errors(&FULL.replace(old, &format!("{key} = {value}")), &Overrides::default());
         let section = FULL[..FULL.find(old).unwrap()].rsplit_once('[').unwrap().1.split(']').next().unwrap();
-        holds(FULL, &set(&[&format!("{section}.{key}={value}")]));
+        assert_round_trip_or_errors(FULL, &set(&[&format!("{section}.{key}={value}")]));
     }
 }

@@ -17,7 +17,7 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-/// With the models that there are: the other tests have a list of their own, so that their messages stay as they are.
+/// Loads a file with the models of the registry. The other tests have a fixed list of models, so that their messages do not change.
 fn plan(path: &Path, overrides: &Overrides) -> RunPlan {
     let models: Vec<&str> = models::entries().iter().map(|entry| entry.name).collect();
     let registry = Registry { models: &models, ..registry() };
@@ -25,7 +25,7 @@ fn plan(path: &Path, overrides: &Overrides) -> RunPlan {
 }
 
 #[test]
-fn every_file_loads_and_says_how_to_launch_it() {
+fn every_file_loads_and_starts_with_its_launch_command() {
     let files = files();
     assert!(files.len() >= 7, "{files:?}");
     for path in files {
@@ -39,7 +39,7 @@ fn every_file_loads_and_says_how_to_launch_it() {
 
 /// The values that `configs/README.md` gives for the recipe of the published table.
 #[test]
-fn recipe_of_the_table_applies_to_every_cifar_network() {
+fn the_recipe_of_the_table_applies_to_every_cifar_network() {
     let readme = std::fs::read_to_string(folder().join("README.md")).unwrap();
     let values: Vec<&str> = readme
         .lines()

@@ -19,10 +19,11 @@ fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress)
             Evaluated { epoch, eval: EvalRecord { top1, loss: top1 / 10.0, total: 100, ..EvalRecord::default() } };
         let is_best = state.best.is_none_or(|best| top1 > best.eval.top1);
         (state.last, state.epoch, state.step) = (Some(evaluated), epoch + 1, 10 * epoch as u64);
+        let links = if is_best { Links::LastAndBest } else { Links::Last };
         if is_best {
             state.best = Some(evaluated);
         }
-        store.save(&format!("epoch-{epoch}"), snapshot(epoch as f32), &state, is_best).unwrap();
+        store.save(&format!("epoch-{epoch}"), snapshot(epoch as f32), &state, links).unwrap();
     }
     (folder, store, state)
 }
@@ -43,7 +44,7 @@ fn restore(folder: &Path, store: &CheckpointFolder, state: &mut RunProgress) -> 
 }
 
 #[test]
-fn a_process_killed_before_it_set_the_links_loses_no_best_checkpoint() {
+fn the_links_are_set_after_a_process_was_killed_before_it_set_them() {
     let (folder, store, mut state) = run(&[50.0, 40.0, 60.0]);
     set_link(folder.path(), "last", "epoch-2");
     set_link(folder.path(), "best", "epoch-1");
@@ -63,13 +64,13 @@ fn a_folder_copied_without_links_keeps_its_best_checkpoint() {
     assert_eq!(link(folder.path(), "best").unwrap(), "epoch-2");
     // The next checkpoint does not delete it.
     let store = CheckpointFolder::open(folder.path(), 1, 0).unwrap();
-    store.save("epoch-4", snapshot(4.0), &RunProgress { epoch: 5, step: 40, ..state }, false).unwrap();
+    store.save("epoch-4", snapshot(4.0), &RunProgress { epoch: 5, step: 40, ..state }, Links::Last).unwrap();
     assert!(folder.path().join("epoch-2").exists() && !folder.path().join("epoch-3").exists());
 }
 
-/// The user has deleted the newest checkpoint, which was the best one. The next one has an older best one in its progress.
+/// The user has deleted the newest checkpoint, which was the best one. The progress of the checkpoint before names an older best one.
 #[test]
-fn without_its_newest_checkpoint_a_run_has_the_best_one_before() {
+fn a_run_that_lost_its_newest_checkpoint_links_the_best_one_before_it() {
     let (folder, store, _) = run(&[50.0, 40.0, 60.0]);
     fs::remove_dir_all(folder.path().join("epoch-3")).unwrap();
     let mut state = load_newest(folder.path()).unwrap().0.progress;
@@ -100,9 +101,9 @@ fn a_lost_best_checkpoint_is_replaced_by_the_best_one_that_is_left() {
 fn weights_that_were_trained_after_the_best_evaluation_are_not_the_best() {
     let (folder, store, mut state) = run(&[70.0]);
     (state.epoch, state.step) = (3, 20);
-    store.save("epoch-2", snapshot(2.0), &state, false).unwrap();
+    store.save("epoch-2", snapshot(2.0), &state, Links::Last).unwrap();
     (state.batch, state.step) = (4, 24);
-    store.save("step-24", snapshot(3.0), &state, false).unwrap();
+    store.save("step-24", snapshot(3.0), &state, Links::Last).unwrap();
     fs::remove_file(folder.path().join("best")).unwrap();
     assert_eq!(restore(folder.path(), &store, &mut state), None);
     assert_eq!(link(folder.path(), "best").unwrap(), "epoch-1");
@@ -141,7 +142,7 @@ fn an_evaluation_of_other_images_does_not_count() {
 }
 
 #[test]
-fn without_keep_best_only_a_wrong_link_is_removed() {
+fn without_keep_best_a_link_to_another_checkpoint_than_the_best_is_removed() {
     let (folder, store, mut state) = run(&[50.0, 70.0, 60.0]);
     let newest = folder.path().join("epoch-3");
     let mut restore = || store.restore_links(&newest, &mut state, BestPolicy { keep: false, ..POLICY }).unwrap();

@@ -1,5 +1,5 @@
-//! The links `last` and `best` of a run that continues. A killed process may have saved a checkpoint and not yet set the links, and
-//! a user may have copied the folder without them or have deleted a checkpoint.
+//! Restores the links `last` and `best` of a resumed run. A process may have been killed after it saved a checkpoint and before it
+//! set the links. A user may have copied the folder without the links, or may have deleted a checkpoint.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::store::CheckpointFolder;
-use super::{State, read};
+use super::{StateFile, read};
 use crate::config::BestBy;
 use crate::files::FileError;
 use crate::snapshot::{Evaluated, RunProgress};
@@ -71,7 +71,7 @@ impl CheckpointFolder {
             Some((Err(error), _)) => error.to_string(),
             None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
         };
-        // From the oldest on: of equal ones the first is the best.
+        // Oldest first: of equally good checkpoints, the oldest counts as the best.
         let mut left: Option<EvaluatedCheckpoint> = None;
         for other in others.into_iter().rev().filter(|other| !other.evaluated.is_same(&evaluation)) {
             let is_better =
@@ -98,7 +98,7 @@ impl CheckpointFolder {
     /// Returns the checkpoints of at most `step` steps that were saved directly after an evaluation, newest first.
     fn evaluated_checkpoints(&self, step: u64) -> Result<Vec<EvaluatedCheckpoint>, FileError> {
         let evaluated = |path: PathBuf| {
-            let State { progress, .. } = read::state(&path)?;
+            let StateFile { progress, .. } = read::state(&path)?;
             let last = progress.last?;
             let is_direct = match progress.batch {
                 0 => progress.epoch == last.epoch + 1,

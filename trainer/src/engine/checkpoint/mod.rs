@@ -30,14 +30,23 @@ const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const EMA: &str = "ema.safetensors";
 const STATE: &str = "state.json";
-/// Lists the other files of a checkpoint. A folder with this file is a checkpoint.
+/// The file that lists the other files of a checkpoint. A folder with this file is a checkpoint.
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// The links that point to a checkpoint once it is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// `last`.
+    Last,
+    /// `last` and `best`.
+    LastAndBest,
+}
+
 /// Version of the folder's layout.
 const VERSION: u32 = 1;
 
 /// `state.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct State {
+struct StateFile {
     progress: RunProgress,
     optimizer_steps: u64,
     /// The seed of permutation, augmentation and mixing; no other random state exists.

@@ -9,7 +9,7 @@ use std::{
 use data::{open_regular, read_regular};
 
 use super::store::ASIDE;
-use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, State, VERSION, sha256};
+use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, StateFile, VERSION, sha256};
 use crate::files::FileError;
 use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
 use crate::state_file;
@@ -103,7 +103,7 @@ pub fn load(path: &Path) -> Result<LoadedCheckpoint, FileError> {
         let file = path.join(name);
         state_file::decode(&file, bytes).map_err(|error| damaged(&file, error))
     };
-    let state: State = serde_json::from_slice(&required(STATE)?)
+    let state: StateFile = serde_json::from_slice(&required(STATE)?)
         .map_err(|error| damaged(&path.join(STATE), format!("not a checkpoint's state: {error}")))?;
     let model = state_file::state_tensors(tensors(MODEL, &required(MODEL)?)?);
     let optimizer = tensors(OPTIMIZER, &required(OPTIMIZER)?)?;
@@ -141,7 +141,7 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if let (Some(number), true) = (named, is_folder) {
             let key = match state(&path) {
-                Some(State { progress, .. }) => (progress.step, progress.epoch, progress.batch),
+                Some(StateFile { progress, .. }) => (progress.step, progress.epoch, progress.batch),
                 None if name.starts_with("step-") => (number, 0, 0),
                 None => (u64::MAX, number as usize, 0),
             };
@@ -153,7 +153,7 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
 }
 
 /// Reads the state file of a checkpoint without a comparison with the manifest. Returns `None` if it cannot be read.
-pub(super) fn state(checkpoint: &Path) -> Option<State> {
+pub(super) fn state(checkpoint: &Path) -> Option<StateFile> {
     let bytes = read_regular(&checkpoint.join(STATE), LARGEST_JSON).ok()?;
     serde_json::from_slice(&bytes).ok()
 }

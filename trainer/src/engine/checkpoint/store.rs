@@ -10,7 +10,8 @@ use folder::Folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::{EMA, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, State, VERSION, read, sha256, writing};
+use super::{EMA, Links, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, StateFile, VERSION};
+use super::{read, sha256, writing};
 use crate::console;
 use crate::files::FileError;
 use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
@@ -18,7 +19,7 @@ use crate::state_file::{self, NamedTensor};
 
 /// The prefix of folders that are being written or deleted.
 const HIDDEN: &str = ".tmp-";
-/// Start of the name of a checkpoint that was moved out of the way of a new one.
+/// The prefix of a checkpoint that a new one of the same name is replacing ([`replace_in_two_steps`]).
 pub(super) const ASIDE: &str = ".old-";
 
 /// The `checkpoints` folder of a run. Only rank 0 has one.
@@ -57,7 +58,7 @@ impl CheckpointFolder {
         Self { dataset: Some(dataset), ..self }
     }
 
-    /// Writes checkpoint `name`, and lets `last` (and `best`, if `is_best`) point to it. Deletes the oldest checkpoints beyond
+    /// Writes checkpoint `name`, lets `links` point to it, and returns its folder. Deletes the oldest checkpoints beyond
     /// `keep_last`, but never the best one.
     ///
     /// # Errors
@@ -67,7 +68,7 @@ impl CheckpointFolder {
         name: &str,
         snapshot: Snapshot,
         progress: &RunProgress,
-        is_best: bool,
+        links: Links,
     ) -> Result<PathBuf, FileError> {
         let temporary = self.folder.join(format!("{HIDDEN}{name}"));
         let target = self.folder.join(name);
@@ -81,7 +82,7 @@ impl CheckpointFolder {
         }
         sync_folder(&self.folder)?;
         self.point("last", name)?;
-        if is_best {
+        if links == Links::LastAndBest {
             self.point("best", name)?;
         }
         // Before `prune`: after a loss of power, no link may point to a checkpoint that was deleted.
@@ -95,7 +96,7 @@ impl CheckpointFolder {
         &self.folder
     }
 
-    /// Removes the link `best`, for a run that has become better and does not keep its best checkpoint.
+    /// Removes the link `best`, for a run that has better weights now and does not keep its best checkpoint.
     ///
     /// # Errors
     /// The folder is not writable.
@@ -119,7 +120,7 @@ impl CheckpointFolder {
     fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
         let open = Folder::of_file(folder).and_then(|all| all.create_folder(folder.file_name().unwrap_or_default()));
         let files = open.map_err(|error| writing(folder, error))?;
-        let state = State {
+        let state = StateFile {
             progress: progress.clone(),
             optimizer_steps: snapshot.optimizer_steps,
             seed: self.seed,
@@ -181,8 +182,8 @@ impl CheckpointFolder {
     }
 }
 
-/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically, or in
-/// two steps on a file system that cannot exchange (NFS, Lustre).
+/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically. On a
+/// file system that cannot exchange two names (NFS, Lustre), replaces `target` in two steps.
 fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let failed = |error: io::Error| writing(target, error);
     if !target.exists() {

@@ -57,10 +57,10 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_is_saved_comes_back_bit_for_bit() {
+fn a_checkpoint_is_loaded_as_it_was_saved_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let store = CheckpointFolder::open(folder.path(), 2, 42).unwrap();
-    store.save("epoch-1", snapshot(1.5), &progress(2, 10), true).unwrap();
+    store.save("epoch-1", snapshot(1.5), &progress(2, 10), Links::LastAndBest).unwrap();
     let (loaded, damaged) = load_newest(folder.path()).unwrap();
     assert!(damaged.is_empty());
     assert_eq!(loaded.progress, progress(2, 10));
@@ -69,7 +69,7 @@ fn what_is_saved_comes_back_bit_for_bit() {
 }
 
 #[test]
-fn keeps_the_newest_and_the_best() {
+fn the_newest_checkpoints_and_the_best_one_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     for epoch in 1..=5 {
@@ -78,7 +78,7 @@ fn keeps_the_newest_and_the_best() {
                 &format!("epoch-{epoch}"),
                 snapshot(epoch as f32),
                 &progress(epoch + 1, 10 * epoch as u64),
-                epoch == 2,
+                if epoch == 2 { Links::LastAndBest } else { Links::Last },
             )
             .unwrap();
     }
@@ -90,24 +90,24 @@ fn keeps_the_newest_and_the_best() {
 
     // A better checkpoint that the run does not keep.
     store.forget_best().unwrap();
-    store.save("epoch-6", snapshot(6.0), &progress(7, 60), false).unwrap();
+    store.save("epoch-6", snapshot(6.0), &progress(7, 60), Links::Last).unwrap();
     assert_eq!(names(folder.path()), ["epoch-5", "epoch-6", "last"]);
     assert!(store.best().unwrap().is_none());
 }
 
 #[test]
-fn saving_the_same_name_again_replaces_it() {
+fn saving_the_same_name_again_replaces_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), true).unwrap();
-    store.save("epoch-1", snapshot(2.0), &progress(2, 10), true).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::LastAndBest).unwrap();
+    store.save("epoch-1", snapshot(2.0), &progress(2, 10), Links::LastAndBest).unwrap();
     assert_eq!(load_newest(folder.path()).unwrap().0.snapshot.model[0].values[0], 2.0);
     assert_eq!(names(folder.path()), ["best", "epoch-1", "last"]);
 }
 
-/// Truncates, alters or deletes every file of the newest checkpoint: the file is named, and the checkpoint before is used.
+/// Truncates, alters or deletes each file of the newest checkpoint.
 #[test]
-fn damage_is_named_and_the_previous_checkpoint_used() {
+fn a_damaged_file_is_named_and_the_previous_checkpoint_is_used() {
     type Damage = fn(&Path);
     let truncate: Damage = |file| fs::write(file, &fs::read(file).unwrap()[..10]).unwrap();
     let alter: Damage = |file| {
@@ -121,8 +121,8 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
         for (what, damage) in [("truncate", truncate), ("alter", alter), ("delete", delete)] {
             let folder = tempfile::tempdir().unwrap();
             let store = CheckpointFolder::open(folder.path(), 3, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), Links::Last).unwrap();
             damage(&folder.path().join("epoch-2").join(file));
             let (loaded, damaged) = load_newest(folder.path()).unwrap();
             // An altered bit in the manifest's white space may leave the manifest readable and right.
@@ -137,9 +137,9 @@ fn damage_is_named_and_the_previous_checkpoint_used() {
     }
 }
 
-/// A pipe would let the reader wait for ever, and a device would fill its memory.
+/// The reader would wait forever for a pipe, and a device would fill the reader's memory.
 #[test]
-fn pipes_and_devices_are_damage() {
+fn a_checkpoint_with_a_pipe_or_a_device_is_damaged() {
     for name in [MODEL, OPTIMIZER, STATE, MANIFEST] {
         for target in ["../../pipe", "/dev/zero"] {
             let folder = tempfile::tempdir().unwrap();
@@ -148,8 +148,8 @@ fn pipes_and_devices_are_damage() {
             let (kind, pipe) = (rustix::fs::FileType::Fifo, folder.path().join("pipe"));
             rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, 0o600.into(), 0).unwrap();
             let store = CheckpointFolder::open(&checkpoints, 5, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), Links::Last).unwrap();
             let file = checkpoints.join("epoch-2").join(name);
             fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink(target, &file).unwrap();
@@ -161,7 +161,7 @@ fn pipes_and_devices_are_damage() {
 }
 
 #[test]
-fn nothing_complete_is_an_error_that_lists_what_was_found() {
+fn a_folder_without_a_complete_checkpoint_is_an_error_that_lists_the_damaged_ones() {
     let folder = tempfile::tempdir().unwrap();
     let error = load_newest(folder.path()).unwrap_err();
     assert!(error.to_string().ends_with("holds no checkpoint"), "{error}");
@@ -172,7 +172,7 @@ fn nothing_complete_is_an_error_that_lists_what_was_found() {
 
 /// For file systems that cannot exchange two names.
 #[test]
-fn a_checkpoint_is_replaced_in_two_steps_and_survives_the_first_one() {
+fn a_checkpoint_that_is_replaced_in_two_steps_survives_a_kill_between_them() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let make = |name: &str, text: &str| {
@@ -200,7 +200,7 @@ fn half_written_folders_are_ignored_and_cleaned() {
     let folder = tempfile::tempdir().unwrap();
     CheckpointFolder::open(folder.path(), 2, 0)
         .unwrap()
-        .save("epoch-1", snapshot(1.0), &progress(2, 10), false)
+        .save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last)
         .unwrap();
     fs::create_dir(folder.path().join(".tmp-epoch-2")).unwrap();
     fs::write(folder.path().join(".tmp-epoch-2/model.safetensors"), b"half").unwrap();
@@ -215,18 +215,18 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
     let folder = root.path().join("checkpoints");
     fs::create_dir(&folder).unwrap();
     let store = CheckpointFolder::open(&folder, 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
     // A file is where the folder was. Unlike permissions, this works for root too.
     fs::rename(&folder, root.path().join("moved")).unwrap();
     fs::write(&folder, b"in the way").unwrap();
-    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), false).unwrap_err();
+    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), Links::Last).unwrap_err();
     assert!(error.to_string().contains("cannot write the checkpoint"), "{error}");
     assert!(load_newest(&root.path().join("moved")).is_ok());
 }
 
-/// As after `cp -rL`: the folder is kept under another name, and the link is one again.
+/// `cp -rL` makes such folders.
 #[test]
-fn a_folder_in_the_place_of_a_link_does_not_end_the_run() {
+fn a_folder_under_the_name_of_a_link_is_renamed_and_the_link_set() {
     let folder = tempfile::tempdir().unwrap();
     let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
     for (epoch, moved) in [(1, "last.old"), (2, "last.old-2")] {
@@ -235,15 +235,15 @@ fn a_folder_in_the_place_of_a_link_does_not_end_the_run() {
         fs::create_dir(&last).unwrap();
         fs::write(last.join("model.safetensors"), [epoch]).unwrap();
         let name = format!("epoch-{epoch}");
-        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), false).unwrap();
+        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), Links::Last).unwrap();
         assert_eq!(fs::read_link(&last).unwrap(), Path::new(&name));
         assert_eq!(fs::read(folder.path().join(moved).join("model.safetensors")).unwrap(), [epoch]);
     }
 }
 
-/// A link planted under the name of a folder or file that a checkpoint is written to is not followed.
+/// Somebody has put a link under the name of the temporary folder of a checkpoint.
 #[test]
-fn nothing_is_written_through_links() {
+fn a_checkpoint_is_not_written_through_a_link() {
     let root = tempfile::tempdir().unwrap();
     let [folder, victim] = ["checkpoints", "victim"].map(|name| root.path().join(name));
     fs::create_dir(&folder).unwrap();
@@ -251,7 +251,7 @@ fn nothing_is_written_through_links() {
     fs::write(victim.join(MODEL), "precious").unwrap();
     let store = CheckpointFolder::open(&folder, 2, 0).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join(".tmp-epoch-1")).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), false).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
     assert_eq!(names(&victim), [MODEL]);
     assert_eq!(fs::read_to_string(victim.join(MODEL)).unwrap(), "precious");
 }

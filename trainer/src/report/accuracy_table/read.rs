@@ -117,8 +117,8 @@ fn name_of(path: &Path) -> String {
     real.file_name().unwrap_or(real.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// Returns the folders below `path` that have a `config.toml`, sorted by name. Of a sweep, these are the folders below those of its
-/// runs.
+/// Returns the folders below `path` that have a `config.toml`, sorted by name. In a sweep, these folders are one level deeper:
+/// `runs/NUMBER/FOLDER`.
 fn runs_in(path: &Path) -> Result<Vec<RunFolder>, FileError> {
     let folders = match is_sweep(path) {
         true => entries(&path.join("runs"))?.iter().map(|run| entries(run)).collect::<Result<Vec<_>, _>>()?.concat(),
@@ -140,38 +140,38 @@ fn entries(path: &Path) -> Result<Vec<PathBuf>, FileError> {
 
 /// The fields of `summary.json` that the table needs.
 #[derive(Debug, Deserialize)]
-struct Summary {
+struct SummaryFields {
     model: String,
     dataset: String,
     device: String,
     epochs: usize,
     planned_epochs: usize,
-    best: Option<Evaluation>,
-    last: Option<Evaluation>,
+    best: Option<EvaluationFields>,
+    last: Option<EvaluationFields>,
     /// Present only if the data set has a validation split.
-    test: Option<Evaluation>,
+    test: Option<EvaluationFields>,
     seconds: f64,
 }
 
 #[derive(Debug, Deserialize)]
-struct Evaluation {
+struct EvaluationFields {
     top1: f64,
     tta_top1: Option<f64>,
 }
 
 /// The fields of `env.json` that the table needs.
 #[derive(Debug, Deserialize)]
-struct Env {
+struct EnvFields {
     git_commit: Option<String>,
 }
 
 /// Reads one run; `None` if it has no result yet.
 fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError> {
     let Some(summary) = file(&folder.summary_json())? else { return Ok(None) };
-    let summary: Summary = json(&folder.summary_json(), &summary)?;
+    let summary: SummaryFields = json(&folder.summary_json(), &summary)?;
     let (Some(best), Some(last)) = (&summary.best, &summary.last) else { return Ok(None) };
     let commit = match file(&folder.env())? {
-        Some(env) => json::<Env>(&folder.env(), &env)?.git_commit,
+        Some(env) => json::<EnvFields>(&folder.env(), &env)?.git_commit,
         None => None,
     };
     let config = file(&folder.config())?.unwrap_or_default();
@@ -224,9 +224,8 @@ pub fn weights_name(path: &Path) -> PathBuf {
 
 /// Removes the settings that may differ between repetitions of a run: the seed, the data folder, the data workers, the devices (the
 /// record's device has their number), the settings that autotuning chooses without an effect on the result, and the settings of
-/// checkpoints and logs. Keeps `checkpoint.best`,
-/// because the accuracy depends on the choice of the best epoch, and for a run that was `tested` after training
-/// `checkpoint.keep_best`, which decides on the tested weights.
+/// checkpoints and logs. Keeps `checkpoint.best`, because the accuracy depends on the choice of the best epoch. For a run that was
+/// `tested` after training, also keeps `checkpoint.keep_best`, because it selects the tested weights.
 fn remove_nondeterministic_settings(recipe: &mut toml::Table, tested: bool) {
     let checkpoint = recipe.remove("checkpoint");
     for key in ["best", "keep_best"].into_iter().filter(|key| *key == "best" || tested) {

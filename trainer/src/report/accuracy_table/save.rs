@@ -62,8 +62,8 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
     Ok(folder)
 }
 
-/// Fails if `folder` holds the summary of another run. `epochs` is the run's summary.csv. A folder without one is what an
-/// interrupted save leaves.
+/// Fails if `folder` holds the summary of another run. `epochs` is the run's summary.csv. A folder without this file is the rest of
+/// an interrupted save.
 fn refuse_another_run(folder: &Path, epochs: &[u8]) -> Result<(), FileError> {
     match bytes(&folder.join("summary.csv"))? {
         Some(saved) if !same_run(&saved, epochs) => Err(FileError::new(

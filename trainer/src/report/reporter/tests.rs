@@ -64,7 +64,7 @@ fn files(folder: &RunFolder) -> [Vec<u8>; 3] {
 }
 
 #[test]
-fn a_killed_and_resumed_run_leaves_the_files_of_one_that_was_not() {
+fn a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_run() {
     let root = tempfile::tempdir().unwrap();
     let new = |root: &Path| {
         let folder = RunFolder::create(root, "lenet", "single", 1).unwrap();
@@ -100,7 +100,7 @@ fn a_killed_and_resumed_run_leaves_the_files_of_one_that_was_not() {
 }
 
 #[test]
-fn the_screen_has_table_epochs_and_summary() {
+fn the_screen_shows_the_start_table_the_epochs_and_the_summary() {
     let root = tempfile::tempdir().unwrap();
     let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
     let output = TestOutput::default();
@@ -140,7 +140,7 @@ fn the_screen_has_table_epochs_and_summary() {
 }
 
 #[test]
-fn a_folder_that_goes_away_is_an_error_that_names_the_file() {
+fn a_folder_that_was_deleted_is_an_error_that_names_the_file() {
     let root = tempfile::tempdir().unwrap();
     let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
     let mut reporter = Reporter::new(folder.clone(), options(), &[]).unwrap();

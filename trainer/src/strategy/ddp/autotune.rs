@@ -29,8 +29,8 @@ const MAX_TIME_RATIO: f64 = 0.97;
 const BUCKETS: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
 /// Candidates for `first_bucket_mb`, in addition to the size of the other buckets.
 const FIRST_BUCKETS: [f64; 3] = [0.125, 0.5, 2.0];
-/// Variable for tests, whose results must not depend on time. With `steps=3 bucket_mb=4` a sample has 3 steps, and times are
-/// made up: the more of the listed values a candidate has, the faster it counts.
+/// Environment variable for tests, whose results must not depend on the clock. With `steps=3 bucket_mb=4` a sample has 3 steps, and
+/// artificial times replace the measured ones: a candidate with more of the listed values counts as faster.
 const FAKE_TIMES: &str = "TRAINER_AUTOTUNE_TEST";
 
 /// Returns the largest bucket that a run may use, in MiB. GPUs reserve memory for this size.
@@ -83,7 +83,7 @@ pub(super) struct Autotuner {
 }
 
 impl Autotuner {
-    /// Starts with the plan's settings. `default_threads` is the default number of threads of a worker (without `parallel.threads`).
+    /// Starts with the plan's settings. `default_threads` is a worker's number of threads without `parallel.threads`.
     pub(super) fn new(allowed: Vec<Tunable>, plan: StepSettings, default_threads: usize) -> Self {
         Self {
             allowed,
@@ -205,7 +205,7 @@ impl Autotuner {
     }
 }
 
-/// Made-up times of a test; see [`FAKE_TIMES`].
+/// The artificial times of a test; see [`FAKE_TIMES`].
 #[derive(Debug, Default)]
 struct FakeTimes {
     steps: Option<usize>,
@@ -224,7 +224,7 @@ impl FakeTimes {
         fake_times
     }
 
-    /// Returns the made-up time of settings.
+    /// Returns the artificial time of a step with `settings`. Returns `None` if steps are measured.
     fn seconds(&self, settings: &StepSettings) -> Option<f64> {
         let value = |key: &str| match key {
             "bucket_mb" => settings.bucket_mb.to_string(),
@@ -280,24 +280,25 @@ mod tests {
         assert_eq!(
             report.steps as usize,
             FIRST_WARMUP_STEPS + samples * STEPS_PER_SAMPLE + (samples - 1) * WARMUP_STEPS,
-            "and the confirmation"
+            "two samples more than trials: the confirmation"
         );
         assert!(report.trials.len() < 15, "{:#?}", report.trials);
     }
 
     #[test]
-    fn settings_that_cut_the_same_buckets_are_measured_once() {
+    fn settings_with_the_same_buckets_are_measured_once() {
         let report = search(&[Tunable::BucketMb, Tunable::FirstBucketMb], 1, |_| 1.0);
-        // 2 + 14 MiB; 0.25, 1 and 2 MiB cut at every tensor; 4; 16 and 64 as 25. A first bucket of 0.125 or 0.5 is one of 2 MiB
+        // `bucket_mb`: 16, 25 and 64 make buckets of 2 and 14 MiB. 0.25 and 1 make a bucket for each tensor. 4 makes buckets of 2, 4,
+        // 4, 4 and 2 MiB. `first_bucket_mb`: 0.125, 0.5 and 2 make the same buckets as 1. 25 makes one bucket.
         let sizes: Vec<_> = report.trials.iter().map(|trial| (trial.settings.bucket_mb, trial.buckets)).collect();
         assert_eq!(sizes, [(25.0, 2), (0.25, 8), (4.0, 5), (25.0, 1)]);
         assert_eq!(report.chosen, PLAN, "no candidate is faster");
     }
 
     #[test]
-    fn what_is_not_allowed_stays() {
+    fn settings_that_may_not_change_keep_their_values() {
         for (allowed, default_threads) in [(&[Tunable::Threads][..], 1), (&[Tunable::BucketMb], 8)] {
-            // All that is lossy, or not allowed, would be faster
+            // Compression, and the settings that may not change, would make a step faster.
             let report = search(allowed, default_threads, |settings| {
                 let same = settings.compression == Compression::None && settings.threads.is_none();
                 if same && settings.first_bucket_mb == 1.0 { 1.0 } else { 0.1 }
@@ -318,8 +319,8 @@ mod tests {
     }
 
     #[test]
-    fn a_stretch_of_slow_steps_does_not_decide() {
-        // The machine is slow while the plan's settings are measured first, and not when they are confirmed
+    fn slow_steps_at_the_start_do_not_decide() {
+        // The machine is slow during the first sample of the plan's settings, and not when they are measured again at the end.
         let steps = std::cell::Cell::new(0);
         let report = search(&[Tunable::BucketMb], 1, |_| {
             steps.set(steps.get() + 1);
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_makes_up_times() {
+    fn a_test_replaces_measured_times_by_artificial_ones() {
         let fake_times = FakeTimes::parse("steps=3 first_bucket_mb=0.125 threads=1");
         assert_eq!((fake_times.steps, fake_times.seconds(&PLAN)), (Some(3), Some(1.0)));
         let half = StepSettings { first_bucket_mb: 0.125, ..PLAN };

@@ -4,7 +4,8 @@
 //!
 //! | here | `reducer.cpp` |
 //! | --- | --- |
-//! | [`compute_bucket_assignment`], [`GradientBuckets::assign_buckets`] | `compute_bucket_assignment_by_size`, `initialize_buckets` |
+//! | [`compute_bucket_assignment`] | `compute_bucket_assignment_by_size` |
+//! | [`GradientBuckets::assign_buckets`] | `initialize_buckets` |
 //! | [`GradientBuckets::prepare_for_backward`] | `prepare_for_backward`, `reset_bucket_counting` |
 //! | [`GradientBuckets::mark_ready`] | `autograd_hook`, `mark_variable_ready` |
 //! | [`GradientBuckets::launch_next_bucket`] | `mark_bucket_ready`, `all_reduce_bucket` |
@@ -60,11 +61,11 @@ pub fn compute_bucket_assignment(
 ) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut open = Bucket { parameters: Vec::new(), elements: 0 };
-    for (turn, &index) in order.iter().enumerate() {
+    for (position, &index) in order.iter().enumerate() {
         open.parameters.push(index);
         open.elements += lengths[index];
         let full = if buckets.is_empty() { first_bucket_bytes } else { bucket_bytes_cap };
-        if open.elements * size_of::<f32>() >= full || turn + 1 == order.len() {
+        if open.elements * size_of::<f32>() >= full || position + 1 == order.len() {
             buckets.push(std::mem::replace(&mut open, Bucket { parameters: Vec::new(), elements: 0 }));
         }
     }
@@ -111,7 +112,7 @@ pub(super) struct GradientBuckets {
     index_of: HashMap<ParamId, usize>,
     /// Elements of each parameter, in registration order.
     pub lengths: Vec<usize>,
-    state: Mutex<State>,
+    state: Mutex<BucketState>,
     /// The gradients' device, if gradients are reduced on it. `None` if they are reduced on the CPU.
     device: Option<Device>,
     /// Collectives that the backward pass itself starts, without the reducing thread ([`DeviceCollectives::runs_on_side_stream`]).
@@ -125,7 +126,7 @@ pub(super) struct GradientBuckets {
 }
 
 #[derive(Default)]
-struct State {
+struct BucketState {
     step: u64,
     /// Gradients that have arrived and are not launched yet, in registration order.
     gradients: Vec<Option<Tensor<1>>>,
@@ -168,11 +169,11 @@ impl GradientBuckets {
         in_order: bool,
     ) -> Self {
         let count = parameters.len();
-        let state = State {
+        let state = BucketState {
             gradients: (0..count).map(|_| None).collect(),
             pending: vec![0; count],
             used: vec![false; count],
-            ..State::default()
+            ..BucketState::default()
         };
         Self {
             index_of: parameters.iter().enumerate().map(|(index, info)| (info.id, index)).collect(),
@@ -279,7 +280,7 @@ impl GradientBuckets {
     }
 
     /// Packs the next bucket and sends it to the reducing thread. Returns `false` after the last bucket.
-    fn launch_next_bucket(&self, state: &mut State) -> bool {
+    fn launch_next_bucket(&self, state: &mut BucketState) -> bool {
         let index = state.next_bucket;
         let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
         let Some(bucket) = buckets.get(index) else { return false };

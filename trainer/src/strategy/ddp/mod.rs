@@ -24,8 +24,8 @@
 //!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is captured as a
 //!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's
 //!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of each
-//!   GPU, in the same order on all ranks. Two streams could deadlock: both have launches that wait for other ranks, and the driver may
-//!   run the two in a different order on each rank.
+//!   GPU, in the same order on all ranks. Two streams could deadlock: both have launches that wait for other ranks, and the driver
+//!   may run the two in a different order on each rank.
 //! - **Sums, not means**: the weights of the samples are in the loss.
 //!
 //! Batch norm (`parallel.batch_norm`):
@@ -64,7 +64,7 @@ use self::{
     autotune::{Autotuner, Next},
     reducer::{DeviceReduction, Reducer, ReducerOptions},
     statistics::SharedStatistics,
-    verify::UnusedParameters,
+    verify::{RunningStatistics, UnusedParameters},
 };
 use super::{Batches, EvalCounts, Evaluation, Learner, Scores, StepOutcome, StepSettings, Strategy, TuningReport};
 use crate::{
@@ -173,7 +173,7 @@ impl Ddp {
         self.statistics.as_ref().map_or(Ok(()), |statistics| Ok(statistics.check()?))
     }
 
-    /// Returns the learner, and the parts with which it records and counts steps.
+    /// Returns the learner, and the parts with which this rank captures and counts its steps.
     fn graph_parts(&mut self) -> (&mut Learner, graph::DdpGraphStep<'_>) {
         let Self { learner, reducer, statistics, unused, comm, steps, .. } = self;
         (learner, graph::DdpGraphStep { reducer, statistics: statistics.as_ref(), unused, comm, step: *steps })
@@ -190,7 +190,11 @@ impl Ddp {
             return Ok(());
         }
         self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
-        verify::in_sync(&self.learner.snapshot(), self.batch_norm == BatchNormPolicy::Sync, &self.comm)
+        let statistics = match self.batch_norm {
+            BatchNormPolicy::Sync => RunningStatistics::Equal,
+            _ => RunningStatistics::OfEachRank,
+        };
+        verify::in_sync(&self.learner.snapshot(), statistics, &self.comm)
     }
 
     /// Records a step that took `seconds` on this rank. At the end of a sample, the ranks exchange their medians and switch to
@@ -229,7 +233,7 @@ impl Ddp {
         Ok(())
     }
 
-    /// Sums the counts of all ranks. If any rank has received a signal, every rank returns [`Evaluation::Stopped`].
+    /// Sums the counts over all ranks. If any rank has received a signal, every rank returns [`Evaluation::Stopped`].
     fn reduce_counts(&self, mut counts: EvalCounts, stop: &Stop) -> Result<Evaluation, Failure> {
         let mut signal = [i64::from(stop.signal().unwrap_or(0))];
         self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
@@ -366,7 +370,7 @@ impl Strategy for Ddp {
             learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;
         }
         if let (BatchNormPolicy::Reduce, true) = (self.batch_norm, learner.ema.is_some()) {
-            // The weight average has running statistics of its own.
+            // The averaged network has its own running statistics.
             let averaged = replicate::sync_buffers(learner.evaluated_network(), self.batch_norm, comm)?;
             let device = learner.replica.inner_device();
             if let Some(ema) = &mut learner.ema {
@@ -376,8 +380,8 @@ impl Strategy for Ddp {
         // Ranks may have different running statistics. Evaluate rank 0's network on all ranks.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
         let counts = learner.replica.evaluate(&network, batches, stop).map_err(Failure::from);
-        // A rank that cannot read an image waits for the others. The launcher ends the job a few seconds after the first rank has
-        // ended, and rank 0 could still be evaluating then: no checkpoint would be saved.
+        // A rank that cannot read an image waits here for the other ranks. If it ended instead, the launcher would end the job a few
+        // seconds later. Rank 0 could still be evaluating then, and no checkpoint would be saved.
         let counts = verify::succeed_together(counts, comm)?;
         self.reduce_counts(counts, stop)
     }
@@ -389,7 +393,7 @@ impl Strategy for Ddp {
         };
         self.learner.restore(snapshot)?;
         self.steps = progress.step;
-        verify::in_sync(&self.learner.snapshot(), false, &self.comm)?;
+        verify::in_sync(&self.learner.snapshot(), RunningStatistics::OfEachRank, &self.comm)?;
         Ok(progress)
     }
 }

@@ -46,7 +46,8 @@ pub(super) fn queue_step(
     let mut backward_end = Instant::now();
     for (index, batch) in batches.into_iter().enumerate() {
         // Only the last backward pass launches buckets. The passes before it only accumulate, as under `no_sync`.
-        ddp.reducer.prepare_for_backward(step, index + 1 == count);
+        let last = index + 1 == count;
+        ddp.reducer.prepare_for_backward(step, last);
         let statistics = ddp.statistics.clone().map(|shared| shared as Arc<dyn StatisticsReduce>);
         let cx = Context::train_with(statistics, Some(ddp.reducer.sink()));
         status.set_status(format_args!("step {step}: forward"));
@@ -78,7 +79,7 @@ pub(super) fn queue_step(
     gradients.set_none(&unused);
     status.set_status(format_args!("step {step}: optimizer"));
     ddp.learner.optimizer_step(gradients, lr, &mut outcome);
-    // Wait for the sums only now: the GPU already has the optimizer's work in its queue.
+    // Wait for the sums only now, so that the GPU already has the optimizer's work in its queue.
     ddp.reducer.synchronize()?;
     ddp.steps += 1;
     ddp.check_sync()?;
@@ -164,7 +165,7 @@ pub(super) fn unused_everywhere(
     let mut all = vec![0; own.len() * comm.world_size()];
     comm.all_gather(&own, &mut all)?;
     let by_rank: Vec<&[u8]> = all.chunks_exact(own.len()).collect();
-    known.warn(step, &by_rank, parameters, comm.rank() == 0);
+    known.warn(comm.rank(), step, &by_rank, parameters);
     Ok((0..own.len()).filter(|&index| by_rank.iter().all(|used| used[index] == 0)).collect())
 }
 
@@ -172,9 +173,9 @@ pub(super) fn unused_everywhere(
 mod tests {
     use super::*;
 
-    /// Of two ranks' reasons to stop, all ranks take the same one.
+    /// If two ranks have different reasons to stop, all ranks stop for the same reason.
     #[test]
-    fn counts_are_summed_and_a_reason_to_stop_is_kept() {
+    fn counts_are_summed_and_all_ranks_stop_for_one_reason() {
         let counts = |loss_sum, stop| StepCounts { loss_sum, correct: 3, samples: 4, stop, unused: 1 };
         let (signal, time) = (Some(StopReason::Signal(15)), Some(StopReason::TimeLimit));
         for (stops, expected) in

@@ -20,7 +20,7 @@ use super::{
     buckets::{assumed_order, compute_bucket_assignment, lengths},
     reducer::{DeviceCollectives, DeviceReduction, Reducer, ReducerOptions},
     statistics::SharedStatistics,
-    verify,
+    verify::{self, RunningStatistics},
 };
 use crate::config::Compression;
 use crate::device::StreamEvent;
@@ -68,8 +68,8 @@ fn a_failure_of_one_rank_is_the_failure_of_all() {
 const LENGTHS: [usize; 5] = [3, 700, 1, 64, 50];
 
 fn parameters() -> Vec<ParameterInfo> {
-    let info = |(place, &length): (usize, &usize)| ParameterInfo {
-        name: format!("p{place}"),
+    let info = |(index, &length): (usize, &usize)| ParameterInfo {
+        name: format!("p{index}"),
         shape: vec![length],
         id: ParamId::new(),
         of_norm: false,
@@ -77,11 +77,11 @@ fn parameters() -> Vec<ParameterInfo> {
     LENGTHS.iter().enumerate().map(info).collect()
 }
 
-fn options(overlap: bool) -> ReducerOptions {
+fn options() -> ReducerOptions {
     ReducerOptions {
         first_bucket_bytes: 400,
         bucket_bytes_cap: 1000,
-        overlap,
+        overlap: true,
         in_order: false,
         compression: Compression::None,
     }
@@ -91,11 +91,11 @@ fn values(gradient: Tensor<1>) -> Vec<f32> {
     gradient.into_data().try_into_vec().unwrap()
 }
 
-/// Replaces a GPU: gradients are passed to the thread as tensors, and the sum is returned as one tensor.
+/// Replaces a GPU: takes gradients as tensors and returns their sum over ranks as one tensor, which the CPU computes.
 struct FakeGpu {
     comm: Communicator,
     enqueued: usize,
-    forks: bool,
+    has_side_stream: bool,
 }
 
 impl DeviceCollectives for FakeGpu {
@@ -113,7 +113,7 @@ impl DeviceCollectives for FakeGpu {
     }
 
     fn runs_on_side_stream(&self) -> bool {
-        self.forks
+        self.has_side_stream
     }
 
     fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {
@@ -140,47 +140,53 @@ impl DeviceCollectives for FakeGpu {
     }
 }
 
-/// As PyTorch tests its averaging: every rank's gradient is its rank (plus the iteration), divided by the world size, and the
-/// sum is exact. A hundred iterations of two passes; the order in which gradients are ready changes, and one parameter is
-/// unused on some ranks.
+/// PyTorch tests its averaging in the same way: each rank's gradient is a small integer divided by twice the world size, so the sum
+/// is exact. Each iteration has two passes. The order in which gradients become ready changes, and one parameter is unused on some
+/// ranks.
 #[test]
 fn a_hundred_iterations_average_exactly() {
     let kinds = [(true, false), (false, false), (true, true), (false, true)];
-    for ((overlap, stay), forks) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+    for ((overlap, on_device), has_side_stream) in kinds.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         ranks(4, move |comm| {
             let (parameters, device, world_size) = (parameters(), Device::flex(), comm.world_size());
             let gpu: Arc<Mutex<dyn DeviceCollectives>> =
-                Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, forks }));
-            let reduction = stay.then(|| DeviceReduction { device: device.clone(), collectives: gpu });
-            let reducer =
-                Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(overlap), reduction, None)
-                    .unwrap();
+                Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, has_side_stream }));
+            let reduction = on_device.then(|| DeviceReduction { device: device.clone(), collectives: gpu });
+            let reducer = Reducer::new(
+                &parameters,
+                &comm,
+                &WorkerStatus::detached().unwrap(),
+                ReducerOptions { overlap, ..options() },
+                reduction,
+                None,
+            )
+            .unwrap();
             for iteration in 0..100 {
                 for last in [false, true] {
                     reducer.prepare_for_backward(iteration, last);
                     let sink = reducer.sink();
                     // Only rank 1 uses parameter 2, and no rank in the last ten iterations.
-                    let here = |place: usize| place != 2 || (comm.rank() == 1 && iteration < 90);
-                    let mut order: Vec<usize> = (0..LENGTHS.len()).filter(|&place| here(place)).rev().collect();
+                    let here = |index: usize| index != 2 || (comm.rank() == 1 && iteration < 90);
+                    let mut order: Vec<usize> = (0..LENGTHS.len()).filter(|&index| here(index)).rev().collect();
                     order.rotate_left(iteration as usize % 3);
-                    order.iter().for_each(|&place| sink.used(parameters[place].id));
-                    for place in order {
-                        let value = (comm.rank() as u64 + iteration + place as u64) as f32 / (2 * world_size) as f32;
-                        sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], value, &device));
+                    order.iter().for_each(|&index| sink.used(parameters[index].id));
+                    for index in order {
+                        let value = (comm.rank() as u64 + iteration + index as u64) as f32 / (2 * world_size) as f32;
+                        sink.ready(parameters[index].id, Tensor::full([LENGTHS[index]], value, &device));
                     }
                 }
                 let reduced = reducer.finalize_backward(&device).unwrap();
                 let used: Vec<bool> =
                     (0..LENGTHS.len()).map(|p| p != 2 || (comm.rank() == 1 && iteration < 90)).collect();
                 assert_eq!(reduced.used, used);
-                for (place, gradient) in reduced.gradients.into_inner().into_iter().enumerate() {
-                    // The mean over ranks of rank + iteration + place.
-                    let want = match place {
+                for (index, gradient) in reduced.gradients.into_inner().into_iter().enumerate() {
+                    // The mean over ranks of rank + iteration + index.
+                    let want = match index {
                         2 if iteration < 90 => (1 + iteration + 2) as f32 / 4.0,
                         2 => 0.0,
-                        _ => 1.5 + (iteration + place as u64) as f32,
+                        _ => 1.5 + (iteration + index as u64) as f32,
                     };
-                    assert_eq!(values(gradient.unwrap()), vec![want; LENGTHS[place]], "{iteration}, parameter {place}");
+                    assert_eq!(values(gradient.unwrap()), vec![want; LENGTHS[index]], "{iteration}, parameter {index}");
                 }
                 let elements: usize = reduced.buckets.iter().map(|bucket| bucket.bytes / 4).sum();
                 assert_eq!(elements, LENGTHS.iter().sum::<usize>());
@@ -194,20 +200,20 @@ fn a_hundred_iterations_average_exactly() {
 
 /// Ranks whose gradients become ready in different orders reduce the same buckets, those of rank 0's order.
 #[test]
-fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
+fn a_full_bucket_is_launched_before_the_pass_ends_in_rank_0s_order() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
         let reducer =
-            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(true), None, None).unwrap();
+            Reducer::new(&parameters, &comm, &WorkerStatus::detached().unwrap(), options(), None, None).unwrap();
         let pass = |step: u64, order: &[usize], between: &dyn Fn()| {
             reducer.prepare_for_backward(step, true);
             let sink = reducer.sink();
             parameters.iter().for_each(|parameter| sink.used(parameter.id));
-            for &place in order {
-                if place == 0 {
+            for &index in order {
+                if index == 0 {
                     between();
                 }
-                sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], place as f32, &device));
+                sink.ready(parameters[index].id, Tensor::full([LENGTHS[index]], index as f32, &device));
             }
             reducer.finalize_backward(&device).unwrap()
         };
@@ -226,12 +232,12 @@ fn a_full_bucket_leaves_before_the_pass_ends_and_in_rank_0s_order() {
 
 /// Statistics of batch norm that follow a gradient are gathered behind the bucket that the gradient has completed, on all ranks.
 #[test]
-fn in_order_a_bucket_is_enqueued_before_the_pass_goes_on() {
+fn with_in_order_a_full_bucket_is_enqueued_before_the_pass_continues() {
     ranks(2, |comm| {
         let (parameters, device) = (parameters(), Device::flex());
-        let gpu = Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, forks: false }));
+        let gpu = Arc::new(Mutex::new(FakeGpu { comm: comm.clone(), enqueued: 0, has_side_stream: false }));
         let collectives: Arc<Mutex<dyn DeviceCollectives>> = gpu.clone();
-        let options = ReducerOptions { in_order: true, ..options(true) };
+        let options = ReducerOptions { in_order: true, ..options() };
         let status = WorkerStatus::detached().unwrap();
         let reduction = DeviceReduction { device: device.clone(), collectives: collectives.clone() };
         let reducer = Reducer::new(&parameters, &comm, &status, options, Some(reduction), None).unwrap();
@@ -242,8 +248,8 @@ fn in_order_a_bucket_is_enqueued_before_the_pass_goes_on() {
             parameters.iter().for_each(|parameter| sink.used(parameter.id));
             let before = gpu.lock().enqueued;
             let mut enqueued = Vec::new();
-            for place in (0..LENGTHS.len()).rev() {
-                sink.ready(parameters[place].id, Tensor::full([LENGTHS[place]], place as f32, &device));
+            for index in (0..LENGTHS.len()).rev() {
+                sink.ready(parameters[index].id, Tensor::full([LENGTHS[index]], index as f32, &device));
                 enqueued.push(gpu.lock().enqueued - before);
                 let mine = Tensor::full([2], comm.rank() as f32, &device);
                 let gathered = statistics.on_device().unwrap().all_gather(vec![mine.clone(), mine]);
@@ -269,7 +275,11 @@ fn snapshot() -> Snapshot {
     }
 }
 
-fn compare(change: impl Fn(&mut Snapshot) + Send + Sync + 'static, statistics: bool) -> Vec<Result<(), Failure>> {
+/// Returns the result of [`verify::in_sync`] on each of three ranks, after `change` on rank 2.
+fn in_sync_after(
+    change: impl Fn(&mut Snapshot) + Send + Sync + 'static,
+    statistics: RunningStatistics,
+) -> Vec<Result<(), Failure>> {
     ranks(3, move |comm| {
         let mut snapshot = snapshot();
         if comm.rank() == 2 {
@@ -280,25 +290,26 @@ fn compare(change: impl Fn(&mut Snapshot) + Send + Sync + 'static, statistics: b
 }
 
 #[test]
-fn a_rank_that_drifts_is_named_with_the_first_tensor_on_every_rank() {
-    let said = |results: Vec<Result<(), Failure>>| -> Vec<String> {
+fn a_rank_with_other_state_is_named_with_its_first_different_tensor_on_every_rank() {
+    use RunningStatistics::{Equal, OfEachRank};
+    let messages = |results: Vec<Result<(), Failure>>| -> Vec<String> {
         results.into_iter().map(|result| result.expect_err("they differ").message).collect()
     };
-    for message in said(compare(|snapshot| snapshot.model[0].values[1] = 2.000_000_2, false)) {
+    for message in messages(in_sync_after(|snapshot| snapshot.model[0].values[1] = 2.000_000_2, OfEachRank)) {
         let start = "the ranks have drifted apart: rank 2: another state than rank 0: rank 0 has conv.weight ";
         assert!(message.starts_with(start), "{message}");
     }
-    for message in said(compare(|snapshot| snapshot.optimizer[0].values[0] = -0.0, false)) {
+    for message in messages(in_sync_after(|snapshot| snapshot.optimizer[0].values[0] = -0.0, OfEachRank)) {
         assert!(message.contains("rank 0 has optimizer's momentum.conv.weight "), "{message}");
     }
     let statistics = |snapshot: &mut Snapshot| snapshot.model[1].values[0] = 0.25;
-    assert!(compare(statistics, false).iter().all(Result::is_ok), "each rank may have its own statistics");
-    assert!(said(compare(statistics, true))[1].contains("bn.running_mean"));
-    assert!(compare(|_| (), true).iter().all(Result::is_ok));
+    assert!(in_sync_after(statistics, OfEachRank).iter().all(Result::is_ok), "each rank may have its own statistics");
+    assert!(messages(in_sync_after(statistics, Equal))[1].contains("bn.running_mean"));
+    assert!(in_sync_after(|_| (), Equal).iter().all(Result::is_ok));
 }
 
 #[test]
-fn an_array_comes_back_when_the_last_tensor_over_it_drops() {
+fn an_array_is_free_again_when_the_last_tensor_that_uses_it_is_dropped() {
     let comm = comm::solo().unwrap();
     let arrays = Arc::new(BucketArrays::default());
     assert!(arrays.take(1).is_none(), "no array was made");

@@ -31,7 +31,8 @@ fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> 
     Err(Failure::usage(format!("rank {list}: another {what} than rank 0: {}", differences.join("; ")), hint))
 }
 
-/// Describes the first line in which `theirs` differs from rank 0's text. Of lines `key = value`, one side may lack the key.
+/// Describes the first line in which `theirs` differs from rank 0's text `first`. If the lines are `key = value`, one of the texts
+/// may lack the key.
 fn difference(first: &str, rank: usize, theirs: &str) -> String {
     let key = |line: &str| line.split_once(" = ").map(|(key, _)| key.to_owned());
     let lacks = |text: &str, wanted: &str| !text.lines().any(|line| key(line).is_some_and(|key| key == wanted));
@@ -47,7 +48,7 @@ fn difference(first: &str, rank: usize, theirs: &str) -> String {
     }
 }
 
-/// Checks that every rank trains the same way on the same data. `facts` are lines, `key = value`.
+/// Checks that every rank trains with the same settings on the same data. `facts` are lines, `key = value`.
 ///
 /// # Errors
 /// Names the ranks that differ and their first different fact.
@@ -58,11 +59,11 @@ pub fn same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
 /// Separates exit code, permanence, cause and hint of a failure in the text that is sent to the other ranks.
 const SEPARATOR: char = '\0';
 
-/// Returns `result` if every rank has succeeded. All ranks call this function together, so no rank leaves the others in the middle
-/// of work that may fail on some of them.
+/// Returns `result` if every rank has succeeded. All ranks call this function together, after work that may fail on some of them. So
+/// either all ranks continue, or all ranks return the same failure.
 ///
 /// # Errors
-/// The failure of the first rank that failed, on every rank. Or a rank is gone.
+/// The failure of the lowest rank that failed, on every rank. Or a rank is gone.
 pub fn succeed_together<T>(result: Result<T, Failure>, comm: &Communicator) -> Result<T, Failure> {
     let text = result.as_ref().err().map_or_else(String::new, |Failure { code, message, hint, is_permanent }| {
         let hint = hint.as_deref().unwrap_or_default();
@@ -87,16 +88,31 @@ pub(super) fn same_model(network: &Network, comm: &Communicator) -> Result<(), F
     same_lines("model", &lines, "start every rank with the same program, --config and --set", comm)
 }
 
-/// Checks that parameters, optimizer state and weight average have the same bits on every rank. With `statistics`, also checks
-/// the running statistics.
+/// Whether the ranks must have the same running statistics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RunningStatistics {
+    /// All ranks compute the same statistics (`parallel.batch_norm = "sync"`).
+    Equal,
+    /// Each rank has the statistics of its own samples.
+    OfEachRank,
+}
+
+/// Checks that parameters, optimizer state and weight average have the same bits on every rank. Also compares the running
+/// statistics if they must be equal.
 ///
 /// # Errors
 /// Names the ranks that differ and their first different tensor.
-pub(super) fn in_sync(snapshot: &Snapshot, statistics: bool, comm: &Communicator) -> Result<(), Failure> {
+pub(super) fn in_sync(snapshot: &Snapshot, statistics: RunningStatistics, comm: &Communicator) -> Result<(), Failure> {
     let mut lines = vec![format!("optimizer step {}", snapshot.optimizer_steps)];
     let mut state = |prefix: &str, tensors: &[models::StateTensor]| {
-        let kept = tensors.iter().filter(|tensor| statistics || tensor.kind != StateKind::Buffer);
-        lines.extend(kept.map(|tensor| format!("{prefix}{} {:08x}", tensor.name, checksum(&tensor.values))));
+        let is_compared =
+            |tensor: &&models::StateTensor| tensor.kind != StateKind::Buffer || statistics == RunningStatistics::Equal;
+        lines.extend(
+            tensors
+                .iter()
+                .filter(is_compared)
+                .map(|tensor| format!("{prefix}{} {:08x}", tensor.name, checksum(&tensor.values))),
+        );
     };
     state("", &snapshot.model);
     state("average of ", snapshot.ema.as_deref().unwrap_or_default());
@@ -123,14 +139,14 @@ pub(super) struct UnusedParameters {
 }
 
 impl UnusedParameters {
-    /// Warns on standard error if `prints` is set, which it is on one rank. `used[rank][parameter]` is 0 if the rank's backward
-    /// pass did not reach the parameter.
-    pub(super) fn warn(&mut self, step: u64, used: &[&[u8]], parameters: &[ParameterInfo], prints: bool) {
+    /// Warns on rank 0's standard error. `rank` is the rank that calls. `used[rank][parameter]` is 0 if the rank's backward pass did
+    /// not reach the parameter.
+    pub(super) fn warn(&mut self, rank: usize, step: u64, used: &[&[u8]], parameters: &[ParameterInfo]) {
         let text = describe_unused(used, parameters);
         if self.last.as_ref() == Some(&text) {
             return;
         }
-        if prints {
+        if rank == 0 {
             console::eprint(format_args!("warning: step {step}: {text}"));
         }
         self.last = Some(text);
@@ -175,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_difference_is_shown() {
+    fn the_first_different_line_is_described() {
         assert_eq!(difference("a = 1\nb = 2", 3, "a = 1\nb = 4"), "rank 0 has b = 2 where rank 3 has b = 4");
         assert_eq!(difference("a\nb", 1, "a"), "rank 0 has 2 of them, rank 1 has 1");
         assert_eq!(difference("a = 1\nb = 2\nc = 3", 1, "a = 1\nc = 3"), "rank 0 has b = 2, and rank 1 has no b");

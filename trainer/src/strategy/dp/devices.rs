@@ -21,8 +21,9 @@ pub(super) struct DevicePools {
     pools: Vec<ThreadPool>,
 }
 
-/// Divides this process's threads among CPU devices, at least one each. A GPU has one thread: forward and backward pass then run on the
-/// same thread, for which the kernels keep the results of convolutions that a batch norm or the backward pass uses.
+/// Returns the number of threads of each device. CPU devices share this process's threads equally, and each has at least one. A GPU
+/// has one thread, so forward and backward pass run on the same thread: kernels keep some results of convolutions for the thread
+/// that computed them, for a later batch norm or for the backward pass.
 fn threads_per_device(devices: &[Device]) -> usize {
     #[cfg(feature = "cuda")]
     if comm::cuda::is_cuda(&devices[0]) {
@@ -70,7 +71,7 @@ impl DevicePools {
     }
 
     /// Runs job `i` on device `i`, all at the same time, and returns the results in device order. `what` names the work in error
-    /// messages. If a device fails, its failure ends the waits of the other devices in `group`, since they might wait for it.
+    /// messages. `group` has the devices that sum statistics together. If one of them fails, the waits of the others end.
     ///
     /// # Errors
     /// The first device that panics, with its message; or a mismatch between the members of `group`.
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error_that_names_the_device_and_the_devices_work_again() {
+    fn a_panic_is_an_error_that_names_the_device_and_later_jobs_run() {
         let devices = devices(3);
         let jobs = (0..3).map(|index| move || assert!(index != 1, "no {index}"));
         let failure = devices.parallel_apply("forward", None, jobs.collect()).unwrap_err();
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_the_others_wait() {
+    fn a_panic_ends_the_waits_of_the_other_devices() {
         let devices = devices(2);
         let group = SyncGroup::new(2);
         let jobs = group.members().into_iter().enumerate().map(|(index, member)| {

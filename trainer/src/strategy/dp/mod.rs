@@ -26,7 +26,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use self::{devices::DevicePools, scatter::Sizes};
+use self::{devices::DevicePools, scatter::TransferSizes};
 use super::{Batches, DeviceDatasets, EvalCounts, Evaluation, Learner, StepOutcome, Strategy, eval_counts::Logits};
 use crate::{
     config::{BatchNormPolicy, RunPlan, Tta},
@@ -43,14 +43,14 @@ pub struct Dp {
     batch_norm: BatchNormPolicy,
     tta: Tta,
     multi_label: bool,
-    sizes: Sizes,
-    /// Per device: the largest number of bytes held at once, as counted by [`Sizes::held`].
+    sizes: TransferSizes,
+    /// Per device: the largest number of bytes held at once, as counted by [`TransferSizes::held`].
     held: Vec<u64>,
 }
 
 impl Dp {
-    /// Takes a new network with `classes` outputs on the first of `devices` (autodiff devices; on the CPU all of them are the same
-    /// one). Each device gets an equal share of this process's threads.
+    /// Takes a new network with `classes` outputs on the first of `devices`. All are autodiff devices; on the CPU all are the same
+    /// device. Each CPU device gets an equal share of this process's threads.
     ///
     /// # Errors
     /// `devices` is empty, or their threads cannot be started.

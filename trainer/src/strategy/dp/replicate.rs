@@ -2,7 +2,7 @@
 
 use models::{Network, StateKind, state};
 
-use super::{copy, devices::DevicePools, scatter::Sizes};
+use super::{copy, devices::DevicePools, scatter::TransferSizes};
 
 /// Returns one network per chunk. The first is device 0's own network, which keeps its running statistics. The others are
 /// copies, and their running statistics are dropped with them.
@@ -28,9 +28,9 @@ pub(super) fn replicate(network: &Network, devices: &DevicePools, count: usize) 
 }
 
 /// Returns the sizes in bytes of the network and of the outputs of an image.
-pub(super) fn sizes(network: &Network, classes: usize) -> Sizes {
+pub(super) fn sizes(network: &Network, classes: usize) -> TransferSizes {
     let bytes = |values: usize| (values * size_of::<f32>()) as u64;
-    let mut sizes = Sizes { parameters: 0, buffers: 0, outputs: bytes(classes) };
+    let mut sizes = TransferSizes { parameters: 0, buffers: 0, outputs: bytes(classes) };
     state::map_state(network.clone(), |info, kind, value| {
         match kind {
             StateKind::Parameter | StateKind::Frozen => sizes.parameters += bytes(info.len()),

@@ -28,7 +28,7 @@ pub(super) fn gather(outputs: impl Iterator<Item = Tensor<2>>, device: &Device) 
 
 /// The sizes in bytes of the data that devices send each other.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sizes {
+pub(super) struct TransferSizes {
     /// Parameters. Gradients have the same size.
     pub(super) parameters: u64,
     /// Running statistics.
@@ -37,7 +37,7 @@ pub(super) struct Sizes {
     pub(super) outputs: u64,
 }
 
-impl Sizes {
+impl TransferSizes {
     /// Returns the bytes that devices send each other for one batch. Each device but the first receives parameters, statistics
     /// and its images of `image` bytes, sends its outputs and gradients, and receives the gradients of its outputs.
     pub(super) fn moved(&self, chunks: &[Range<usize>], image: u64) -> u64 {
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn bytes_are_counted_once_per_device() {
-        let sizes = Sizes { parameters: 1000, buffers: 100, outputs: 1 };
+        let sizes = TransferSizes { parameters: 1000, buffers: 100, outputs: 1 };
         assert_eq!(sizes.moved(&chunks(8, 1), 10), 0);
         assert_eq!(sizes.moved(&chunks(5, 4), 10), 2 * 2100 + 3 * 12);
         assert_eq!(sizes.held(0, 2, 5, 10), 2100 + 2 * 12 + 10);

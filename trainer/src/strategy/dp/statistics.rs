@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 /// same bits in every run.
 #[derive(Debug)]
 pub(super) struct SyncGroup {
-    state: Mutex<State>,
+    state: Mutex<SyncState>,
     changed: Condvar,
     /// Nanoseconds that device 0 spent in [`SyncMember::all_reduce_sum`](StatisticsReduce::all_reduce_sum).
     waited: AtomicU64,
@@ -24,7 +24,7 @@ pub(super) struct SyncGroup {
 }
 
 #[derive(Debug)]
-struct State {
+struct SyncState {
     /// Per device: its vector of this round.
     parts: Vec<Option<Vec<f64>>>,
     /// The sum of the last round. A device enters the next round only after it has copied this sum.
@@ -43,7 +43,7 @@ pub(super) struct SyncMember {
 impl SyncGroup {
     /// Makes a group of `devices`.
     pub(super) fn new(devices: usize) -> Arc<Self> {
-        let state = State { parts: vec![None; devices], total: Vec::new(), rounds: 0, failure: None };
+        let state = SyncState { parts: vec![None; devices], total: Vec::new(), rounds: 0, failure: None };
         Arc::new(Self {
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -100,7 +100,7 @@ impl SyncGroup {
     }
 }
 
-impl State {
+impl SyncState {
     fn finish_round(&mut self) {
         let mut parts = self.parts.iter_mut().filter_map(Option::take);
         let mut total = parts.next().unwrap_or_default();
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_ends_the_wait_and_nobody_waits_again() {
+    fn a_failure_ends_all_current_and_later_waits() {
         let group = SyncGroup::new(2);
         let [first, second] = group.members().try_into().unwrap();
         thread::scope(|scope| {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_disagree_are_an_error() {
+    fn devices_with_different_numbers_of_statistics_are_an_error() {
         let group = SyncGroup::new(2);
         let [first, second] = group.members().try_into().unwrap();
         thread::scope(|scope| {

@@ -60,7 +60,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
         let (batch, device, timeline) = (Arc::clone(&batch), devices.get(index).clone(), timeline.clone());
         let keys = keys[range.clone()].to_vec();
         let statistics = members.next().map(|member| member as Arc<dyn StatisticsReduce>);
-        let cx = replica.configured(Context::train_with(statistics, None));
+        let cx = replica.autocast(Context::train_with(statistics, None));
         move || {
             let (start, samples) = (Instant::now(), range.len());
             let cx = cx.with_dropout(keys);
