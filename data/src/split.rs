@@ -84,7 +84,7 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         let fraction = options.validation.unwrap_or_default();
         let cause =
             format!("{fraction} holds out all {}: none is left to train on", stratum_of(train, class, sizes[class]));
-        return Err(error("validation", cause, other_fraction(sizes[class], true, false)));
+        return Err(error("validation", cause, other_fraction(&sizes, true, false)));
     }
     let kept = match options.fraction {
         None => rest,
@@ -138,7 +138,7 @@ fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) 
         None => Ok(parts),
         Some(class) => {
             let cause = format!("{fraction} of the {} is none", stratum_of(train, class, sizes[class]));
-            Err(error(option, cause, other_fraction(sizes[class], false, may_take_all)))
+            Err(error(option, cause, other_fraction(sizes, false, may_take_all)))
         }
     }
 }
@@ -156,8 +156,10 @@ fn stratum_of(train: &Dataset, class: usize, count: usize) -> String {
     }
 }
 
-/// Returns what to do about a fraction that takes all (`too_many`) or none of the `size` images of a class.
-fn other_fraction(size: usize, too_many: bool, may_take_all: bool) -> String {
+/// Returns what to do about a fraction that takes all (`too_many`) or none of the images of a class. The smallest of the classes, whose
+/// sizes are `sizes`, sets the limit.
+fn other_fraction(sizes: &[usize], too_many: bool, may_take_all: bool) -> String {
+    let size = sizes.iter().copied().filter(|size| *size > 0).min().unwrap_or(1);
     // Half an image is rounded up. Four digits are enough for a hint.
     let digits = |images: f64| (images / size as f64 * 1e4).ceil();
     match (size, too_many) {
@@ -299,6 +301,8 @@ mod tests {
             "validation: 0.1 of the 3 training images of the class `bee` is none; use at least 0.1667"
         );
         assert!(split(small(), &options(0.1667, None, 0)).is_ok());
+        let of_the_smallest = said(splits(&[20, 4, 2], &[1, 1, 1]), &options(0.02, None, 0));
+        assert!(of_the_smallest.ends_with("class `ant` is none; use at least 0.25"), "{of_the_smallest}");
         assert_eq!(
             said(small(), &options(0.9, None, 0)),
             "validation: 0.9 holds out all 3 training images of the class `bee`: none is left to train on; use at most 0.8333"
@@ -321,14 +325,14 @@ mod tests {
     fn the_fraction_of_a_hint_works() {
         for size in 2..300 {
             for too_many in [false, true] {
-                let hint = other_fraction(size, too_many, true);
+                let hint = other_fraction(&[300, size], too_many, true);
                 let fraction: f64 = hint.rsplit(' ').next().unwrap().parse().unwrap();
                 let sizes = [size, 300];
                 assert!(split(splits(&sizes, &[1, 1]), &options(fraction, None, 0)).is_ok(), "{size}: {hint}");
             }
         }
-        assert!(other_fraction(1, false, false).starts_with("one image cannot be split"));
-        assert_eq!(other_fraction(1, false, true), "use at least 0.5");
+        assert!(other_fraction(&[1], false, false).starts_with("one image cannot be split"));
+        assert_eq!(other_fraction(&[40, 0, 1], false, true), "use at least 0.5");
     }
 
     /// A limit may leave classes out; that is not the split's fault.

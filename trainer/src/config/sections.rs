@@ -138,7 +138,7 @@ sections! {
         /// Test-time augmentation: `flip` also evaluates the mean of the logits of each image and its mirror image. Its accuracy is
         /// reported beside the plain one.
         tta: Tta = Tta::None, unset "off";
-        /// Optimizer steps after which the run ends.
+        /// Optimizer steps after which the run ends. The schedule spans `epochs` nevertheless, unless `epochs` is 0.
         max_steps: usize = 0, in 0..=LARGEST_COUNT, unset "no limit", also ["steps"];
         /// Seconds of training, over all sessions of the run, after which the run is evaluated, saved and ended.
         max_time_s: usize = 0, in 0..=LARGEST_COUNT, unset "no limit";
@@ -186,7 +186,7 @@ sections! {
     ScheduleConfig "schedule" {
         /// The learning rate over the run.
         kind: ScheduleKind = ScheduleKind::Cosine, also ["scheduler", "type"];
-        /// When the learning rate is multiplied by `gamma`, in ascending order: fractions of the run, or epochs if above 1.
+        /// When the learning rate is multiplied by `gamma`, in ascending order: fractions of `epochs`, or epochs if above 1.
         milestones: Vec<f64> = vec![0.5, 0.75], in (Excluded(0), Included(MANY)), only ScheduleKind::[MultiStep];
         /// Factor at each milestone.
         gamma: f64 = 0.1, in (Excluded(0), Included(1)), only ScheduleKind::[MultiStep];
@@ -194,7 +194,7 @@ sections! {
         warmup_epochs: f64 = 0.0, in 0..=MANY, unset "none", only ScheduleKind::[Cosine, MultiStep, Constant], also ["warmup"];
         /// First learning rate as a factor of `lr`.
         warmup_start: f64 = 0.01, in 0..=1, only ScheduleKind::[Cosine, MultiStep, Constant];
-        /// Fraction of the run in which the learning rate rises (PyTorch's `pct_start`).
+        /// Fraction of `epochs` in which the learning rate rises (PyTorch's `pct_start`).
         pct_start: f64 = 0.3, in (Excluded(0), Excluded(1)), only ScheduleKind::[OneCycle];
         /// `lr / div` is the first learning rate (PyTorch's `div_factor`).
         div: f64 = 25.0, in FACTOR, only ScheduleKind::[OneCycle], also ["div_factor"];

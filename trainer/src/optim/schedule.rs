@@ -64,7 +64,8 @@ impl Schedule {
         let (low, peak) = (self.base_lr / div, self.base_lr);
         let end = low / final_div;
         let last = self.total_steps.saturating_sub(1) as f64;
-        let top = (pct_start * self.total_steps as f64 - 1.0).max(0.0);
+        // Negative if the rise is shorter than a step: then the fall begins before the first step.
+        let top = pct_start * self.total_steps as f64 - 1.0;
         let step = (step as f64).min(last);
         let (from, to, fraction) = if step <= top && top > 0.0 {
             (low, peak, step / top)

@@ -65,6 +65,11 @@ fn sizes(plan: &RunPlan, key: &str, train: &Dataset) -> Result<Vec<usize>, Failu
     let sizes = train.class_sizes();
     let Some(empty) = sizes.iter().position(|size| *size == 0) else { return Ok(sizes) };
     let cause = format!("`{key}`: the class `{}` has no training image to balance", train.classes[empty]);
-    let hint = "add images of the class, remove it from the data set, or give one number per class";
+    let hint = match plan.data.limit_train {
+        0 => "add images of the class, remove it from the data set, or give one number per class",
+        _ => {
+            "images of the class may be among those that data.limit_train leaves out: raise it, or give one number per class"
+        }
+    };
     Err(plan.mistake(&[key], cause, hint).into())
 }

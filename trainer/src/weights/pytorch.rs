@@ -39,6 +39,13 @@ fn refused(path: &Path, error: &PytorchError) -> FileError {
         PytorchError::Pickle(PickleError::NoDataSource) => {
             bad(path, "a pickle, but not one that torch.save wrote", saved_anew)
         }
+        // Before PyTorch 1.6, the classes of a saved model had 4-tuples in the pickle: "module", class, source file, source code.
+        PytorchError::Pickle(PickleError::InvalidData(cause)) if cause.contains("persistent id has 4 fields") => {
+            bad(path, "a PyTorch file that holds a whole model, not its weights", saved_anew)
+        }
+        PytorchError::InvalidFormat(cause) if cause.contains("No data.pkl") => {
+            bad(path, "a zip archive, but not one that torch.save wrote", saved_anew)
+        }
         PytorchError::InvalidFormat(cause) if cause.contains("Expected a dictionary") => {
             bad(path, "a PyTorch file that holds no dictionary of weights", saved_anew)
         }

@@ -109,6 +109,25 @@ fn files_cut_short_are_refused() {
     }
 }
 
+/// These files are complete, and another copy would not help.
+#[test]
+fn files_without_a_state_dict_are_not_called_damaged() {
+    let folder = tempfile::tempdir().unwrap();
+    let zip = folder.path().join("arrays.pth");
+    // An archive of one empty file, `a`: local header, central directory (47 bytes, from byte 31 on) and the record at the end.
+    let (local, central) = ([&[0; 22][..], &[1, 0, 0, 0]].concat(), [&[0; 24][..], &[1], &[0; 17]].concat());
+    let end = [0, 0, 0, 0, 1, 0, 1, 0, 47, 0, 0, 0, 31, 0, 0, 0, 0, 0];
+    let parts = [b"PK\x03\x04", &local[..], b"aPK\x01\x02", &central, b"aPK\x05\x06", &end];
+    fs::write(&zip, parts.concat()).unwrap();
+    for (path, cause) in [
+        (golden("whole_model_legacy.pth"), "a PyTorch file that holds a whole model, not its weights"),
+        (zip, "a zip archive, but not one that torch.save wrote"),
+    ] {
+        let error = WeightFile::open(&path).err().expect(cause);
+        assert!(error.to_string().contains(cause) && error.hint.contains("torch.save(model.state_dict()"), "{error}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 

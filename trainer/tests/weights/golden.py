@@ -130,6 +130,14 @@ def save_layouts():
     write("layouts.json", values)
 
 
+def save_whole_model():
+    """A model, not its state dict, as PyTorch before 1.6 saved it. Its class has no source code, which would be in the file too."""
+    exec("class Net(nn.Module):\n    pass", globals())
+    model = Net()  # noqa: F821
+    model.register_parameter("weight", nn.Parameter(torch.zeros(1)))
+    torch.save(model, HERE / "whole_model_legacy.pth", _use_new_zipfile_serialization=False)
+
+
 def numbers(tensor):
     """The float32 values by their bits, which JSON keeps whatever they are."""
     return [int(bits) for bits in tensor.detach().float().contiguous().view(-1).view(torch.int32).numpy().view(np.uint32)]
@@ -145,3 +153,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     save_models()
     save_layouts()
+    save_whole_model()
