@@ -42,6 +42,11 @@ const STOPPED_HINT: &str = "the kernel ran before the call that is named: CUDA_L
                             it, and compute-sanitizer finds the access; `dmesg` shows errors of the hardware (Xid); checkpoints \
                             saved before are intact";
 
+/// What a user can do if a GPU's memory is used up.
+const FULL_MEMORY_HINT: &str = "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \
+                                \"bf16\" on a GPU; train.drop_last = true or train.graph = false, if it is the last step of an \
+                                epoch; `nvidia-smi` shows who else has memory there; checkpoints saved before are intact";
+
 /// The function that returns the kernel in which a GPU has stopped, if this process knows the kernel.
 static STOPPED_KERNEL: OnceLock<fn() -> Option<String>> = OnceLock::new();
 
@@ -80,10 +85,8 @@ impl Failure {
     /// if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of this
     /// program.
     pub fn of_panic(text: &str) -> Option<Self> {
-        Self::of_full_memory(text)
-            .or_else(|| Self::of_poisoned_gpu(text))
-            .or_else(|| Self::of_missing_library(text))
-            .or_else(|| Self::of_large_batch(text))
+        let of_gpu = || gpu_error(text).map(|(message, hint)| Self::run(message, hint));
+        of_gpu().or_else(|| Self::of_missing_library(text)).or_else(|| Self::of_large_batch(text))
     }
 
     fn of_large_batch(text: &str) -> Option<Self> {
@@ -107,33 +110,33 @@ impl Failure {
             ),
         ))
     }
+}
 
-    /// After the error of a kernel, every call of the driver returns that error.
-    fn of_poisoned_gpu(text: &str) -> Option<Self> {
-        let (_, rest) = text.split_once("poisoned")?;
-        let call =
-            rest.lines().map(str::trim).find(|line| line.starts_with("cu")).unwrap_or("a call of the driver failed");
-        let status = call.rsplit_once("status ").and_then(|(_, number)| number.trim().parse::<u32>().ok());
-        let cause =
-            STICKY_ERRORS.into_iter().find(|(code, _)| status == Some(*code)).map_or("an error", |(_, text)| text);
-        let kernel = STOPPED_KERNEL.get().and_then(|find| find());
-        let kernel = kernel.map_or_else(|| "a kernel".to_owned(), |name| format!("the kernel {name}"));
-        Some(Self::run(format!("the GPU has stopped after {cause} in {kernel}: {call}"), STOPPED_HINT))
-    }
+/// Returns the message and the hint for cubecl's error of a GPU that is out of memory or has stopped. The error is in the text of
+/// a panic, where burn reads results, or of a [`CommError`], where a collective launches or waits.
+fn gpu_error(text: &str) -> Option<(String, &'static str)> {
+    let full = full_memory(text).map(|message| (message, FULL_MEMORY_HINT));
+    full.or_else(|| poisoned_gpu(text).map(|message| (message, STOPPED_HINT)))
+}
 
-    fn of_full_memory(text: &str) -> Option<Self> {
-        // The second text is cubecl's for an array that is larger than a quarter of the GPU's memory.
-        let texts = ["out of device memory allocating ", "can't allocate buffer of size: "];
-        let (_, rest) = texts.into_iter().find_map(|said| text.split_once(said))?;
-        let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
-        let bytes = bytes.parse().map_or_else(|_| "more".to_owned(), |bytes| format!("{} more", text::bytes(bytes)));
-        Some(Self::run(
-            format!("the GPU's memory is used up: {bytes} was wanted"),
-            "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \"bf16\" on a \
-             GPU; train.drop_last = true or train.graph = false, if it is the last step of an epoch; `nvidia-smi` shows who \
-             else has memory there; checkpoints saved before are intact",
-        ))
-    }
+/// After the error of a kernel, every call of the driver returns that error.
+fn poisoned_gpu(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("poisoned")?;
+    let call = rest.lines().map(str::trim).find(|line| line.starts_with("cu")).unwrap_or("a call of the driver failed");
+    let status = call.rsplit_once("status ").and_then(|(_, number)| number.trim().parse::<u32>().ok());
+    let cause = STICKY_ERRORS.into_iter().find(|(code, _)| status == Some(*code)).map_or("an error", |(_, text)| text);
+    let kernel = STOPPED_KERNEL.get().and_then(|find| find());
+    let kernel = kernel.map_or_else(|| "a kernel".to_owned(), |name| format!("the kernel {name}"));
+    Some(format!("the GPU has stopped after {cause} in {kernel}: {call}"))
+}
+
+fn full_memory(text: &str) -> Option<String> {
+    // The second is cubecl's for an array that is larger than a quarter of the GPU's memory.
+    let texts = ["out of device memory allocating ", "can't allocate buffer of size: "];
+    let (_, rest) = texts.into_iter().find_map(|said| text.split_once(said))?;
+    let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();
+    let bytes = bytes.parse().map_or_else(|_| "more".to_owned(), |bytes| format!("{} more", text::bytes(bytes)));
+    Some(format!("the GPU's memory is used up: {bytes} was wanted"))
 }
 
 impl Display for Failure {
@@ -203,11 +206,11 @@ impl Hint for FileError {
 
 impl Hint for CommError {
     fn message(&self) -> String {
-        Failure::of_poisoned_gpu(&self.message).map_or_else(|| self.message.clone(), |stopped| stopped.message)
+        gpu_error(&self.message).map_or_else(|| self.message.clone(), |(message, _)| message)
     }
 
     fn hint(&self) -> Option<&str> {
-        Failure::of_poisoned_gpu(&self.message).map_or_else(|| non_empty(&self.hint), |_| Some(STOPPED_HINT))
+        gpu_error(&self.message).map_or_else(|| non_empty(&self.hint), |(_, hint)| Some(hint))
     }
 }
 
@@ -257,6 +260,25 @@ mod tests {
         assert_eq!(failure.message, "the GPU's memory is used up: 8.4 MB more was wanted");
         assert_eq!(failure.code, FAILED);
         assert_eq!(Failure::of_panic("index out of bounds"), None);
+    }
+
+    #[test]
+    fn a_collective_reports_used_up_memory_with_a_hint() {
+        let cubecls = "GPU 1: one_shot: Several failures at once\nCaused by:\n  An IO error happened\nCaused by:\n  out of \
+                       device memory allocating 2097152 bytes\nNo backtrace available";
+        let failure = Failure::from(CommError::usage(cubecls));
+        assert_eq!(failure.message, "the GPU's memory is used up: 2.1 MB more was wanted");
+        assert!(failure.hint.unwrap().starts_with("a smaller train.batch_size"));
+        let stopped = Failure::from(CommError::usage(
+            "GPU 0: The device is poisoned\nCaused by:\n  cuStreamSynchronize failed with status 715",
+        ));
+        assert!(
+            stopped.message.starts_with("the GPU has stopped after an illegal instruction in"),
+            "{}",
+            stopped.message
+        );
+        let other = CommError { hint: "free some space".into(), ..CommError::usage("GPU 0: no") };
+        assert_eq!(Failure::from(other), Failure::run("GPU 0: no", "free some space"));
     }
 
     #[test]

@@ -35,6 +35,10 @@ pub fn main() -> ExitCode {
         let location = info.location().map(|at| format!(" at {}:{}", at.file(), at.line())).unwrap_or_default();
         console::eprint(format_args!("internal error{location}: {}", info.payload_as_str().unwrap_or("no message")));
     }));
+    // A worker's report to its launcher is written when it panics, before `main` converts the panic below.
+    launch::explain_panics(|text| {
+        Failure::of_panic(text).map(|failure| (failure.message, failure.hint.unwrap_or_default()))
+    });
     let run = || {
         let words = arguments::rewritten(std::env::args_os())?;
         let cli = match Cli::try_parse_from(&words) {

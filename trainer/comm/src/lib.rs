@@ -64,6 +64,7 @@ pub mod bench;
 mod call;
 mod communicator;
 pub mod cuda;
+mod deadline;
 mod dtype;
 mod error;
 #[allow(unsafe_code)]

@@ -6,13 +6,14 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use parking_lot::{Condvar, Mutex};
 
 use super::call::{CollectiveCall, OpKind};
 use super::communicator::{Communicator, check};
+use super::deadline::WaitDeadline;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, Result};
 use super::gather_v::Gathered;
@@ -284,19 +285,19 @@ impl Communicator {
     /// thread must not be the last owner, since the end of the program does not wait for this thread.
     fn serve(self, batch: &SharedBatch) -> Result<()> {
         let mut active: Vec<Box<dyn PendingMessage>> = Vec::new();
-        let (mut idle_polls, mut until) = (0, Instant::now());
+        let (mut idle_polls, mut deadline) = (0, WaitDeadline::after(self.inner.process.timeout));
         loop {
             let mut state = batch.state.lock();
             if !state.new.is_empty() {
                 active.append(&mut state.new);
-                until = Instant::now() + self.inner.process.timeout;
+                deadline = WaitDeadline::after(self.inner.process.timeout);
                 idle_polls = 0;
             } else if idle_polls > SPINS_BEFORE_SLEEP {
                 batch.changed.wait_for(&mut state, POLL_INTERVAL);
             }
             drop(state);
-            match self.progress(&mut active, until) {
-                Ok(true) => (idle_polls, until) = (0, Instant::now() + self.inner.process.timeout),
+            match self.progress(&mut active, &mut deadline) {
+                Ok(true) => (idle_polls, deadline) = (0, WaitDeadline::after(self.inner.process.timeout)),
                 Ok(false) => {
                     idle_polls += 1;
                     std::thread::yield_now();
@@ -326,7 +327,7 @@ impl Communicator {
     }
 
     /// Advances messages. Returns whether any byte has moved.
-    fn progress(&self, active: &mut [Box<dyn PendingMessage>], until: Instant) -> Result<bool> {
+    fn progress(&self, active: &mut [Box<dyn PendingMessage>], deadline: &mut WaitDeadline) -> Result<bool> {
         let (process, stream) = (&self.inner.process, &self.inner.stream);
         let mut guard = self.inner.transport.lock();
         let transport = &mut *guard.1;
@@ -336,7 +337,7 @@ impl Communicator {
         }
         let moved = process.abort.check().and_then(|()| transport.progress(&mut ops));
         let moved = moved.and_then(|moved| match ops.iter().find(|op| !op.is_done) {
-            Some(op) if !moved && Instant::now() >= until => Err(self.message_timeout(op)),
+            Some(op) if !moved && deadline.is_over() => Err(self.message_timeout(op)),
             _ => Ok(moved),
         });
         let progress: Vec<(usize, bool)> = ops.iter().map(|op| (op.sent, op.is_done)).collect();
@@ -350,11 +351,11 @@ impl Communicator {
     /// Sends and receives all messages, inside a collective.
     fn exchange(&self, transport: &mut dyn Transport, messages: &mut [MessageOp<'_>]) -> Result<()> {
         let timeout = self.inner.process.timeout;
-        let (mut idle_polls, mut until) = (0, Instant::now() + timeout);
+        let (mut idle_polls, mut deadline) = (0, WaitDeadline::after(timeout));
         while let Some(open) = messages.iter().position(|message| !message.is_done) {
             if transport.progress(messages)? {
-                (idle_polls, until) = (0, Instant::now() + timeout);
-            } else if Instant::now() >= until {
+                (idle_polls, deadline) = (0, WaitDeadline::after(timeout));
+            } else if deadline.is_over() {
                 return Err(self.message_timeout(&messages[open]));
             } else {
                 idle_polls += 1;

@@ -94,7 +94,7 @@ pub struct CommConfig {
     pub secret: Secret,
     /// Transport of data.
     pub transport: TransportKind,
-    /// Longest wait for another rank inside a collective.
+    /// Longest wait for another rank inside a collective. Time during which this process is stopped (SIGSTOP) does not count.
     pub timeout: Duration,
     /// Longest wait for all ranks to join and connect.
     pub connect_timeout: Duration,

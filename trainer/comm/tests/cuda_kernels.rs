@@ -3,7 +3,7 @@
 
 mod cuda_support;
 
-use comm::cuda::layout::{Fault, WireType, fault};
+use comm::cuda::layout::{Fault, WireType, fault, word};
 use comm::cuda::plan::DeviceCall;
 use comm::cuda::protocol::Kernel;
 use cuda_support::{Program, Ranks, expected, tensors, values};
@@ -227,6 +227,35 @@ fn an_abort_ends_a_wait() {
     ranks.abort(0);
     assert_eq!(ranks.wait(), [true]);
     assert_eq!(ranks.faults(0), [Fault { peer: 1, kind: fault::ABORTED, launch_number: 1 }]);
+}
+
+/// NCCL's stream waits until the word reaches the number of each queued launch. The first launch lowers the word that the abort has
+/// set, and ends with a fault. The later launches must still set the word.
+#[test]
+fn after_an_abort_nccls_stream_waits_for_no_launch() {
+    let Some(program) = Program::build(&[WireType::F32], &[1], false) else { return };
+    let mut ranks = Ranks::new(&program, 1, SLOT, false);
+    (0..3).for_each(|_| ranks.submit_around_sum(0));
+    ranks.abort(0);
+    ranks.set_word(0, word::PACKED, u64::MAX >> 1);
+    ranks.start();
+    assert_eq!(ranks.wait(), [true]);
+    assert_eq!(ranks.faults(0), [Fault { peer: 0, kind: fault::ABORTED, launch_number: 1 }]);
+    assert!(ranks.words(0)[word::PACKED] >= 3, "{:?}", ranks.words(0));
+}
+
+/// A slot that was not packed must not be summed: the other ranks do not know of the fault yet.
+#[test]
+fn after_a_fault_nccl_sums_no_further_slot() {
+    let Some(program) = Program::build(&[WireType::F32], &[1], false) else { return };
+    let mut ranks = Ranks::new(&program, 1, SLOT, false);
+    // The sum never comes.
+    ranks.constants[0].limit_ns = 1;
+    (0..3).for_each(|_| ranks.submit_around_sum(0));
+    ranks.start();
+    assert_eq!(ranks.wait(), [true]);
+    assert_eq!(ranks.faults(0), [Fault { peer: 0, kind: fault::STALLED, launch_number: 1 }]);
+    assert_eq!(ranks.words(0)[word::PACKED], 1);
 }
 
 /// A driver may report access that it does not give: the test of access writes to and reads from every peer.

@@ -14,6 +14,19 @@ use comm::{CommError, ErrorKind};
 /// The status of this process, for the panic hook.
 static OF_PROCESS: OnceLock<WorkerStatus> = OnceLock::new();
 
+/// Set by [`explain_panics`].
+static EXPLAIN_PANIC: OnceLock<ExplainPanic> = OnceLock::new();
+
+/// Converts the text of a panic to a message and a hint, if the text is an error for the user. Returns `None` for a defect of the
+/// program.
+pub type ExplainPanic = fn(&str) -> Option<(String, String)>;
+
+/// Sets the function that distinguishes errors for the user from defects, where a library panics with both. The failure report of
+/// such a panic is then an error with a hint, and not a panic with a location. Further calls do nothing.
+pub fn explain_panics(explain: ExplainPanic) {
+    let _ = EXPLAIN_PANIC.set(explain);
+}
+
 /// Reports this worker's status to the launcher. An update costs one system call and no allocation, and clones are cheap.
 #[derive(Debug, Clone)]
 pub struct WorkerStatus(Arc<Inner>);
@@ -93,7 +106,8 @@ impl WorkerStatus {
             if let Some(status) = OF_PROCESS.get() {
                 let message = info.payload_as_str().unwrap_or("a value that is not text");
                 let location = info.location().map(ToString::to_string);
-                status.write(FailureReport { kind: FailureKind::Panic, location, ..status.report(message, "") });
+                let explained = EXPLAIN_PANIC.get().and_then(|explain| explain(message));
+                status.write(status.panic_report(message, location, explained));
             }
             before(info);
         }));
@@ -113,6 +127,19 @@ impl WorkerStatus {
             permanent: false,
             culprit: None,
             at_ms: unix_ms(SystemTime::now()),
+        }
+    }
+
+    /// Makes the report of a panic in this thread. `explained` is the message and the hint of [`explain_panics`].
+    fn panic_report(
+        &self,
+        message: &str,
+        location: Option<String>,
+        explained: Option<(String, String)>,
+    ) -> FailureReport {
+        match explained {
+            Some((message, hint)) => self.report(&message, &hint),
+            None => FailureReport { kind: FailureKind::Panic, location, ..self.report(message, "") },
         }
     }
 
@@ -151,6 +178,18 @@ mod tests {
         assert_eq!((file.rank, file.message.as_str(), file.hint.as_str()), (3, "m", "h"));
         assert_eq!((file.status.as_str(), file.consequence), ("step 7", true));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file stays");
+    }
+
+    #[test]
+    fn an_explained_panic_is_an_error_with_a_hint() {
+        let status = WorkerStatus::new(0, StatusPage::create().unwrap(), None);
+        let location = Some("a.rs:1:2".to_owned());
+        let defect = status.panic_report("index out of bounds", location.clone(), None);
+        assert_eq!((defect.kind, &defect.location), (FailureKind::Panic, &location));
+        assert_eq!((defect.message.as_str(), defect.hint.as_str()), ("index out of bounds", ""));
+        let error = status.panic_report("many lines", location, Some(("memory is used up".into(), "smaller".into())));
+        assert_eq!((error.kind, error.location), (FailureKind::Error, None));
+        assert_eq!((error.message.as_str(), error.hint.as_str()), ("memory is used up", "smaller"));
     }
 
     #[test]

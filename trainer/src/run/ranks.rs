@@ -6,9 +6,9 @@ use super::job_flags::NodePlacement;
 use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
 use crate::device::LocalRank;
-use crate::failure::Failure;
+use crate::failure::{Failure, Hint};
 use crate::signals::Stop;
-use comm::{Communicator, TransportKind, cuda::driver::Gpu};
+use comm::{CommError, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     JobFolder, JoinTimeouts, LaunchConfig, NOTICE, ProcessGroup, Role, WorkerStatus, best_transport, cores,
     environment::{KubeflowNode, Launcher, Variables, WorkerRole},
@@ -106,7 +106,7 @@ impl JoinedRank {
     /// Writes the failure report. The launcher shows the report when the process ends.
     pub(crate) fn record_failure(&self, failure: &Failure) {
         match self.comm.error() {
-            Some(error) => self.status.record_comm_error(&error),
+            Some(error) => self.status.record_comm_error(&explained(error)),
             None => {
                 let hint = failure.hint.as_deref().unwrap_or_default();
                 self.status.record_error(&failure.message, hint, failure.is_permanent);
@@ -119,6 +119,12 @@ impl JoinedRank {
         drop(self.comm);
         self.shutdown.into_iter().for_each(|shutdown| shutdown.wait(SHUTDOWN));
     }
+}
+
+/// Returns `error` with the message and the hint that a user sees, instead of cubecl's text about a GPU.
+fn explained(error: CommError) -> CommError {
+    let (message, hint) = (Hint::message(&error), Hint::hint(&error).unwrap_or_default().to_owned());
+    CommError { message, hint, ..error }
 }
 
 /// Returns the position of a rank among the ranks of its host.
@@ -229,6 +235,20 @@ pub(crate) fn join_over(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use comm::ErrorKind;
+
+    #[test]
+    fn the_launcher_gets_the_explained_error_and_the_rank_that_caused_it() {
+        let message =
+            "GPU 1: one_shot: An IO error happened\nCaused by:\n  out of device memory allocating 2097152 bytes";
+        let raw = CommError { kind: ErrorKind::System, culprit: Some(1), message: message.into(), hint: String::new() };
+        let error = explained(raw);
+        assert_eq!((error.kind, error.culprit), (ErrorKind::System, Some(1)));
+        assert_eq!(error.message, "the GPU's memory is used up: 2.1 MB more was wanted");
+        assert!(error.hint.starts_with("a smaller train.batch_size"), "{}", error.hint);
+        let other = CommError { hint: "h".into(), ..CommError::usage("m") };
+        assert_eq!(explained(other.clone()), other);
+    }
 
     #[test]
     fn two_ranks_with_one_gpu_are_found() {

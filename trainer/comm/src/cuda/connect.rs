@@ -163,7 +163,8 @@ impl<'a> RouteNegotiation<'a> {
         comm.inner.process.abort.on_raise(move || {
             if let Some(words) = abort.upgrade() {
                 words.set(word::ABORT, 1);
-                // NCCL's stream waits for this word. The value is above every launch's number, so the stream runs to its end.
+                // NCCL's stream waits for this word. The value is above every launch's number. A launch that runs now may set its
+                // own number again; the launches after it see the abort, and set theirs.
                 words.set(word::PACKED, u64::MAX >> 1);
             }
         });

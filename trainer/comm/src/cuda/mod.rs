@@ -78,7 +78,8 @@
 //!   read the number. The end of a launch orders the count before the next launch.
 //!
 //! *NCCL's sums* run between two launches of the stream. The first launch of `order` signals that the slot is packed. The second
-//! waits until the slot is summed (`nccl.rs`). Timeouts and aborts end this wait too.
+//! waits until the slot is summed (`nccl.rs`). Timeouts and aborts end this wait too. After an abort, the launches of `order` still
+//! signal, so that NCCL's stream waits for none of them.
 //!
 //! A flag also holds the call's fingerprint (kernel, type, length, root). So ranks that make different calls detect the mismatch,
 //! and the error names both ranks.

@@ -9,7 +9,8 @@
 //!    before the gather.
 //!
 //! All work is submitted in the order of execution. So streams that share a hardware queue may delay each other, but cannot
-//! deadlock. An abort of the job sets the first word, so NCCL's stream continues until `ncclCommAbort`.
+//! deadlock. After an abort of the job, the host and the kernels set the first word (`order_body` in `kernels/collectives.cu`
+//! explains why both do). So NCCL's stream waits for no launch, and only `ncclCommAbort` must end its sums.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use mpi::Threading;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
@@ -13,6 +13,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::abort::Abort;
 use crate::aligned::AlignedBytes;
+use crate::deadline::WaitDeadline;
 use crate::error::{self, CommError};
 use crate::message::Message;
 
@@ -88,7 +89,7 @@ impl<T: Send + 'static> Worker<T> {
         if !sent {
             return Err(CallError::Panicked);
         }
-        let until = Instant::now() + limit;
+        let mut deadline = WaitDeadline::after(limit);
         let mut turn = self.notifier.lock();
         loop {
             match std::mem::replace(&mut *slot.lock(), ResultSlot::Empty) {
@@ -97,11 +98,11 @@ impl<T: Send + 'static> Worker<T> {
                 ResultSlot::Empty if self.abort.is_raised() => return Err(CallError::Aborted),
                 ResultSlot::Empty => {}
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let slice = deadline.next_sleep();
+            if slice.is_zero() {
                 return Err(CallError::Timeout);
             }
-            self.notifier.notified.wait_for(&mut turn, left);
+            self.notifier.notified.wait_for(&mut turn, slice);
         }
     }
 

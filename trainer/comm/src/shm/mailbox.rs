@@ -9,13 +9,14 @@
 //! without waiting. It must not wait for the end of the other rank's message: the other rank may in turn wait for this sender.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::group::ShmGroup;
 use super::segment::{CHANNEL_CHUNK, CHANNEL_SLOTS};
 use super::wait::WaitError;
 use super::word::Pending;
 use crate::call::CollectiveCall;
+use crate::deadline::WaitDeadline;
 use crate::error::{CommError, Result};
 use crate::message::{MESSAGE_BYTES, Message};
 use crate::transport::{MessageBody, MessageOp};
@@ -127,9 +128,8 @@ impl ShmGroup {
             }
         }
         if !moved {
-            let until = Instant::now() + self.waiter.timeout;
             for op in messages.iter().filter(|op| !op.is_done) {
-                self.check_peer_elsewhere(&op.call, op.peer(), until)?;
+                self.check_peer_elsewhere(&op.call, op.peer())?;
             }
         }
         Ok(moved)
@@ -168,7 +168,7 @@ impl ShmGroup {
         let target = self.mailbox.sent[to].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
         let segment = self.segment.clone();
         let counter = segment.taken(self.me(), to);
-        let until = Instant::now() + self.waiter.timeout;
+        let mut deadline = WaitDeadline::after(self.waiter.timeout);
         loop {
             match self.waiter.wait_within(counter, target, SEND_NAP) {
                 Ok(()) => return Ok(()),
@@ -179,20 +179,21 @@ impl ShmGroup {
             while self.arrived(to).is_ok() {
                 self.take_chunk(call, to)?;
             }
-            self.check_peer_elsewhere(call, to, until)?;
+            self.check_peer_elsewhere(call, to)?;
+            self.check_in_time(call, to, &mut deadline)?;
         }
     }
 
     /// Returns an error if `peer` waits in a collective that this rank has not entered, since the peer will not answer before
     /// this rank enters the collective.
-    fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize, until: Instant) -> Result<()> {
+    fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize) -> Result<()> {
         let me = self.group.job_rank();
         if let Some(theirs) = self.ahead(peer)
             && !self.moves(call, peer)
         {
             return Err(Message::peer_in_collective(me, call, self.group.ranks[peer], &theirs, &self.group.name()));
         }
-        if Instant::now() < until { Ok(()) } else { Err(self.not_in_time(call, peer)) }
+        Ok(())
     }
 
     /// Returns whether `call` can continue after all: the peer may have sent or received a chunk before it entered the
@@ -208,8 +209,12 @@ impl ShmGroup {
         }
     }
 
-    fn not_in_time(&self, call: &CollectiveCall, peer: usize) -> CommError {
-        Message::timed_out(self.group.job_rank(), call, self.group.ranks[peer], self.waiter.timeout, &self.group.name())
+    fn check_in_time(&self, call: &CollectiveCall, peer: usize, deadline: &mut WaitDeadline) -> Result<()> {
+        if !deadline.is_over() {
+            return Ok(());
+        }
+        let (me, peer) = (self.group.job_rank(), self.group.ranks[peer]);
+        Err(Message::timed_out(me, call, peer, self.waiter.timeout, &self.group.name()))
     }
 
     pub(super) fn recv_message(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
@@ -294,12 +299,15 @@ impl ShmGroup {
     /// it as taken.
     fn next_chunk(&self, call: &CollectiveCall, from: usize) -> Result<&[u8]> {
         let (me, chunk) = (self.me(), self.mailbox.taken[from]);
-        let until = Instant::now() + self.waiter.timeout;
+        let mut deadline = WaitDeadline::after(self.waiter.timeout);
         loop {
             match self.waiter.wait_within(self.segment.sent(from, me), chunk.wrapping_add(1), PEER_CHECK_INTERVAL) {
                 // SAFETY: the sender has published this chunk, and overwrites it only after `taken` has passed it.
                 Ok(()) => return Ok(unsafe { self.segment.read(self.segment.chunk(from, me, chunk)) }),
-                Err(WaitError::Timeout) => self.check_peer_elsewhere(call, from, until)?,
+                Err(WaitError::Timeout) => {
+                    self.check_peer_elsewhere(call, from)?;
+                    self.check_in_time(call, from, &mut deadline)?;
+                }
                 Err(error) => return Err(self.wait_failed(call, error)),
             }
         }

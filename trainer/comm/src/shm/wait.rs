@@ -1,12 +1,13 @@
 //! Waiting for a counter: check, spin, yield, sleep.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
 use super::word::{Counter, Pending};
 use crate::abort::Abort;
+use crate::deadline::WaitDeadline;
 
 /// Why a wait ended before the counter reached its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +88,13 @@ impl Waiter {
             }
             std::thread::yield_now();
         }
-        let until = Instant::now() + limit;
+        let mut deadline = WaitDeadline::after(limit);
         while let Some(seen) = look()? {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let slice = deadline.next_sleep();
+            if slice.is_zero() {
                 return Err(WaitError::Timeout);
             }
-            counter.sleep(seen, left);
+            counter.sleep(seen, slice);
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -10,6 +10,7 @@ use super::peer::{ConnectionError, NextFrame, Peer};
 use super::setup::MeshSetup;
 use crate::abort::Abort;
 use crate::call::{CallComparison, CollectiveCall};
+use crate::deadline::WaitDeadline;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::kernels;
@@ -124,7 +125,7 @@ impl Mesh {
         sends: &mut [SendOp<'_>],
         recvs: &mut [RecvOp<'_>],
     ) -> Result<()> {
-        let (mut until, mut idle) = (Instant::now() + self.timeout, 0);
+        let (mut deadline, mut idle) = (WaitDeadline::after(self.timeout), 0);
         loop {
             let mut moved = false;
             for out in sends.iter_mut().filter(|o| !o.is_done()) {
@@ -152,24 +153,24 @@ impl Mesh {
                 continue;
             }
             if idle == self.spins + 1 {
-                until = Instant::now() + self.timeout;
+                deadline = WaitDeadline::after(self.timeout);
             }
-            self.sleep(call, group, &open, &full, until)?;
+            self.sleep(call, group, &open, &full, &mut deadline)?;
         }
     }
 
-    /// Waits until one of these connections is ready.
+    /// Waits until one of these connections is ready, or for a slice of the time until `deadline`.
     pub(super) fn sleep(
         &mut self,
         call: &CollectiveCall,
         group: &str,
         open: &[usize],
         full: &[usize],
-        until: Instant,
+        deadline: &mut WaitDeadline,
     ) -> Result<()> {
         self.abort.check()?;
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let slice = deadline.next_sleep();
+        if slice.is_zero() {
             let mut waiting: Vec<usize> = open.iter().chain(full).copied().collect();
             waiting.sort_unstable();
             waiting.dedup();
@@ -193,7 +194,7 @@ impl Mesh {
                 }
             }
         }
-        let timeout = Timespec { tv_sec: left.as_secs().min(3600) as i64, tv_nsec: left.subsec_nanos().into() };
+        let timeout = Timespec { tv_sec: slice.as_secs() as i64, tv_nsec: slice.subsec_nanos().into() };
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => self.abort.check(),
             Err(e) => Err(CommError::system(format!("rank {} cannot poll its connections: {e}", self.rank))),

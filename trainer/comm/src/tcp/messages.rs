@@ -1,10 +1,9 @@
 //! Messages over the connections of a mesh.
 
-use std::time::Instant;
-
 use super::mesh::Mesh;
 use super::peer::{FrameHeader, FrameKind, NextFrame};
 use crate::call::{CallComparison, CollectiveCall};
+use crate::deadline::WaitDeadline;
 use crate::error::{CommError, Result};
 use crate::message::Message;
 use crate::transport::{MessageBody, MessageOp};
@@ -22,7 +21,7 @@ impl Mesh {
         self.abort.check()?;
         let head = message_head(call, tag, data);
         let (mut done, total) = (0, head.len() + data.len());
-        let mut until = Instant::now() + self.timeout;
+        let mut deadline = WaitDeadline::after(self.timeout);
         loop {
             let written = self.peer(to)?.write(&head, data, done);
             let written = written.map_err(|broken| self.broken(call, group, to, broken))?;
@@ -38,10 +37,10 @@ impl Mesh {
                 NextFrame::Data(_) => readable = false,
             }
             if written > 0 {
-                until = Instant::now() + self.timeout;
+                deadline = WaitDeadline::after(self.timeout);
             }
             let open: &[usize] = if readable { &[to] } else { &[] };
-            self.sleep(call, group, open, &[to], until)?;
+            self.sleep(call, group, open, &[to], &mut deadline)?;
         }
     }
 
@@ -55,7 +54,7 @@ impl Mesh {
         data: &mut [u8],
     ) -> Result<()> {
         self.abort.check()?;
-        let mut until = Instant::now() + self.timeout;
+        let mut deadline = WaitDeadline::after(self.timeout);
         loop {
             if self.take_unexpected(call, group, from, tag, data)? {
                 return Ok(());
@@ -63,8 +62,8 @@ impl Mesh {
             match self.peer(from)?.next() {
                 Err(broken) => return Err(self.broken(call, group, from, broken)),
                 Ok(NextFrame::Message) => {}
-                Ok(NextFrame::MessagePart) => until = Instant::now() + self.timeout,
-                Ok(NextFrame::Empty) => self.sleep(call, group, &[from], &[], until)?,
+                Ok(NextFrame::MessagePart) => deadline = WaitDeadline::after(self.timeout),
+                Ok(NextFrame::Empty) => self.sleep(call, group, &[from], &[], &mut deadline)?,
                 Ok(NextFrame::CallComparison(theirs)) => return Err(self.peer_in_collective(call, group, from, theirs)),
                 Ok(NextFrame::Data(_)) => return Err(self.unexpected_frame(call, group, from)),
             }

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use comm::cuda::layout::{self, Fault, WireType};
+use comm::cuda::layout::{self, Fault, WireType, phase};
 use comm::cuda::plan::DeviceCall;
 use comm::cuda::protocol::Kernel;
 use comm::cuda::sequence::{HostStep, Launch, LaunchConstants, Sequence, host_steps};
@@ -56,11 +56,11 @@ impl Program {
                 let variant = KernelVariant { kernel: Kernel::Probe, wire: *wire, world_size, parts: PARTS };
                 let source = variant.source_for(include_str!("platform.h"), THREADS);
                 let _ = writeln!(text, "namespace {name} {{\n{source}");
-                for kernel in Kernel::ALL {
+                for kernel in Kernel::ALL.into_iter().chain([Kernel::Order]) {
                     let _ = writeln!(text, "ENTRY({})", kernel.name());
                 }
                 text.push_str("}\n");
-                for kernel in Kernel::ALL.into_iter().chain([Kernel::Probe]) {
+                for kernel in Kernel::ALL.into_iter().chain([Kernel::Probe, Kernel::Order]) {
                     let kernel = kernel.name();
                     let _ = writeln!(table, "{{\"{name}.{kernel}\", {name}::{kernel}_kernel}},");
                 }
@@ -294,6 +294,23 @@ impl Ranks {
         output
     }
 
+    /// Puts a broadcast of 10 elements on the rank's stream, with the launches that order NCCL's sum between pack and gather.
+    pub fn submit_around_sum(&mut self, rank: usize) {
+        let call = DeviceCall { kernel: Kernel::Broadcast, wire: WireType::F32, elements: 10, root: rank };
+        let (launches, output, sources) = self.prepare(rank, &call, &[vec![1.0; 10]], 1.0);
+        let [launch] = launches.as_slice() else { panic!("one slot holds the elements") };
+        let part = |phases| {
+            let mut launch = launch.clone();
+            launch.params.phases = phases;
+            launch
+        };
+        let order = |phase| Sequence::order(launch, phase);
+        let (before, after) = (part(phase::PACK), part(phase::GATHER | phase::COUNT));
+        for launch in [before, order(phase::PACK), order(phase::GATHER), after] {
+            self.device(rank).submit(rank, &launch, 0, output.0, &sources);
+        }
+    }
+
     /// Runs a call of all ranks as if they shared a device: one rank at a time, with the hosts' meetings between the steps.
     pub fn call_in_turn(&mut self, call: &DeviceCall, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
         let prepared: Vec<_> =
@@ -345,7 +362,17 @@ impl Ranks {
 
     /// Ends all waits of a rank, as an abort of the job does.
     pub fn abort(&self, rank: usize) {
-        self.memory.write(self.constants[rank].abort, &1u64.to_le_bytes());
+        self.set_word(rank, layout::word::ABORT, 1);
+    }
+
+    /// Returns the words by which the rank's kernels, its host and NCCL's stream order their work ([`layout::word`]).
+    pub fn words(&self, rank: usize) -> Vec<u64> {
+        self.memory.words(self.constants[rank].abort, layout::word::COUNT)
+    }
+
+    /// Sets one of these words.
+    pub fn set_word(&self, rank: usize, index: usize, value: u64) {
+        self.memory.write(self.constants[rank].abort + 8 * index as u64, &value.to_le_bytes());
     }
 
     /// Returns an output's elements. Fails if the guard behind them was written.

@@ -66,6 +66,22 @@ enum Phase {
     Ending { since: Instant, reported: bool, terminated: Option<Instant> },
 }
 
+impl Phase {
+    /// Does not count `stopped`, during which this launcher and its workers were stopped, in the limits of the phase.
+    fn postpone(&mut self, stopped: Duration, now: Instant) {
+        // A signal may have begun the phase after the stop.
+        let later = |at: &mut Instant| *at = (*at + stopped).min(now);
+        match self {
+            Self::Running => {}
+            Self::Stopping { since, .. } => later(since),
+            Self::Ending { since, terminated, .. } => {
+                later(since);
+                terminated.iter_mut().for_each(later);
+            }
+        }
+    }
+}
+
 /// Watches the workers of one attempt.
 pub(super) struct Supervisor<'a> {
     pub(super) workers: &'a mut [WorkerProcess],
@@ -187,8 +203,10 @@ impl Supervisor<'_> {
     /// count as stalled after Ctrl-Z, or after the machine has slept.
     fn check_heartbeats(&mut self, state: &mut SupervisorState) {
         let now = Instant::now();
-        let passed = now.duration_since(state.last_tick).min(5 * TICK);
+        let elapsed = now.duration_since(state.last_tick);
+        let passed = elapsed.min(5 * TICK);
         state.last_tick = now;
+        state.phase.postpone(elapsed - passed, now);
         self.workers.iter_mut().filter(|worker| worker.is_alive()).for_each(|worker| worker.check_heartbeat(passed));
         if matches!(state.phase, Phase::Ending { .. }) {
             return;
@@ -362,5 +380,25 @@ impl Supervisor<'_> {
                 None => Outcome::Failed { restartable: state.restartable },
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_do_not_count_the_time_during_which_the_job_was_stopped() {
+        let start = Instant::now();
+        let (before, pause) = (Duration::from_secs(2), Duration::from_secs(3600));
+        let now = start + before + pause;
+        let mut ending = Phase::Ending { since: start, reported: true, terminated: Some(start + before) };
+        ending.postpone(pause, now);
+        let Phase::Ending { since, terminated, .. } = ending else { unreachable!() };
+        assert_eq!((now - since, terminated), (before, Some(now)));
+        let mut stopping = Phase::Stopping { signal: 15, since: now };
+        stopping.postpone(pause, now);
+        let Phase::Stopping { since, .. } = stopping else { unreachable!() };
+        assert_eq!(since, now, "a phase that began after the stop has its whole limit");
     }
 }

@@ -85,6 +85,9 @@ fn arguments() -> Arguments {
 }
 
 fn main() -> ExitCode {
+    launch::explain_panics(|text| {
+        text.starts_with("out of memory").then(|| ("the memory is used up".to_owned(), "a smaller batch".to_owned()))
+    });
     let arguments = arguments();
     let run = || {
         let mut variables = environment::variables();
@@ -237,6 +240,7 @@ fn fail(fault: &str, worker: &Worker) {
         "exit-138" => std::process::exit(138),
         "usage" => std::process::exit(2),
         "panic" => panic!("the loss is {}", f32::NAN),
+        "panic-explained" => panic!("out of memory\nCaused by:\n  a library"),
         "panic-thread" => {
             let thread = std::thread::Builder::new().name("loader".into()).spawn(|| panic!("no more images"));
             thread.expect("threads start").join().expect("the loader ends well");

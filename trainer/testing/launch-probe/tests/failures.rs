@@ -108,6 +108,14 @@ fn panics_are_reported_with_message_and_location() {
 }
 
 #[test]
+fn a_panic_that_the_program_explains_is_reported_as_an_error_with_a_hint() {
+    let ended = Run::start(&["--workers", "2", "--do", "panic-explained@1"]).end();
+    ended.said(3, &["error: rank 1 failed (exit code 101): the memory is used up\n", "hint: a smaller batch"]);
+    let json = ended.log("rank-1/error.json");
+    assert!(json.contains("\"kind\": \"error\"") && json.contains("\"location\": null"), "{json}");
+}
+
+#[test]
 fn an_error_is_reported_in_the_workers_words() {
     let ended = Run::start(&["--workers", "2", "--do", "error@1"]).end();
     ended.said(

@@ -369,11 +369,16 @@ FN void probe_body(float* out, const LaunchParams& params, Shared& shared) {
 
 // Orders this stream and NCCL's, neither of which can wait for an event of the other (../nccl.rs). With PHASE_PACK: signals that
 // all launches before this one are done. With PHASE_GATHER: waits until NCCL has summed the slot.
+//
+// After an abort NCCL's stream must run to its end. The host therefore sets WORD_PACKED above all launch numbers, but a launch that
+// runs at that time may lower the word to its own number again. So every later launch signals too, even after a fault. Without an
+// abort no launch signals after a fault: the slot is not packed, and the other ranks may still use its sum.
 FN void order_body(float* out, const LaunchParams& params, Shared& shared) {
-    if (!begin(params, shared)) return;
+    const bool runs = begin(params, shared);
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     u64* words = (u64*)params.abort;
-    if (params.phases & PHASE_PACK) store_release(words + WORD_PACKED, shared.launch_number);
+    if (params.phases & PHASE_PACK && (runs || load_relaxed(words) != 0)) store_release(words + WORD_PACKED, shared.launch_number);
+    if (!runs) return;
     if (params.phases & PHASE_GATHER) {
         const u64 start = nanoseconds();
         for (u32 turn = 1; load_acquire(words + WORD_SUMMED) < shared.launch_number; ++turn) {
