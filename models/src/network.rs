@@ -110,8 +110,8 @@ impl Network {
 
     /// Maps normalised images `[B, C, H, W]` to logits `[B, classes]`. Logits are f32 in every precision.
     ///
-    /// The images must have the size that the network was built for, or another size for which all weights have the same shapes. With a
-    /// training [`Context`], batch norm updates its running statistics.
+    /// The images must have the size that the network was built for, or another size for which all weights have the same shapes.
+    /// With a training [`Context`], batch norm updates its running statistics.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         upcast(match self {
             Self::LeNet(network) => network.forward(images, cx),

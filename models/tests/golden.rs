@@ -164,7 +164,8 @@ fn check_gradients(network: &Network, loss: Tensor<1>, reference: &Reference) {
 fn check_statistics(network: &Network, reference: &Reference) {
     let mut worst: f64 = 0.0;
     let mut seen = 0;
-    // Rounding adds up over the 152 layers of the deepest network. A tenth of what PyTorch's float32 loses in the logits is allowed.
+    // Rounding adds up over the 152 layers of the deepest network. A tenth of what PyTorch's float32 loses in the logits is
+    // allowed.
     let allowed = (0.1 * reference.pytorch_f32_deviation.train_logits).max(1e-5);
     for buffer in models::state_dict(network).into_iter().filter(|t| t.kind == StateKind::Buffer) {
         let [mean, norm] = reference.running_mean_and_l2[&buffer.name];

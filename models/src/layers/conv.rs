@@ -106,8 +106,8 @@ impl Conv2d {
     }
 
     fn run(&self, input: Features, relu: bool, cx: &Context) -> Tensor<4> {
-        // A network omits the bias only if a batch norm follows. If a pooling, sum or concatenation is in between, the batch norm does
-        // not use the moments that the convolution's kernel computes.
+        // A network omits the bias only if a batch norm follows. If a pooling, sum or concatenation is in between, the batch norm
+        // does not use the moments that the convolution's kernel computes.
         let norm_follows = cx.training() && self.bias.is_none() && !relu;
         let weight = cx.parameter(&self.weight, input.source());
         let bias = self.bias.as_ref().map(|bias| cx.parameter(bias, input.source()));
