@@ -117,8 +117,8 @@ const CASES: [Case; 42] = [
     Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::BeforeTwo(Activation::Relu, false)),
     Case::new([24, 8, 32, 32], 128, [1, 1], 1, 0).norm(Norm::BeforeTwo(Activation::Identity, false)),
     Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::BeforeOther(Activation::Relu, false)),
-    // Narrow groups, several of which are one product: all full; the last product with fewer groups; few channels; more channels on one
-    // side; chunks of 16 bytes that are not inside a group.
+    // Narrow groups, several of which are one product: all full; the last product with fewer groups; few channels; more channels on
+    // one side; chunks of 16 bytes that are not inside a group.
     Case::new([4, 32, 8, 8], 32, [3, 3], 1, 1).groups(4).norm(Norm::Next),
     Case::new([3, 152, 6, 7], 152, [3, 3], 2, 1).groups(19).norm(Norm::Next),
     Case::new([2, 56, 9, 8], 56, [3, 3], 1, 1).groups(7).norm(Norm::Before(Activation::Relu, false)),

@@ -1,6 +1,6 @@
-//! Compares chains of convolutions and batch norms on a GPU: the kernels of the convolutions apply the batch norms to what they read
-//! ([`ops::Features`]). The reference are separate operations: those of the CPU or, with ReLU, those of the GPU. The derivative of
-//! ReLU jumps where rounding changes a sign, and a convolution on tensor cores rounds.
+//! Compares chains of convolutions and batch norms on a GPU: the kernels of the convolutions apply the batch norms to what they
+//! read ([`ops::Features`]). The reference are separate operations: those of the CPU or, with ReLU, those of the GPU. The derivative
+//! of ReLU jumps where rounding changes a sign, and a convolution on tensor cores rounds.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{
@@ -91,8 +91,8 @@ impl Block {
     }
 }
 
-/// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile or
-/// of 16 bytes.
+/// Blocks with all tiles, strides and windows of the networks, images of odd sizes, and channels that are not a multiple of a tile
+/// or of 16 bytes.
 const BLOCKS: [Block; 33] = [
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Convolution),
     Block::new([4, 64, 8, 8], [64, 64], [3, 3], 1, End::Norm),
@@ -179,7 +179,8 @@ impl Run<'_> {
         tensor
     }
 
-    /// Applies a convolution and a batch norm, and the epilogue if it is not a sum of fused operations, as the layers of networks do.
+    /// Applies a convolution and a batch norm, and the epilogue if it is not a sum of fused operations, as the layers of networks
+    /// do.
     fn conv_norm(&mut self, input: Features, conv: [usize; 4], mut epilogue: Epilogue) -> Features {
         let [outputs, window, stride, groups] = conv;
         let channels = input.source().dims()[1];

@@ -1,8 +1,8 @@
 //! Checks our kernels on GPUs (those of `trainer/comm/src/cuda` and of the crate `ops`) and prints tables:
 //!
 //! ```text
-//! gpu_check [--ops [--cases all] [--random 16] [--alternate]] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…] [--rounds 20]
-//!     [--trainer PATH [--train 1,2,4] [--steps 24]]
+//! gpu_check [--ops [--cases all] [--random 16] [--alternate]] [--networks NAME,… [--near 0.4]] [--ranks 2,4] [--sizes 1,1000,…]
+//!     [--rounds 20] [--trainer PATH [--train 1,2,4] [--steps 24]]
 //! ```
 //!
 //! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` (the number of
@@ -118,7 +118,8 @@ impl Arguments {
                 }
                 _ => {
                     return Err(format!(
-                        "unknown option {word}: the options are --ops, --cases, --random, --alternate, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
+                        "unknown option {word}: the options are --ops, --cases, --random, --alternate, --networks, --near, \
+                         --ranks, --sizes, --rounds, --trainer, --train and --steps"
                     ));
                 }
             }

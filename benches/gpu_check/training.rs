@@ -58,7 +58,8 @@ fn find(folder: &Path) -> Option<PathBuf> {
     entries.map(|entry| entry.path().join("metrics.jsonl")).find(|path| path.exists())
 }
 
-/// Returns whether the losses with each number of ranks on GPUs agree with those of the CPU. A run has two epochs of `steps / 2` steps.
+/// Returns whether the losses with each number of ranks on GPUs agree with those of the CPU. A run has two epochs of `steps / 2`
+/// steps.
 pub fn run(trainer: &str, worlds: &[usize], steps: usize) -> Result<bool, String> {
     let folder = std::env::temp_dir().join(format!("gpu-check-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
