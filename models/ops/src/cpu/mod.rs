@@ -29,8 +29,8 @@
 //!
 //! `winograd` and `igemm` multiply with `micro_kernel::tile`, which `kernel_x86` compiles for AVX-512 (12 rows x 32 columns of f32)
 //! and AVX2, and `kernel` for other processors. `igemm_amx` multiplies with `kernel_amx`. The data gradient has the same choice,
-//! and `col2im` for fewer than 16 input channels. The weight gradients are `depthwise`, `winograd_grad`, `group_weight_grad`, and
-//! `weight_grad` with `weight_grad_amx`.
+//! and `col2im` for one group of fewer than 16 input channels, if windows are wider than a pixel. The weight gradients are
+//! `depthwise`, `winograd_grad`, `group_weight_grad`, and `weight_grad` with `weight_grad_amx`.
 
 mod activation;
 mod allocator;

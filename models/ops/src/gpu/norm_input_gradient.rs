@@ -1,4 +1,7 @@
 //! The pass that computes the gradient of a batch norm's input, for convolutions that would read it once for each of their taps.
+//!
+//! Images are rows of channels in vectors of `N`; a thread processes one column of vectors and several rows ([`Blocks`]). Checked
+//! by `gpu_check --ops --cases deferred` (`benches/gpu_check/deferred.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
@@ -7,8 +10,8 @@ use cubecl::prelude::*;
 use super::block_sums::thread_position;
 use super::rows::{Blocks, Rows, all};
 
-/// Computes the gradient of a batch norm's input: `dy · factors[0] + x · factors[1] + factors[2]`, where `dy` is the gradient of the
-/// normalised values. `factors[3][columns]` are those of [`NormGradient`](super::side_results::NormGradient).
+/// Computes the gradient of a batch norm's input: `dy · factors[0] + x · factors[1] + factors[2]`, where `dy` is the gradient of
+/// the normalised values. `factors[3][columns]` are those of [`NormGradient`](super::side_results::NormGradient).
 #[cube(launch_unchecked)]
 fn input_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
