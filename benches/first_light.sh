@@ -102,7 +102,11 @@ fi
 cold=cold
 [ -z "$(ls -A "$cache/cubecl" 2>/dev/null)" ] || cold=warm
 export XDG_CACHE_HOME=$cache TORCHINDUCTOR_CACHE_DIR=$work/inductor TRITON_CACHE_DIR=$work/triton NO_COLOR=1
-results() { local command=$1; shift; PYTHONUTF8=1 "$python3" -B "$here/first_light/results.py" "$command" "$out/results.jsonl" "$@"; }
+results() { # COMMAND [ARGUMENT…]
+    local command=$1
+    shift
+    PYTHONUTF8=1 "$python3" -B "$here/first_light/results.py" "$command" "$out/results.jsonl" "$@"
+}
 # The lock belongs to descriptor 9 and ends with this process.
 exec 9>>"$out/results.jsonl" || die "$out/results.jsonl cannot be written" "name a folder of your own, e.g. ~/first-light"
 known=$(results begin "${again[@]}") || exit 2
@@ -171,7 +175,8 @@ attempt() { # GROUP NAME KIND SECONDS COMMAND…
     child=''
     [ -z "$signal" ] || kind=stopped
     # Nothing is printed for an attempt that another one follows.
-    state[$name]=$(results end "$name" "$group" "$kind" "$code" "$((SECONDS - begun))" "$seconds" "$log" "$offset" "$work") || exit 2
+    state[$name]=$(results end "$name" "$group" "$kind" "$code" "$((SECONDS - begun))" "$seconds" "$log" "$offset" "$work") ||
+        exit 2
     echo >>"$log"
 }
 . "$here/first_light/plan.sh"

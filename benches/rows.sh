@@ -26,7 +26,10 @@ queue() { cat "$out/queue/order"; }
 # The run folder of a configuration; empty before its first start. A folder without config.toml is left by a start that failed.
 run_of() { ls -d "$out/runs/$1"/*/config.toml 2>/dev/null | tail -1 | sed 's/config.toml$//'; }
 # The process that trains now; fails if there is none. A number that another process has by now is not taken for it.
-training() { local pid; pid=$(cat "$out/pid" 2>/dev/null) && grep -qzF "$(realpath "$out")" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"; }
+training() {
+    local pid
+    pid=$(cat "$out/pid" 2>/dev/null) && grep -qzF "$(realpath "$out")" "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
+}
 state_of() {
     if [ -e "$out/results/$1.done" ]; then echo finished
     elif [ "$(cat "$out/current" 2>/dev/null)" = "$1" ] && pid=$(training); then
@@ -101,7 +104,8 @@ for name in "${names[@]}"; do
     [ ! -e "$out/results/$name.done" ] || continue
     [ ! -e "$out/stop" ] || break
     run=$(run_of "$name")
-    if [ -n "$run" ]; then what=(--resume "$run"); else what=(--config "$out/queue/$name.toml" --run-dir "$out/runs/$name" "${flags[@]}"); fi
+    what=(--config "$out/queue/$name.toml" --run-dir "$out/runs/$name" "${flags[@]}")
+    [ -z "$run" ] || what=(--resume "$run")
     if [ -n "${LIMIT:-}" ]; then
         # Leave time for saving.
         left=$((LIMIT - SECONDS - 30))

@@ -159,9 +159,9 @@ def share_gpu(out):
 def last_end(runs, factor):
     """Returns the second in which the last run ends if all are shortened to `factor`.
 
-    `runs` have epochs, and the seconds of an epoch alone and beside the others. Together, the runs do `sum(alone / beside)` times as
-    much as one after the other. Each run gets its own part of that, since networks with small kernels get less than others. When a run
-    ends, the others share its part in proportion to theirs, and what they gain together goes down to nothing for the last one.
+    `runs` have epochs, and the seconds of an epoch alone and beside the others. Together, the runs do `sum(alone / beside)` times
+    as much as one after the other. Each run gets its own part of that, since networks with small kernels get less than others. When
+    a run ends, the others share its part in proportion to theirs, and what they gain together goes down to nothing for the last one.
     """
     left = {index: max(1, int(epochs * factor)) * alone for index, (epochs, alone, _) in enumerate(runs)}
     shares = [alone / beside for _, alone, beside in runs]
@@ -266,7 +266,8 @@ def train(options, rows, begun):
     if not epochs:
         die(f"one epoch of each configuration does not fit in {rest:.0f} s", "more SECONDS, or fewer configurations")
     for row, count in zip(rows, epochs):
-        print(f"{row.name}: {count} of {row.epochs} epochs, {row.beside:.2f} s each beside the others, {row.alone:.2f} s alone", flush=True)
+        seconds = f"{row.beside:.2f} s each beside the others, {row.alone:.2f} s alone"
+        print(f"{row.name}: {count} of {row.epochs} epochs, {seconds}", flush=True)
         row.start("runs", [f"train.epochs={count}"])
     failed = 0
     for row, count in as_they_end(list(zip(rows, epochs))):

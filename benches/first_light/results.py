@@ -118,7 +118,8 @@ def gpus(file, doctor):
     except (OSError, ValueError, KeyError):
         return
     if "cuda" not in features:
-        die("TRAINER was built without GPUs", "build it with: cargo build --release --features cuda -p trainer -p benches --bins --bench step")
+        build = "cargo build --release --features cuda -p trainer -p benches --bins --bench step"
+        die("TRAINER was built without GPUs", f"build it with: {build}")
     if not found:
         why = report["driver"].get("missing", "the driver shows none") if isinstance(report["driver"], dict) else "no driver"
         die(f"this machine has no GPU: {report.get('visible') or why}", "`trainer doctor` shows what was looked for")

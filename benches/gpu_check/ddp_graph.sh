@@ -66,11 +66,15 @@ for gpus in ${RANKS:-2 3}; do
         ! / cuCtxSetCurrent\(/ { others[$1]++ }
         END {
             if (graphs == 0 || alone == 0) { print name ": no step was a graph alone"; exit 1 }
-            if (most > 1 || back > 1) { print name ": " most " copies to the GPU and " back " to the host between two graphs"; exit 1 }
+            if (most > 1 || back > 1) {
+                print name ": " most " copies to the GPU and " back " to the host between two graphs"
+                exit 1
+            }
             printf "%s: %d steps of a rank are one launch of a graph of %d kernels. Of %d pairs that follow each other, %d have no copy between them (%d other calls in all), the others one each way\n",
                 name, graphs / ranks, nodes / ranks, pairs, alone, host
         }' "$out/lenet-$gpus-true.calls"
-    echo "lenet on $gpus ranks: launched kernel by kernel, a rank has $(($(grep -c cuLaunchKernel "$out/lenet-$gpus-false.calls") / gpus)) launches"
+    launches=$(grep -c cuLaunchKernel "$out/lenet-$gpus-false.calls")
+    echo "lenet on $gpus ranks: launched kernel by kernel, a rank has $((launches / gpus)) launches"
 done
 # Resumed after the first epoch.
 whole=$(echo "$out"/lenet-2-true/*)

@@ -69,7 +69,10 @@ for network in lenet shufflenet; do
         / cuGraphNodeGetType\(/ { nodes++ }
         END {
             if (graphs == 0 || alone == 0) { print network ": no step was a graph alone"; exit 1 }
-            if (most > 1 || back > 1) { print network ": " most " copies to the GPU and " back " to the host between two graphs"; exit 1 }
+            if (most > 1 || back > 1) {
+                print network ": " most " copies to the GPU and " back " to the host between two graphs"
+                exit 1
+            }
             printf "%s: %d of its steps are one launch of a graph of %d kernels. Of %d pairs that follow each other, %d have no copy between them, the others one each way\n",
                 network, graphs, nodes, pairs, alone
         }' "$out/$network-true.calls"

@@ -118,7 +118,8 @@ impl Arguments {
                 }
                 _ => {
                     return Err(format!(
-                        "unknown option {word}: the options are --ops, --cases, --random, --alternate, --networks, --near, --ranks, --sizes, --rounds, --trainer, --train and --steps"
+                        "unknown option {word}: the options are --ops, --cases, --random, --alternate, --networks, --near, \
+                         --ranks, --sizes, --rounds, --trainer, --train and --steps"
                     ));
                 }
             }

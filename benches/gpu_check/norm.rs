@@ -164,7 +164,8 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
         if me == 0 {
             let bits = if unlike[0] == 0 { "the same bits" } else { "OTHER BITS" };
             println!(
-                "batch norm over {world_size} ranks of {counts:?} images of {shape:?}, {}: {:.1e} apart, limit {limit:.0e}, {bits}{}",
+                "batch norm over {world_size} ranks of {counts:?} images of {shape:?}, {}: {:.1e} apart, limit {limit:.0e}, \
+                 {bits}{}",
                 dtype.name(),
                 of_all[0],
                 if well { "" } else { "  WRONG" }

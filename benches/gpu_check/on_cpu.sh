@@ -16,15 +16,16 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 cd "$root"
 features=${FEATURES:-cuda}
 # One build: another selection of targets would give dependencies other features, and compile burn again.
-tests=$(cargo build --profile stand-in --features "$features" -p trainer -p comm -p launch -p benches -p cuda-on-cpu --bins --lib --examples \
-    --bench step --test mpi --message-format json-render-diagnostics | "$python" -c '
+tests=$(cargo build --profile stand-in --features "$features" -p trainer -p comm -p launch -p benches -p cuda-on-cpu --bins --lib \
+    --examples --bench step --test mpi --message-format json-render-diagnostics | "$python" -c '
 import json, sys
 for built in map(json.loads, sys.stdin):
     if built.get("executable") and built["target"]["kind"] == ["test"]:
         print(built["manifest_path"], built["executable"])') || exit 2
 programs=${CARGO_TARGET_DIR:-$root/target}/stand-in
 export CUDA_ON_CPU_LIBRARY=$programs/libcuda_on_cpu.so
-# cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to a quarter of it).
+# cubecl measures the throughput of the memory before it tunes kernels, with buffers that grow with the memory (up to a quarter of
+# it).
 export CUDA_ON_CPU_MEMORY=${CUDA_ON_CPU_MEMORY:-$((1 << 28))}
 # Define the symbols that the linker ignored: nobody calls these functions, but the loader needs them.
 bench=$(ls -t "$programs"/deps/step-* | grep -v '\.d$' | head -1)
@@ -55,8 +56,10 @@ step() { # NAME GPUS COMMAND…; without GPUs there is no stand-in either
 }
 step doctor 2 "$programs/trainer" doctor
 # first_light.sh with small runs, whose shapes are those of the other steps: other groups would tune more shapes for minutes. It runs
-# beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`, whose deferred batch norms run beside it.
-small=(OPS="--cases single --random 4 --alternate" NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2 SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
+# beside the other steps, most of which use one core. Its first long step is `gpu_check --ops`, whose deferred batch norms run beside
+# it.
+small=(OPS="--cases single --random 4 --alternate" NETWORK=lenet NETWORKS=lenet COMPARED=lenet BATCHES=32 STEPS=2 TOP1=0 RANKS=2
+    SIZES=1,4100 TRAIN=1 PEER_DEVICE=cpu
     EPOCH_CONFIG=configs/quickstart.toml LIMIT=5400 STEP_LIMIT=3000
     TRAINER="$programs/trainer" GPU_CHECK="$programs/gpu_check" STEP="$bench"
     SETTINGS="train.epochs=1 train.batch_scope=per_worker train.batch_size=32 data.limit_train=64 data.limit_test=64")
@@ -88,7 +91,8 @@ queued=$(awk '/ncclAllReduce\(/ { if (++sums[$1] > most) most = sums[$1] }
 [ "$queued" -gt 1 ] || fail nccl "the host waits after each of NCCL's sums"
 # It waits for half a minute.
 stuck() {
-    CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl --sizes 4 --ms 10
+    CUDA_ON_CPU_NCCL=stuck step stuck 2 bash -c '! "$@"' fails "$programs/trainer" bench allreduce --gpus 2 --backend nccl \
+        --sizes 4 --ms 10
     [ ${#failed[@]} = 0 ]
 }
 stuck >"$out/stuck.txt" 2>&1 &
@@ -98,7 +102,8 @@ CUDA_ON_CPU_WAITS=all step strict 2 "$programs/gpu_check" --ranks 2 --sizes 1,70
 # In one process first: two would compile and tune the same kernels at the same time.
 step resume 1 benches/gpu_check/resume.sh "$programs/trainer" "$out/resume"
 # Blocks in another order in each launch: the last block of a reduction is another one, and the bits are the same.
-CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 IMAGES=116 step graph 1 benches/gpu_check/graph.sh "$programs/trainer" "$out/graph" "$out/graph.calls"
+CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/graph.calls EPOCHS=2 IMAGES=116 step graph 1 benches/gpu_check/graph.sh \
+    "$programs/trainer" "$out/graph" "$out/graph.calls"
 CUDA_ON_CPU_SHUFFLE=5 CUDA_ON_CPU_LOG=$out/ddp-graph.calls EPOCHS=2 IMAGES=116 step ddp-graph 3 benches/gpu_check/ddp_graph.sh \
     "$programs/trainer" "$out/ddp-graph" "$out/ddp-graph.calls"
 step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --train 2 --steps 4
@@ -106,21 +111,24 @@ step training 2 "$programs/gpu_check" --ranks 1 --trainer "$programs/trainer" --
 CUDA_ON_CPU_WAITS=all CUDA_ON_CPU_SHUFFLE=7 step strict-training 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=256 --set data.limit_test=64 \
     --set parallel.bucket_mb=0.05 --set train.grad_clip=0.01 --set parallel.check_sync_every=1
-CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare --config configs/quickstart.toml --gpus 2 --steps 4 --rounds 1 --out "$out/compare" \
-    --modes dp,ddp
+CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$programs/trainer" compare \
+    --config configs/quickstart.toml --gpus 2 --steps 4 --rounds 1 --out "$out/compare" --modes dp,ddp
 # `auto` where GPUs cannot access each other's memory. Without the stand-in's own name, kernels are kept by model and versions.
 CUBECL_ENVIRONMENT='' CUDA_ON_CPU_PEERS=lies step to-nccl 2 "$programs/trainer" bench allreduce --gpus 2 --sizes 4 --ms 10
 CUDA_ON_CPU_IPC=refused CUDA_ON_CPU_NCCL=no step to-host 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=128 --set data.limit_test=64
 # A kernel's error, after which the GPU does not answer any more.
-CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
-    --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 --set data.limit_train=64 --set data.limit_test=64
+CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" \
+    --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 \
+    --set data.limit_train=64 --set data.limit_test=64
 # Kernels of convolutions are compiled ahead, for a virtual architecture, and no kernel is compiled twice.
-CUDA_ON_CPU_RUN=no CUDA_ON_CPU_LOG=$out/ahead.calls step ahead 1 env XDG_CACHE_HOME="$out/ahead" "$programs/trainer" --config configs/quickstart.toml \
-    --gpus 1 --run-dir "$out/runs" --set train.max_steps=1 --set data.limit_train=64 --set data.limit_test=64
+CUDA_ON_CPU_RUN=no CUDA_ON_CPU_LOG=$out/ahead.calls step ahead 1 env XDG_CACHE_HOME="$out/ahead" "$programs/trainer" \
+    --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --set train.max_steps=1 --set data.limit_train=64 \
+    --set data.limit_test=64
 # A folder that cannot keep kernels. The note comes first; compiling every kernel would take half an hour, so the run ends there.
 step no-cache 1 bash -c 'exec 3< <(timeout -k 1 300 "$@" 2>&1); grep -m 1 "note: compiled kernels" <&3; found=$?; kill $!; exit $found' \
-    until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 --dry-run
+    until-note env XDG_CACHE_HOME=/dev/null CUBECL_ENVIRONMENT= "$programs/trainer" --config configs/quickstart.toml --gpus 1 \
+    --dry-run
 wait $stuck || fail stuck "its output is below"
 wait $deferred || fail deferred "its output is below"
 wait $first_light || fail first-light "its output is below"

@@ -1,8 +1,8 @@
 """Times each layer in PyTorch for benches/benches/layers.
 
-usage: layers.py VARIANT BATCH STEPS THREADS LAYERS        VARIANT: nchw, channels_last, channels_last_bf16 (autocast; images are bf16, weights f32)
+usage: layers.py VARIANT BATCH STEPS THREADS LAYERS
 
-LAYERS is JSON, a list of {"conv": [in, out, kernel, stride, side]}, {"norm": [channels, side, relu, add]},
+VARIANT is nchw, channels_last or channels_last_bf16 (autocast; images are bf16, weights f32). LAYERS is JSON, a list of {"conv": [in, out, kernel, stride, side]}, {"norm": [channels, side, relu, add]},
 {"mean": [channels, side]} and {"linear": [in, out]}; side is the input's, relu and add are 0 or 1.
 Prints one line of JSON with medians in milliseconds for each layer: {"forward", "data", "weight"}. For convolutions and
 linear layers the gradients of data and weight (with the bias) are timed separately, for other layers together as "data".

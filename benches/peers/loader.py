@@ -1,8 +1,8 @@
 """Times PyTorch's DataLoader: python benches/peers/loader.py [BATCHES | --files FOLDER]
 
 With `--files` it times torchvision on the images of FOLDER/CLASS, as `cargo bench -p benches --bench loader -- jpeg PYTHON` does:
-one worker, `RandomResizedCrop(224)`, flip, normalise. Each line on standard input starts an epoch, whose images per second it prints.
-Otherwise:
+one worker, `RandomResizedCrop(224)`, flip, normalise. Each line on standard input starts an epoch, whose images per second it
+prints. Otherwise:
 
 Does the work of `cargo bench -p benches --bench loader` with a Dataset that augments sample by sample with tensor
 operations on uint8 images in memory (torchvision is not needed): shuffled batches of 128, BATCHES batches per round (default

@@ -42,7 +42,8 @@ pub fn strategy(
     let datasets = |_: &str| Some(facts.clone());
     let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets };
     let text = format!(
-        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\ngraph = {graph}\n[optimizer]\nnesterov = true\n"
+        "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\ngraph = {graph}\n\
+         [optimizer]\nnesterov = true\n"
     );
     let plan = config::resolve(&ConfigSource::new("bench.toml", text), &Overrides::default(), &registry)?;
     let network = models::build(model, spec, 0, device)?;

@@ -27,17 +27,17 @@ pub(crate) struct Join {
 pub(crate) trait ChannelKernels: NormKernels {
     /// See [`scale_channels`](crate::scale_channels).
     fn scale_channels_forward(input: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// Computes the gradients of the input and of the factors.
+    /// Computes the gradients of the input, `[B, C, H, W]`, and of the factors, `[B, C]`.
     fn scale_channels_backward(
         input: FloatTensor<Self>,
         factors: FloatTensor<Self>,
         grad: FloatTensor<Self>,
     ) -> [FloatTensor<Self>; 2];
 
-    /// Joins two images.
+    /// Joins two images: `[B, left, H, W]` and `[B, right, H, W]` → `[B, left + right - shared, H, W]`.
     fn join_forward(left: FloatTensor<Self>, right: FloatTensor<Self>, join: Join) -> FloatTensor<Self>;
-    /// Computes the gradients of both images, which have these numbers of channels. `output`: that of the forward pass, if it has a
-    /// ReLU.
+    /// Computes the gradients of both images, which have `channels` channels. `output`: the result of [`Self::join_forward`], if
+    /// the operation includes ReLU.
     fn join_backward(
         output: Option<FloatTensor<Self>>,
         channels: [usize; 2],

@@ -68,15 +68,17 @@ pub(crate) trait DeferredKernels: ConvKernels {
     /// Saved tensors of a pass that computes the output of a batch norm.
     type SavedApply: Clone + Debug + Send + 'static;
 
-    /// Returns the convolution's output, [`DeferredNorm::statistics`], and the new running mean and variance.
+    /// Convolves `input` `[B, in, H, W]` with `weight` `[out, in / groups, kh, kw]`. `affine` are weight and bias of the batch
+    /// norm, `[out]`. Returns the convolution's output `[B, out, …]`, [`DeferredNorm::statistics`], and the new running mean and
+    /// variance.
     fn conv_norm_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         affine: [FloatTensor<Self>; 2],
         options: ConvNormOptions,
     ) -> ([FloatTensor<Self>; 4], Self::SavedConvNorm);
-    /// Computes the gradients from that of the normalised values. `required`: whether those of input and weight are. `addend` is
-    /// added to the input's.
+    /// Computes the gradients from `grad`, the gradient of the normalised values. `required`: whether the gradients of input and
+    /// weight are required. `addend` is added to the gradient of the input.
     fn conv_norm_backward(
         saved: Self::SavedConvNorm,
         grad: FloatTensor<Self>,
@@ -84,7 +86,7 @@ pub(crate) trait DeferredKernels: ConvKernels {
         required: [bool; 2],
     ) -> ConvNormGrads<Self>;
 
-    /// Convolves the output of a batch norm.
+    /// Convolves the output of a batch norm, whose input is `input`. Shapes are those of [`Self::conv_norm_forward`].
     fn conv_deferred_forward(
         input: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -92,7 +94,8 @@ pub(crate) trait DeferredKernels: ConvKernels {
         norm: DeferredNorm,
     ) -> (FloatTensor<Self>, Self::SavedConv);
 
-    /// Computes the output of a batch norm, plus a residual, or the mean over all pixels.
+    /// Computes the output of a batch norm, `[B, C, H, W]`, with a residual added before the activation; or, if
+    /// [`ApplyOptions::pooled`], the mean of this output over all pixels, `[B, C]`.
     fn apply_norm_forward(
         input: FloatTensor<Self>,
         residual: Option<FloatTensor<Self>>,

@@ -125,7 +125,7 @@ pub trait NormKernels: Backend {
         residual: Option<FloatTensor<Self>>,
         options: NormOptions,
     ) -> ([FloatTensor<Self>; 3], Self::SavedNorm);
-    /// Computes all gradients.
+    /// Computes all gradients from `grad`, the gradient of the output `[B, C, H, W]`.
     fn norm_backward(saved: Self::SavedNorm, grad: FloatTensor<Self>) -> BatchNormGrads<Self>;
 
     /// Applies an activation to every element.
@@ -154,7 +154,7 @@ pub trait ConvKernels: NormKernels {
         options: ConvOptions,
         relu: bool,
     ) -> (FloatTensor<Self>, Self::SavedConv);
-    /// Computes those gradients of `[input, weight, bias]` that are `required`. `addend` is added to the input's.
+    /// Computes those gradients of `[input, weight, bias]` that are `required`. `addend` is added to the gradient of the input.
     fn conv_backward(
         saved: Self::SavedConv,
         grad: FloatTensor<Self>,
@@ -167,7 +167,8 @@ pub trait ConvKernels: NormKernels {
 pub trait HeadKernels: NormKernels {
     /// See [`global_avg_pool`](crate::global_avg_pool).
     fn global_avg_pool_forward(input: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// Computes the gradient of an input of `[height, width]` pixels and this element type, plus the `addend`.
+    /// Computes the gradient of an input of `[height, width]` pixels and this element type from `grad` `[B, C]`, plus the `addend`
+    /// `[B, C, H, W]`.
     fn global_avg_pool_backward(
         size: [usize; 2],
         dtype: DType,

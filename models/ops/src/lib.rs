@@ -6,6 +6,10 @@
 //! ([`ConvKernels`], [`NormKernels`], [`HeadKernels`]). All other operations, devices and element types use burn's operations.
 //! Models call the same functions everywhere.
 //!
+//! A call of [`conv2d`], for example, goes from `functional` through burn's dispatch to `autodiff` (which records the step of the
+//! backward pass) and to the kernels: `cpu::flex` or `gpu::backend`. The heads of `cpu/mod.rs` and `gpu/mod.rs` list which file
+//! computes what. `deferred` has the steps of batch norms inside GPU convolutions, `channels` those of operations on channels.
+//!
 //! # Memory order
 //!
 //! The CPU kernels keep images channels-last in memory (PyTorch's `channels_last`), while the shape stays

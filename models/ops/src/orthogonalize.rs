@@ -11,7 +11,7 @@ use crate::update::square_sum;
 ///
 /// Source: Keller Jordan, <https://kellerjordan.github.io/posts/muon/>; the defaults of `torch.optim.Muon`.
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
-/// Iterations.
+/// Number of Newton–Schulz iterations, `ns_steps` of `torch.optim.Muon`.
 const ITERATIONS: usize = 5;
 /// A smaller norm counts as this one, so that zeros stay zeros.
 const EPSILON: f64 = 1e-7;

@@ -143,7 +143,12 @@ fn nearest_to_zero(images: &[[usize; 4]], seed: u64) -> f64 {
 }
 
 prop_compose! {
-    fn dims()(batch in 1..5_usize, channels in prop_oneof![1..9_usize, 14..70_usize], height in 1..9_usize, width in 1..9_usize) -> [usize; 4] {
+    fn dims()(
+        batch in 1..5_usize,
+        channels in prop_oneof![1..9_usize, 14..70_usize],
+        height in 1..9_usize,
+        width in 1..9_usize,
+    ) -> [usize; 4] {
         [batch, channels, height, width]
     }
 }

@@ -1,7 +1,8 @@
 //! Layers with PyTorch's names and layouts.
 //!
-//! All networks are built from these layers alone. Kernels and synchronised batch norm are selected here through
-//! [`Context`](crate::Context), so the models need no change.
+//! All networks are built from these layers and from operations of the crate `ops`, which selects the kernels by device and element
+//! type. The layers take precision, synchronised batch norm and the sink of gradients from the [`Context`](crate::Context), so the
+//! networks need no code for them.
 
 mod batch_norm;
 mod buffer;

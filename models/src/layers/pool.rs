@@ -42,6 +42,7 @@ impl Relu {
     }
 }
 
-/// Equals pytorch-cifar's `avg_pool2d(out, 4)` and flattening for 4x4 features, and accepts all other sizes.
+/// The mean over all pixels, `[B, C, H, W]` → `[B, C]`. For 4x4 features it equals pytorch-cifar's `avg_pool2d(out, 4)` and
+/// flattening.
 pub use ops::global_avg_pool;
 pub use ops::relu;

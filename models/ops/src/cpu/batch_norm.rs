@@ -8,6 +8,9 @@
 //! Sums are computed over pieces of fixed size: in f32 within a piece, and in f64 and in order over the pieces. They
 //! therefore do not depend on the number of threads. Squares are summed around a pivot, the first pixel, so that the
 //! variance stays accurate if the mean is far from zero.
+//!
+//! Source: `torch.nn.functional.batch_norm`. Checked by `batch_norm` in `models/ops/tests/ops.rs` and `batch_norms` in `bf16.rs`,
+//! shared statistics by `models/tests/shared_batch.rs`.
 
 use super::activation::{ElementwiseFn, relu_grad, with_activation};
 use super::allocator::Buffer;
@@ -30,6 +33,7 @@ pub(crate) struct Stats {
     count: f64,
     /// Reciprocal of the standard deviation.
     inverse: Vec<f32>,
+    /// Factor and summand that normalise, scale and shift.
     scale: Vec<f32>,
     shift: Vec<f32>,
 }
@@ -42,7 +46,8 @@ impl Stats {
         Self { mean, variance, count, inverse, scale, shift }
     }
 
-    /// Computes the statistics of the rows of `x` and, with `shared`, of the other ranks' rows of the batch.
+    /// Computes the statistics of `x`, `[rows, channels]`, and, with `shared`, of the other ranks' rows of the batch. `weight` and
+    /// `bias` are `[channels]`.
     pub(crate) fn from_batch<E: Element>(
         x: &[E],
         weight: &[f32],
@@ -202,7 +207,9 @@ fn moments_body<E: Element>(x: &[E], pivot: &[f32], sum: &mut [f32], squares: &m
     }
 }
 
-multiversion!(fn normalise<E: Element>(x: &[E], residual: Option<&[E]>, scale: &[f32], shift: &[f32], activation: Activation, y: &mut [E]) = normalise_body);
+multiversion!(fn normalise<E: Element>(
+    x: &[E], residual: Option<&[E]>, scale: &[f32], shift: &[f32], activation: Activation, y: &mut [E]
+) = normalise_body);
 
 #[inline(always)]
 fn normalise_body<E: Element>(
@@ -234,7 +241,10 @@ fn normalise_body<E: Element>(
     });
 }
 
-multiversion!(fn grad_sums<E: Element>(x: &[E], g: &[E], mean: &[f32], scale: &[f32], shift: &[f32], activation: Activation, sum: &mut [f32], product: &mut [f32]) = grad_sums_body);
+multiversion!(fn grad_sums<E: Element>(
+    x: &[E], g: &[E], mean: &[f32], scale: &[f32], shift: &[f32], activation: Activation, sum: &mut [f32],
+    product: &mut [f32]
+) = grad_sums_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice per tensor")]
@@ -263,7 +273,10 @@ fn grad_sums_body<E: Element>(
     });
 }
 
-multiversion!(fn grad_input<E: Element>(x: &[E], g: &[E], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], activation: Activation, dx: &mut [E]) = grad_input_body);
+multiversion!(fn grad_input<E: Element>(
+    x: &[E], g: &[E], scale: &[f32], shift: &[f32], slope: &[f32], offset: &[f32], activation: Activation,
+    dx: &mut [E]
+) = grad_input_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice per tensor")]

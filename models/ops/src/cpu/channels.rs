@@ -1,4 +1,6 @@
 //! Means, sums and factors of channels, on channels-last images.
+//!
+//! Checked by `models/ops/tests/ops.rs` and by `elementwise_operations_and_channels` in `bf16.rs`.
 
 use super::allocator::Buffer;
 use super::element::Element;
@@ -92,7 +94,9 @@ pub(crate) fn scale_grad<E: Element>(
     [dx, dfactors]
 }
 
-multiversion!(fn scale_grad_image<E: Element>(x: &[E], factors: &[E], dy: &[E], dx: &mut [E], sums: &mut [f32]) = scale_grad_image_body);
+multiversion!(fn scale_grad_image<E: Element>(
+    x: &[E], factors: &[E], dy: &[E], dx: &mut [E], sums: &mut [f32]
+) = scale_grad_image_body);
 
 #[inline(always)]
 fn scale_grad_image_body<E: Element>(x: &[E], factors: &[E], dy: &[E], dx: &mut [E], sums: &mut [f32]) {

@@ -4,6 +4,8 @@
 //! its products would be with padding. Here every pixel of `dy` is multiplied by all filters (the columns are the
 //! weights of all taps), and the products are added to the pixels of `dx` under the kernel. In channels-last order, the
 //! sums of one kernel row are adjacent in memory.
+//!
+//! Checked by `conv_tests`.
 
 use super::allocator::Buffer;
 use super::kernel::{MicroKernels, Operand, TileArgs};

@@ -1,6 +1,8 @@
 //! Depthwise convolution: one filter per channel. Each multiply-add processes a vector of channels, and there is no
 //! matrix product. Weights and sums are f32. Tasks are rows of pixels. The weight gradient has one sum for each of 16 parts of
 //! the batch and adds the sums in order, so it does not depend on the number of threads.
+//!
+//! Images are channels-last, and weights `[tap][channel]` while they are used. Checked by `conv_tests`.
 
 use super::allocator::Buffer;
 use super::channels::sum_rows;
@@ -46,7 +48,9 @@ pub(crate) fn forward<E: Element>(
     });
 }
 
-multiversion!(fn forward_row<E: Element>(shape: &ConvShape, x: &[E], weight: &[f32], bias: Option<&[f32]>, relu: bool, row: usize, y: &mut [E]) = forward_row_body);
+multiversion!(fn forward_row<E: Element>(
+    shape: &ConvShape, x: &[E], weight: &[f32], bias: Option<&[f32]>, relu: bool, row: usize, y: &mut [E]
+) = forward_row_body);
 
 #[inline(always)]
 fn forward_row_body<E: Element>(
@@ -123,7 +127,9 @@ pub(crate) fn data_grad<E: Element>(shape: &ConvShape, weight: &[f32], dy: &[E],
     });
 }
 
-multiversion!(fn data_grad_row<E: Element>(shape: &ConvShape, dy: &[E], weight: &[f32], row: usize, dx: &mut [E]) = data_grad_row_body);
+multiversion!(fn data_grad_row<E: Element>(
+    shape: &ConvShape, dy: &[E], weight: &[f32], row: usize, dx: &mut [E]
+) = data_grad_row_body);
 
 #[inline(always)]
 fn data_grad_row_body<E: Element>(shape: &ConvShape, dy: &[E], weight: &[f32], row: usize, dx: &mut [E]) {
@@ -181,7 +187,9 @@ pub(crate) fn weight_grad<E: Element>(shape: &ConvShape, x: &[E], dy: &[E]) -> B
     grad
 }
 
-multiversion!(fn weight_grad_image<E: Element>(shape: &ConvShape, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) = weight_grad_image_body);
+multiversion!(fn weight_grad_image<E: Element>(
+    shape: &ConvShape, x: &[E], dy: &[E], n: usize, sums: &mut [f32]
+) = weight_grad_image_body);
 
 #[inline(always)]
 fn weight_grad_image_body<E: Element>(shape: &ConvShape, x: &[E], dy: &[E], n: usize, sums: &mut [f32]) {

@@ -4,6 +4,8 @@
 //! taps with `c` channels each is therefore one tap of `kw · c` contiguous elements, except at the image's edge. Where
 //! windows exceed the image, the image (which has few channels) is copied once with its padding. A first convolution of
 //! three channels then has inner loops of 9 or 15 products per tap instead of three.
+//!
+//! Checked by `conv_tests`.
 
 use super::allocator::Buffer;
 use super::element::Element;

@@ -7,6 +7,8 @@
 //! Groups of half a vector's channels are copied two at a time, and their channels alternate in a pixel ([`GroupKernels::groups`]).
 //!
 //! Tasks are bands of images.
+//!
+//! Checked by `conv_tests`.
 
 use std::ops::Range;
 

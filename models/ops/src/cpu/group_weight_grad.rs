@@ -2,6 +2,8 @@
 //!
 //! There is one sum for each of 16 parts of the batch. The sums are added in order, so the gradient does not depend on the number
 //! of threads.
+//!
+//! Checked by `conv_tests`.
 
 use super::allocator::Buffer;
 use super::group_conv::{self, PLANE};

@@ -177,7 +177,7 @@ unsafe impl<P: Wide<S: Simd<V = __m512>>> Products for TwoGroups<P> {
     }
 }
 
-/// The kernels for narrow groups: tiles of `$wide`, `$narrow` and `$least` pixels, and outer products of `$many` or `$few` rows.
+/// The kernels for narrow groups: three tiles of `$rows` x `$cols` pixels, and outer products of `$many` or `$few` rows.
 macro_rules! groups {
     // 32 registers.
     (32, $features:literal, $element:ty, $products:ty, $simd:ty) => {
@@ -186,7 +186,8 @@ macro_rules! groups {
     (16, $features:literal, $element:ty, $products:ty, $simd:ty) => {
         groups!($features, $element, $products, $simd, [1 x 8, 2 x 4, 4 x 2], 12 | 4)
     };
-    ($features:literal, $element:ty, $products:ty, $simd:ty, [$($rows:literal x $cols:literal),*], $many:literal | $few:literal) => {{
+    ($features:literal, $element:ty, $products:ty, $simd:ty, [$($rows:literal x $cols:literal),*],
+     $many:literal | $few:literal) => {{
         #[target_feature(enable = $features)]
         unsafe fn outer(call: &GroupOuterArgs<$element>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.
@@ -285,7 +286,8 @@ macro_rules! transforms {
 /// A set for products `$products` of `$element`, with `$rows` rows and `$vecs` vectors of `$simd`, of which there are
 /// `$registers` registers.
 macro_rules! isa {
-    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $winograd:expr, $registers:tt, $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
+    ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $winograd:expr, $registers:tt,
+     $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{
         #[target_feature(enable = $features)]
         unsafe fn tile_f32(call: &TileArgs<$element, f32>) {
             // SAFETY: the features are enabled; the caller guarantees the rest.

@@ -1,4 +1,6 @@
 //! Cross-entropy and its gradient, row by row.
+//!
+//! Checked by `loss` in `models/ops/tests/ops.rs`.
 
 use super::allocator::Buffer;
 use super::parallel::{SharedSlice, for_each};

@@ -1,4 +1,6 @@
 //! CPU kernels of Newton–Schulz iterations, see [`orthogonalize`](crate::orthogonalize()).
+//!
+//! Checked by `models/ops/tests/orthogonalize.rs`.
 
 use burn::backend::Flex;
 use burn::tensor::Tensor;

@@ -2,6 +2,9 @@
 //!
 //! Loops run over vectors of channels. The last vector of a pixel with few channels extends into the next pixel, whose
 //! own values are written later: LeNet's 6 channels then take one vector instead of six scalars.
+//!
+//! Source: `torch.nn.functional.max_pool2d`. Checked by `pooling_and_relu` in `models/ops/tests/ops.rs` and `poolings` in
+//! `bf16.rs`.
 
 use std::ops::Range;
 
@@ -37,7 +40,9 @@ pub(crate) fn forward<E: Element>(shape: &PoolShape, x: &[E]) -> (Buffer<E>, Buf
     (y, argmax)
 }
 
-multiversion!(fn forward_row<E: Element>(shape: &PoolShape, x: &[E], row: usize, y: &mut [E], argmax: &mut [u8]) = forward_row_body);
+multiversion!(fn forward_row<E: Element>(
+    shape: &PoolShape, x: &[E], row: usize, y: &mut [E], argmax: &mut [u8]
+) = forward_row_body);
 
 #[inline(always)]
 fn forward_row_body<E: Element>(shape: &PoolShape, x: &[E], row: usize, y: &mut [E], argmax: &mut [u8]) {
@@ -107,7 +112,9 @@ pub(crate) fn backward<E: Element>(shape: &PoolShape, argmax: &[u8], dy: &[E]) -
     dx
 }
 
-multiversion!(fn backward_image<E: Element>(shape: &PoolShape, argmax: &[u8], dy: &[E], n: usize, dx: &mut [E]) = backward_image_body);
+multiversion!(fn backward_image<E: Element>(
+    shape: &PoolShape, argmax: &[u8], dy: &[E], n: usize, dx: &mut [E]
+) = backward_image_body);
 
 #[inline(always)]
 fn backward_image_body<E: Element>(shape: &PoolShape, argmax: &[u8], dy: &[E], n: usize, dx: &mut [E]) {

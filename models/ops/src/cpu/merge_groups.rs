@@ -4,6 +4,8 @@
 //! Neighbouring groups are therefore merged into one group with block-diagonal weights, as many as fit into the
 //! narrowest tile. The zeros of these weights replace the padding, so the kernels compute as many products as before, in
 //! fewer and longer loops. With AMX tile registers, groups are merged to the width of a full tile.
+//!
+//! Checked by `conv_tests`.
 
 use super::allocator::Buffer;
 use super::kernel::MicroKernels;

@@ -12,7 +12,25 @@
 //! - Other layers: `batch_norm`, `activation`, `channels`, `concat`, `max_pool`, `loss`.
 //! - Optimizer: `update`, and for Muon `matrix` and `symmetric`.
 //! - Memory, threads, element types: `allocator`, `free_ranges`, `parallel`, `element`, `convert`.
-//! - Tests of all convolutions: `conv_tests`.
+//! - Tests: `conv_tests` compares all passes of convolutions with sums in f64, on every instruction set of the processor.
+//!   `models/ops/tests/ops.rs` and `bf16.rs` compare all operations with burn's in f32 and f64, with autodiff.
+//!
+//! # Where a convolution is computed
+//!
+//! The forward pass is `flex::conv_forward`, then `conv::forward`, which takes the first line that fits. A linear layer is a 1x1
+//! convolution of images of one pixel. f32 images never use AMX: on such a processor they have the kernels of AVX-512.
+//!
+//! | convolution | kernels | bf16 images with AMX |
+//! |---|---|---|
+//! | depthwise | `depthwise` | the same |
+//! | 3x3 of stride 1, one group, channels in multiples of 16 (32 for bf16 with AVX512-BF16) | `winograd` | `igemm_amx` |
+//! | groups of 5 to 8 channels; narrower ones are merged first | `group_conv` | merged up to 32 channels; above 16 `igemm_amx` |
+//! | all others | `igemm` | `igemm_amx`; `igemm` below 16 input channels per group |
+//!
+//! `winograd` and `igemm` multiply with `micro_kernel::tile`, which `kernel_x86` compiles for AVX-512 (12 rows x 32 columns of f32)
+//! and AVX2, and `kernel` for other processors. `igemm_amx` multiplies with `kernel_amx`. The data gradient has the same choice,
+//! and `col2im` for one group of fewer than 16 input channels, if windows are wider than a pixel. The weight gradients are
+//! `depthwise`, `winograd_grad`, `group_weight_grad`, and `weight_grad` with `weight_grad_amx`.
 
 mod activation;
 mod allocator;

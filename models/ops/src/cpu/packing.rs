@@ -8,17 +8,19 @@ use super::parallel::{SharedSlice, for_each};
 /// Channels that are packed together.
 const BLOCK: usize = 16;
 
-/// A weight tensor with its strides.
+/// A weight tensor as a matrix per group and tap: the columns are the result's channels, and the depth, the summed index, is the
+/// source's channels.
 pub(crate) struct Weights<'a> {
     pub(crate) data: &'a [f32],
     pub(crate) groups: usize,
     /// Columns and depth of one group.
     pub(crate) columns: usize,
     pub(crate) depth: usize,
+    /// Elements from one group, column or depth to the next.
     pub(crate) group_stride: usize,
     pub(crate) column_stride: usize,
     pub(crate) depth_stride: usize,
-    /// Offset of each tap.
+    /// Offset in elements of each tap.
     pub(crate) taps: &'a [usize],
 }
 

@@ -2,6 +2,8 @@
 //!
 //! All tensors of a list are divided into chunks, and tasks take runs of chunks. The loops are plain multiplications
 //! and additions, each rounded separately, so every instruction set produces the same bits.
+//!
+//! Checked by `models/tests/update.rs`.
 
 use burn::backend::Flex;
 use burn::tensor::{DType, Shape, Tensor};
@@ -181,7 +183,10 @@ fn sgd_nesterov_body(p: &mut [f32], g: &[f32], b: &mut [f32], [scale, decay, mom
     }
 }
 
-multiversion!(fn adamw(p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], scale: f32, betas: [f32; 2], rest: [f32; 2], factors: [f32; 4]) = adamw_body);
+multiversion!(fn adamw(
+    p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], scale: f32, betas: [f32; 2], rest: [f32; 2],
+    factors: [f32; 4]
+) = adamw_body);
 
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one slice per tensor")]

@@ -9,8 +9,8 @@ use super::vector::Simd;
 
 /// Defines a vector type by its instructions.
 macro_rules! simd {
-    ($(#[$doc:meta])* $name:ident: $lanes:literal $v:ty, $zero:path, $splat:path, $load:path, $store:path, $fma:path, $add:path, $sub:path,
-     $max:path, $load_bf16:path, $store_bf16:path, $split:path, $join:path, $join_rounded:path) => {
+    ($(#[$doc:meta])* $name:ident: $lanes:literal $v:ty, $zero:path, $splat:path, $load:path, $store:path, $fma:path,
+     $add:path, $sub:path, $max:path, $load_bf16:path, $store_bf16:path, $split:path, $join:path, $join_rounded:path) => {
         $(#[$doc])*
         pub(super) struct $name;
 

@@ -6,6 +6,8 @@
 //! computed in f32, `x` and `dy` are converted instead, chunk by chunk; `x` of few channels is converted as a whole. With few
 //! channels, taps are folded or gathered first, as in [`super::igemm`]. Every part has its own sums, which are added in the order
 //! of the parts. The parts, and therefore the last bits of the result, depend on the number of threads.
+//!
+//! Checked by `conv_tests`.
 
 use std::ops::Range;
 
@@ -116,8 +118,8 @@ impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
         S: WidenTo<T>,
         E: WidenTo<T>,
     {
-        let (groups, [_, columns]) = (self.shape.groups, self.shape.group_channels());
-        let panels = panels(isa, columns);
+        let groups = self.shape.groups;
+        let panels = panels(isa, self.shape.group_channels()[1]);
         let (padded, width) = (padded(&panels), self.taps.len() * self.depth);
         let gather = self.depth < GATHER_BELOW && self.taps.len() > 1;
         let (taps, depth) = if gather { (1, width) } else { (self.taps.len(), self.depth) };
@@ -144,17 +146,7 @@ impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
             rows.clear();
             rows.extend(self.dy.chunks_exact(self.shape.channels[1]).skip(first).take(count).map(<[E]>::as_ptr));
             rows.resize(padded_count, self.dy_zeros.as_ptr());
-            let channels = self.shape.channels[1];
-            // SAFETY: each row has the channels of all groups.
-            let (dy, first_column) = unsafe { E::rows(&rows, 0, channels, &mut wide_dy) };
-            for (group, to) in packed.chunks_exact_mut(CHUNK * padded).enumerate() {
-                for panel in &panels {
-                    let to = &mut to[panel.column * padded_count..];
-                    let column = group * columns + panel.column;
-                    // SAFETY: as above.
-                    unsafe { panel.isa.pack(dy, first_column + column, channels - column, panel.isa.cols, to) };
-                }
-            }
+            self.pack_dy(&panels, &rows, &mut wide_dy, &mut packed);
             for tap in 0..taps {
                 let pixels = &pointers[tap * padded_count..][..padded_count];
                 let len = if gather { 0 } else { groups * depth };
@@ -188,6 +180,25 @@ impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    /// Packs a chunk of `dy` for all groups: `[group][panel][step][column][STEP]`, with room for [`CHUNK`] pixels per group. `pixels`
+    /// point to the first channel of each pixel.
+    fn pack_dy<T: Operand>(&self, panels: &[Panel<T>], pixels: &[*const E], room: &mut WideRows<T>, packed: &mut [T])
+    where
+        E: WidenTo<T>,
+    {
+        let (channels, [_, columns]) = (self.shape.channels[1], self.shape.group_channels());
+        // SAFETY: each pixel has the channels of all groups.
+        let (dy, first_column) = unsafe { E::rows(pixels, 0, channels, room) };
+        for (group, to) in packed.chunks_exact_mut(CHUNK * padded(panels)).enumerate() {
+            for panel in panels {
+                let to = &mut to[panel.column * pixels.len()..];
+                let column = group * columns + panel.column;
+                // SAFETY: as above.
+                unsafe { panel.isa.pack(dy, first_column + column, channels - column, panel.isa.cols, to) };
             }
         }
     }

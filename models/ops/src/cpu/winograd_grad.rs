@@ -7,6 +7,8 @@
 //! channels, the sums of a part would not stay in L2, and all threads would read and write them for every block of tiles.
 //! All threads then transform a larger block together, and a task adds the block's products to some of the sums, which
 //! exist once.
+//!
+//! Checked by `conv_tests`.
 
 use std::ops::Range;
 

@@ -1,4 +1,7 @@
 //! Elementwise activations: one launch for each pass, computed in f32.
+//!
+//! Images are rows of channels in vectors of `N`; a thread processes one column of vectors and several rows ([`Blocks`]). Checked
+//! by `gpu_check --ops` (`benches/gpu_check/ops.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;

@@ -1,4 +1,9 @@
-//! The passes of deferred batch norms. The terms are those of `norm_kernels.rs`.
+//! The passes over memory of deferred batch norms: [`apply`] computes the output, and [`norm_gradient`] the sums over its gradient.
+//! Both read each matrix once.
+//!
+//! Matrices have one row per pixel and one column per channel, in vectors of `N`, as in `norm_kernels.rs`. A thread processes one
+//! column of vectors and every `depth`-th row of its block's rows ([`Blocks`]). Checked by `gpu_check --ops --cases deferred`
+//! (`benches/gpu_check/deferred.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -165,10 +170,109 @@ pub(super) fn write_gradient<N: Size>(
     factors[2 * columns + column] = -(scale * (sum * inv_rows)) - of_input * statistics[column];
 }
 
+/// Size arguments of [`norm_gradient`]. Pitches are distances of rows, in vectors.
+#[derive(CubeType, CubeLaunch)]
+struct GradientSizes {
+    rows: usize,
+    /// Vectors per row.
+    columns: usize,
+    pitch: usize,
+    residual_pitch: usize,
+    dy_pitch: usize,
+    out_pitch: usize,
+    g_pitch: usize,
+    /// Pixels of an image, and the reciprocal of their number; used if the gradient is pooled.
+    pixels: usize,
+    inv_pixels: f32,
+    /// Rows per piece, and the number of pieces.
+    piece: usize,
+    count_of_pieces: usize,
+    /// Reciprocal of the number of rows.
+    inv_rows: f32,
+}
+
+/// What [`norm_gradient`] reads and computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct GradientOptions {
+    /// Whether the activation's derivative is computed from the output, not from the recomputed input of the activation.
+    from_output: bool,
+    /// Whether `g` is written.
+    writes: bool,
+    /// Whether the gradients of the residual's batch norm are computed too. Its gradient is also `g`.
+    of_residual: bool,
+    /// Whether the given gradient is that of the means over the pixels of each image.
+    pooled: bool,
+    activation: Activation,
+}
+
+/// Computes `g`, the gradient of the activation's input, for the rows of a thread. Returns its sums of `g`, of `g · x̂`, and of
+/// `g · x̂` with the residual's x̂ (zero unless `of_residual`). Arguments are those of [`norm_gradient`].
+#[cube]
+fn sums_of_rows<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    residual: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    dy_means: &[Vector<f32, N>],
+    out: &[Vector<F, N>],
+    statistics: &[Vector<f32, N>],
+    residual_statistics: &[Vector<f32, N>],
+    g_out: &mut [Vector<F, N>],
+    sizes: &GradientSizes,
+    #[comptime] options: GradientOptions,
+) -> (Vector<f32, N>, Vector<f32, N>, Vector<f32, N>) {
+    let (column, y, _, depth) = thread_position();
+    let columns = sizes.columns;
+    let start = CUBE_POS_Y as usize * sizes.piece;
+    let end = min(start + sizes.piece, sizes.rows);
+    let mut sum = Vector::<f32, N>::new(0.0);
+    let mut product = Vector::<f32, N>::new(0.0);
+    let mut residual_product = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let (mean, inv_std) = (statistics[column], statistics[columns + column]);
+        let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
+        let mut residual_mean = Vector::<f32, N>::new(0.0);
+        let mut residual_inv_std = Vector::<f32, N>::new(0.0);
+        if comptime!(options.of_residual) {
+            residual_mean = residual_statistics[column];
+            residual_inv_std = residual_statistics[columns + column];
+        }
+        let mut row = start + y;
+        while row < end {
+            let x = Vector::<f32, N>::cast_from(x[row * sizes.pitch + column]);
+            let at = if comptime!(options.from_output) {
+                Vector::<f32, N>::cast_from(out[row * sizes.out_pitch + column])
+            } else {
+                x * scale + shift
+            };
+            let dy = if comptime!(options.pooled) {
+                dy_means[row / sizes.pixels * sizes.dy_pitch + column] * Vector::new(sizes.inv_pixels)
+            } else {
+                Vector::<f32, N>::cast_from(dy[row * sizes.dy_pitch + column])
+            };
+            // The sums are those of the rounded gradient.
+            let rounded = Vector::<F, N>::cast_from(activation_grad::<N>(at, dy, comptime!(options.activation)));
+            let g = Vector::<f32, N>::cast_from(rounded);
+            if comptime!(options.writes) {
+                g_out[row * sizes.g_pitch + column] = rounded;
+            }
+            sum += g;
+            product += g * ((x - mean) * inv_std);
+            if comptime!(options.of_residual) {
+                let other = Vector::<f32, N>::cast_from(residual[row * sizes.residual_pitch + column]);
+                residual_product += g * ((other - residual_mean) * residual_inv_std);
+            }
+            row += depth;
+        }
+    }
+    (sum, product, residual_product)
+}
+
 /// Computes the sums over all rows of `g` and of `g · x̂`, where `g` is the gradient of the activation's input, and everything that
-/// [`write_gradient`] writes. With `writes`, also writes `g`. If `of_residual`, does the same for the batch norm of the residual,
-/// whose gradient is `g` too. If `pooled`, the gradient is that of the means over the `pixels` of each image,
-/// `dy_means[images][columns]`; `inv_pixels` is `1 / pixels`.
+/// [`write_gradient`] writes; with `of_residual` also for the batch norm of the residual. With `writes`, also writes `g` to
+/// `g_out`. If `pooled`, the gradient is `dy_means[images][columns]`, otherwise `dy[rows][columns]`.
+///
+/// Each block writes its sums to `pieces[piece][2 or 3][columns]`: `g`, `g · x̂` and, with `of_residual`, `g · x̂` of the residual.
+/// The last block of each tile of columns adds up the pieces.
 #[cube(launch_unchecked)]
 fn norm_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -187,77 +291,23 @@ fn norm_gradient<F: Float, N: Size>(
     residual_bias_out: &mut [Vector<f32, N>],
     residual_factors: &mut [Vector<f32, N>],
     counters: &mut [Atomic<u32>],
-    rows: usize,
-    columns: usize,
-    pitch: usize,
-    residual_pitch: usize,
-    dy_pitch: usize,
-    out_pitch: usize,
-    g_pitch: usize,
-    pixels: usize,
-    inv_pixels: f32,
-    piece: usize,
-    count_of_pieces: usize,
-    inv_rows: f32,
-    #[comptime] from_output: bool,
-    #[comptime] writes: bool,
-    #[comptime] of_residual: bool,
-    #[comptime] pooled: bool,
-    #[comptime] activation: Activation,
+    sizes: &GradientSizes,
+    #[comptime] options: GradientOptions,
     #[define(F)] _dtype: ElemType,
 ) {
-    let (column, y, _, depth) = thread_position();
-    let start = CUBE_POS_Y as usize * piece;
-    let end = min(start + piece, rows);
-    let mut sum = Vector::<f32, N>::new(0.0);
-    let mut product = Vector::<f32, N>::new(0.0);
-    let mut residual_product = Vector::<f32, N>::new(0.0);
-    if column < columns {
-        let (mean, inv_std) = (statistics[column], statistics[columns + column]);
-        let (scale, shift) = (statistics[2 * columns + column], statistics[3 * columns + column]);
-        let mut residual_mean = Vector::<f32, N>::new(0.0);
-        let mut residual_inv_std = Vector::<f32, N>::new(0.0);
-        if comptime!(of_residual) {
-            residual_mean = residual_statistics[column];
-            residual_inv_std = residual_statistics[columns + column];
-        }
-        let mut row = start + y;
-        while row < end {
-            let x = Vector::<f32, N>::cast_from(x[row * pitch + column]);
-            let at = if comptime!(from_output) {
-                Vector::<f32, N>::cast_from(out[row * out_pitch + column])
-            } else {
-                x * scale + shift
-            };
-            let dy = if comptime!(pooled) {
-                dy_means[row / pixels * dy_pitch + column] * Vector::new(inv_pixels)
-            } else {
-                Vector::<f32, N>::cast_from(dy[row * dy_pitch + column])
-            };
-            // The sums are those of the rounded gradient.
-            let rounded = Vector::<F, N>::cast_from(activation_grad::<N>(at, dy, activation));
-            let g = Vector::<f32, N>::cast_from(rounded);
-            if comptime!(writes) {
-                g_out[row * g_pitch + column] = rounded;
-            }
-            sum += g;
-            product += g * ((x - mean) * inv_std);
-            if comptime!(of_residual) {
-                let other = Vector::<f32, N>::cast_from(residual[row * residual_pitch + column]);
-                residual_product += g * ((other - residual_mean) * residual_inv_std);
-            }
-            row += depth;
-        }
-    }
+    let (sum, product, residual_product) =
+        sums_of_rows::<F, N>(x, residual, dy, dy_means, out, statistics, residual_statistics, g_out, sizes, options);
+    let (column, y, _, _) = thread_position();
+    let (columns, count_of_pieces, inv_rows) = (sizes.columns, sizes.count_of_pieces, sizes.inv_rows);
     // Vectors of a piece.
-    let step = if comptime!(of_residual) { 3 * columns } else { 2 * columns };
+    let step = if comptime!(options.of_residual) { 3 * columns } else { 2 * columns };
     let at = CUBE_POS_Y as usize * step + column;
     let (sum, product) = sum_pair_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         pieces[at] = sum;
         pieces[at + columns] = product;
     }
-    if comptime!(of_residual) {
+    if comptime!(options.of_residual) {
         let mut shared = Shared::<[Vector<f32, N>]>::new_slice(THREADS_PER_BLOCK);
         let residual_product = sum_over_block::<N>(residual_product, &mut shared);
         if y == 0 && column < columns {
@@ -269,7 +319,7 @@ fn norm_gradient<F: Float, N: Size>(
         if y == 0 && column < columns {
             write_gradient::<N>(sum, product, statistics, weight_out, bias_out, factors, column, columns, inv_rows);
         }
-        if comptime!(of_residual) {
+        if comptime!(options.of_residual) {
             let (_, residual_product) = sum_of_pieces::<N>(pieces, columns, step, count_of_pieces, columns);
             if y == 0 && column < columns {
                 write_gradient::<N>(
@@ -323,6 +373,27 @@ impl GradientPass<'_> {
         let workspace = x.of_columns(if of_residual.is_some() { 3 } else { 2 } * pieces);
         let [zeros, _] = counters(&workspace);
         let pixels = if pooled { x.rows() / dy.rows() } else { 1 };
+        let sizes = GradientSizesLaunch::new(
+            x.rows(),
+            blocks.columns,
+            x.pitch(vector),
+            residual.pitch(vector),
+            dy.pitch(vector),
+            second.pitch(vector),
+            third.pitch(vector),
+            pixels,
+            1.0 / pixels as f32,
+            piece,
+            pieces,
+            1.0 / x.rows() as f32,
+        );
+        let options = GradientOptions {
+            from_output: out.is_some(),
+            writes: masked.is_some(),
+            of_residual: of_residual.is_some(),
+            pooled,
+            activation: norm.activation,
+        };
         // SAFETY: matrices have the rows and columns that the kernel gets, the means a row for each image; statistics have four
         // vectors over the columns, factors three, the workspace one per piece and sum, and a tile of columns has a counter.
         unsafe {
@@ -347,23 +418,8 @@ impl GradientPass<'_> {
                 all(second_bias),
                 all(second_factors),
                 all(&zeros),
-                x.rows(),
-                blocks.columns,
-                x.pitch(vector),
-                residual.pitch(vector),
-                dy.pitch(vector),
-                second.pitch(vector),
-                third.pitch(vector),
-                pixels,
-                1.0 / pixels as f32,
-                piece,
-                pieces,
-                1.0 / x.rows() as f32,
-                out.is_some(),
-                masked.is_some(),
-                of_residual.is_some(),
-                pooled,
-                norm.activation,
+                sizes,
+                options,
                 dtype_to_storage_type(x.dtype()),
             );
         }

@@ -1,5 +1,15 @@
-//! Convolutions on a GPU. [`implicit_gemm`] computes all but depthwise ones on tensor cores. Depthwise convolutions and, on older
-//! GPUs, groups with few channels have custom kernels without tensor cores. On older GPUs, all others run burn's kernels.
+//! Convolutions and linear layers on a GPU: the choice of the kernels for all passes.
+//!
+//! - [`implicit_gemm`], on tensor cores: all but depthwise convolutions, where [`implicit_gemm::supports`] the GPU (compute
+//!   capability 8.0 or higher), the element type and the options.
+//! - [`direct`], without tensor cores: depthwise convolutions and, where `implicit_gemm` does not run, groups of at most [`NARROW`]
+//!   channels. [`depthwise_norms`] has the depthwise convolutions with deferred batch norms around them.
+//! - burn's kernels: all others, group by group if there are several, and the weight gradient where the line above applies and a
+//!   window has more than [`MAX_TAPS`] pixels.
+//!
+//! With `TRAINER_GPU_CONV=burn`, `implicit_gemm` never runs.
+//!
+//! `gpu_check --ops` compares all of them with the CPU (`benches/gpu_check/convolutions.rs`).
 //!
 //! burn has no kernel for the weight gradient of a grouped convolution. It runs group by group, with about six launches each:
 //! thousands of launches in a training step of RegNet. For depthwise convolutions, burn uses few threads, each of which adds up
@@ -74,6 +84,7 @@ pub(super) fn burn_options(options: &ConvOptions) -> burn::tensor::ops::ConvOpti
     burn::tensor::ops::ConvOptions::new(stride, padding, dilation, groups)
 }
 
+/// See [`ConvKernels::conv_forward`](crate::ConvKernels::conv_forward): `[B, in, H, W]` → `[B, out, …]`, in the input's type.
 pub(super) fn forward(
     input: CubeTensor,
     weight: CubeTensor,
@@ -162,6 +173,7 @@ pub(super) fn depthwise(
     (output, saved, statistics)
 }
 
+/// See [`ConvKernels::conv_backward`](crate::ConvKernels::conv_backward).
 pub(super) fn backward(
     saved: SavedConv,
     grad: CubeTensor,
@@ -268,15 +280,40 @@ fn weight_gradient(
     grouped_weight_gradient(&Rows::new(input), &weight, &Rows::new(grad), [ConvSource::Plain; 2], options, dtype)
 }
 
-/// Computes the weight gradient `[out, in / groups, height, width]` in type `result`, channels-last in memory.
+/// Computes the weight gradient `[out, in / groups, height, width]` in type `result`, channels-last in memory. `sources`: what the
+/// kernels compute from `x` and from `dy` while they load them.
 fn grouped_weight_gradient(
+    x: &Rows,
+    weight: &CubeTensor,
+    dy: &Rows,
+    sources: [ConvSource<'_>; 2],
+    options: &ConvOptions,
+    result: DType,
+) -> CubeTensor {
+    let [outputs, inputs, kernel_height, kernel_width]: [usize; 4] = weight.shape().dims();
+    let depthwise = direct::is_depthwise(weight.shape().dims(), options);
+    let (workspace, pieces) = weight_gradient_pieces(x, weight, dy, sources, options);
+    // A depthwise gradient has its taps first.
+    let shape = if depthwise {
+        [1, kernel_height, kernel_width, outputs]
+    } else {
+        [outputs, kernel_height, kernel_width, inputs]
+    };
+    let sum = empty_device_contiguous_dtype(x.client().clone(), weight.device.clone(), Shape::from(shape), result);
+    sum_pieces(&workspace, &sum, pieces);
+    let sum = if depthwise { Cube::float_swap_dims(sum, 0, 3) } else { sum };
+    permute_nhwc_to_nchw(sum)
+}
+
+/// Computes the weight gradient of each piece of the output's pixels, f32, in the order of `depthwise_pieces` or `grouped_pieces`.
+/// Returns the gradients and the number of pieces, which depends on the shapes alone.
+fn weight_gradient_pieces(
     x: &Rows,
     weight: &CubeTensor,
     dy: &Rows,
     [of_x, of_dy]: [ConvSource<'_>; 2],
     options: &ConvOptions,
-    result: DType,
-) -> CubeTensor {
+) -> (CubeTensor, usize) {
     let [outputs, inputs, kernel_height, kernel_width]: [usize; 4] = weight.shape().dims();
     let ([_, height, width, _], [batch, out_height, out_width, _]) = (x.dims(), dy.dims());
     let depthwise = direct::is_depthwise(weight.shape().dims(), options);
@@ -297,10 +334,8 @@ fn grouped_weight_gradient(
     let pieces = pixels.div_ceil(piece);
     let client = x.client();
     let length = outputs * taps * inputs;
-    let new = |shape: [usize; 4], dtype| {
-        empty_device_contiguous_dtype(client.clone(), weight.device.clone(), Shape::from(shape), dtype)
-    };
-    let workspace = new([pieces, 1, 1, length], DType::F32);
+    let shape = Shape::from([pieces, 1, 1, length]);
+    let workspace = empty_device_contiguous_dtype(client.clone(), weight.device.clone(), shape, DType::F32);
     let count = CubeCount::Static(tiles as u32, pieces as u32, vectors as u32);
     let dim = CubeDim::new_2d(lanes as u32, depth as u32);
     let dtype = dtype_to_storage_type(x.dtype());
@@ -356,20 +391,11 @@ fn grouped_weight_gradient(
             );
         }
     }
-    // A depthwise gradient has its taps first.
-    let shape = if depthwise {
-        [1, kernel_height, kernel_width, outputs]
-    } else {
-        [outputs, kernel_height, kernel_width, inputs]
-    };
-    let sum = new(shape, result);
-    sum_pieces(&workspace, &sum, pieces);
-    let sum = if depthwise { Cube::float_swap_dims(sum, 0, 3) } else { sum };
-    permute_nhwc_to_nchw(sum)
+    (workspace, pieces)
 }
 
 /// Sums `[pieces, …]` over the pieces, in order, to `sum`.
-pub(super) fn sum_pieces(pieces: &CubeTensor, sum: &CubeTensor, count: usize) {
+fn sum_pieces(pieces: &CubeTensor, sum: &CubeTensor, count: usize) {
     let length = sum.meta.num_elements();
     let vector = if length.is_multiple_of(4) { 4 } else { 1 };
     // As many threads for each column as there are pieces, at most half a block.

@@ -1,5 +1,9 @@
 //! Depthwise convolutions that also compute what the deferred batch norms around them need: the statistics of their output, and in
-//! the backward pass the sums over their data gradient. Each thread computes runs of [`PIXELS`] adjacent pixels of a piece.
+//! the backward pass the sums over their data gradient.
+//!
+//! Images are rows of channels, weights `[tap][channels]`, both in vectors of `N`. A thread computes one vector of channels, for
+//! runs of [`PIXELS`] adjacent pixels of its block's piece. The last block of each tile of channels merges the pieces in a fixed
+//! order. Checked by `gpu_check --ops --cases deferred` (`benches/gpu_check/deferred.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::kernel::into_contiguous;
@@ -20,31 +24,19 @@ use super::side_results::NormGradient;
 use super::weight_kernels::{NormOnLoad, Taps, load_factors};
 use crate::extension::{Activation, ConvOptions};
 
-/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_of_batch`]
-/// writes them. `pieces[piece][2][columns]` is a workspace.
-#[cube(launch_unchecked)]
-fn convolve_with_statistics<F: Float, N: Size>(
+/// Convolves the runs of a thread in a piece of the pixels, and returns the mean of its results, the sum of squares around the
+/// mean, and the number of results.
+#[cube]
+fn convolve_runs<F: Float, N: Size>(
     source: &[Vector<F, N>],
     factors: &[Vector<f32, N>],
     weight: &[Vector<F, N>],
     out: &mut [Vector<F, N>],
-    pieces: &mut [Vector<f32, N>],
-    of_batch: &mut [Vector<f32, N>],
-    norm_weight: &[Vector<f32, N>],
-    norm_bias: &[Vector<f32, N>],
-    running_mean: &mut [Vector<f32, N>],
-    running_variance: &mut [Vector<f32, N>],
-    counters: &mut [Atomic<u32>],
     images: &Images,
     piece: usize,
-    count_of_pieces: usize,
-    rows: f32,
-    epsilon: f32,
-    momentum: f32,
     #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
-    #[define(F)] _dtype: ElemType,
-) {
+) -> (Vector<f32, N>, Vector<f32, N>, f32) {
     let (column, y, _, depth) = thread_position();
     let start = CUBE_POS_Y as usize * piece;
     let end = min(start + piece, images.pixels);
@@ -93,9 +85,37 @@ fn convolve_with_statistics<F: Float, N: Size>(
         }
     }
     let shift = sum / Vector::new(max(count, 1.0));
-    let squares = max(squares - shift * sum, Vector::new(0.0));
+    (pivot + shift, max(squares - shift * sum, Vector::new(0.0)), count)
+}
+
+/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_of_batch`]
+/// writes them. `pieces[piece][2][columns]` is a workspace.
+#[cube(launch_unchecked)]
+fn convolve_with_statistics<F: Float, N: Size>(
+    source: &[Vector<F, N>],
+    factors: &[Vector<f32, N>],
+    weight: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    of_batch: &mut [Vector<f32, N>],
+    norm_weight: &[Vector<f32, N>],
+    norm_bias: &[Vector<f32, N>],
+    running_mean: &mut [Vector<f32, N>],
+    running_variance: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    images: &Images,
+    piece: usize,
+    count_of_pieces: usize,
+    rows: f32,
+    epsilon: f32,
+    momentum: f32,
+    #[comptime] norm_on_load: NormOnLoad,
+    #[comptime] taps: Taps,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (mean, squares, count) = convolve_runs::<F, N>(source, factors, weight, out, images, piece, norm_on_load, taps);
     let (mean, squares, has_result) = merge_blocks::<N>(
-        pivot + shift,
+        mean,
         squares,
         count,
         pieces,
@@ -106,6 +126,7 @@ fn convolve_with_statistics<F: Float, N: Size>(
         count_of_pieces,
     );
     if has_result {
+        let (column, _, _, _) = thread_position();
         write_of_batch::<N>(
             mean,
             squares,
@@ -123,12 +144,10 @@ fn convolve_with_statistics<F: Float, N: Size>(
     }
 }
 
-/// Computes the gradient of the images of a depthwise convolution and, from it, `g`, the gradient of the values before the
-/// activation. The images are the output of the deferred batch norm of `x`. Also sums `g` and `g · x̂` over all pixels, and
-/// computes everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `inv_rows` is the reciprocal of
-/// the number of rows.
-#[cube(launch_unchecked)]
-fn gradient_with_sums<F: Float, N: Size>(
+/// Computes `g` for the runs of a thread in a piece of the pixels, and returns its sums of `g` and of `g · x̂`. Arguments are those
+/// of [`gradient_with_sums`].
+#[cube]
+fn gradient_of_runs<F: Float, N: Size>(
     grad: &[Vector<F, N>],
     norm_input: &[Vector<F, N>],
     factors: &[Vector<f32, N>],
@@ -136,21 +155,13 @@ fn gradient_with_sums<F: Float, N: Size>(
     x: &[Vector<F, N>],
     statistics: &[Vector<f32, N>],
     g_out: &mut [Vector<F, N>],
-    pieces: &mut [Vector<f32, N>],
-    weight_out: &mut [Vector<f32, N>],
-    bias_out: &mut [Vector<f32, N>],
-    factors_out: &mut [Vector<f32, N>],
-    counters: &mut [Atomic<u32>],
     images: &Images,
     x_pitch: usize,
     piece: usize,
-    count_of_pieces: usize,
-    inv_rows: f32,
     #[comptime] activation: Activation,
     #[comptime] norm_on_load: NormOnLoad,
     #[comptime] taps: Taps,
-    #[define(F)] _dtype: ElemType,
-) {
+) -> (Vector<f32, N>, Vector<f32, N>) {
     let (column, y, _, depth) = thread_position();
     let columns = images.columns;
     let start = CUBE_POS_Y as usize * piece;
@@ -196,6 +207,54 @@ fn gradient_with_sums<F: Float, N: Size>(
             first += depth * PIXELS;
         }
     }
+    (sum, product)
+}
+
+/// Computes the gradient of the images of a depthwise convolution and, from it, `g`, the gradient of the values before the
+/// activation. The images are the output of the deferred batch norm of `x`. Also sums `g` and `g · x̂` over all pixels, and
+/// computes everything that [`write_gradient`] writes. `pieces[piece][2][columns]` is a workspace; `inv_rows` is the reciprocal of
+/// the number of rows.
+#[cube(launch_unchecked)]
+fn gradient_with_sums<F: Float, N: Size>(
+    grad: &[Vector<F, N>],
+    norm_input: &[Vector<F, N>],
+    factors: &[Vector<f32, N>],
+    weight: &[Vector<F, N>],
+    x: &[Vector<F, N>],
+    statistics: &[Vector<f32, N>],
+    g_out: &mut [Vector<F, N>],
+    pieces: &mut [Vector<f32, N>],
+    weight_out: &mut [Vector<f32, N>],
+    bias_out: &mut [Vector<f32, N>],
+    factors_out: &mut [Vector<f32, N>],
+    counters: &mut [Atomic<u32>],
+    images: &Images,
+    x_pitch: usize,
+    piece: usize,
+    count_of_pieces: usize,
+    inv_rows: f32,
+    #[comptime] activation: Activation,
+    #[comptime] norm_on_load: NormOnLoad,
+    #[comptime] taps: Taps,
+    #[define(F)] _dtype: ElemType,
+) {
+    let (sum, product) = gradient_of_runs::<F, N>(
+        grad,
+        norm_input,
+        factors,
+        weight,
+        x,
+        statistics,
+        g_out,
+        images,
+        x_pitch,
+        piece,
+        activation,
+        norm_on_load,
+        taps,
+    );
+    let (column, y, _, _) = thread_position();
+    let columns = images.columns;
     let (sum, product) = sum_pair_over_block::<N>(sum, product);
     if y == 0 && column < columns {
         let at = CUBE_POS_Y as usize * 2 * columns + column;

@@ -2,6 +2,8 @@
 //!
 //! A thread computes one vector of `N` output channels for a few pixels, so a weight that it reads is used for all of
 //! them. The data gradient is the transposed sum, over the windows that contain a pixel.
+//!
+//! Checked by `gpu_check --ops` (`benches/gpu_check/convolutions.rs`, `deferred.rs`).
 
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;

@@ -1,4 +1,7 @@
 //! Tables on the GPU for a graph's next runs: the graph's first kernel reads a run's inputs, the last one writes its results.
+//!
+//! A thread copies one word of 32 bits. Checked by `benches/gpu_check/graph.sh`: training by graphs equals training by single
+//! launches.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{Bytes, DType, Shape};

@@ -1,4 +1,6 @@
 //! One launch that makes a batch of images: a thread for each pixel of the result.
+//!
+//! Checked by `gpu_check --ops` (`benches/gpu_check/batches.rs`).
 
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::{DType, Int, Shape, Tensor};

@@ -1,4 +1,7 @@
 //! Kernels of a classifier's head: the mean over all pixels, and a bias's gradient. One launch each.
+//!
+//! Images are rows of channels in vectors of `N`. For a mean, a block processes one image; for a bias, a piece of all rows, and the
+//! last block adds up the pieces. Checked by `gpu_check --ops` (`benches/gpu_check/ops.rs`, `convolutions.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;

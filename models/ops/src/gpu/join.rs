@@ -1,4 +1,7 @@
 //! Joins the channels of two images ([`Join`]), and computes both gradients: one launch for each pass.
+//!
+//! Images are rows of channels in vectors of `N`; a thread processes one column of vectors and several rows ([`Blocks`]). Checked
+//! by `gpu_check --ops` (`benches/gpu_check/ops.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;

@@ -1,4 +1,7 @@
 //! The training loss and its gradient: one launch, whose last block adds up the rows' losses.
+//!
+//! Logits are `[rows][classes]`. 32 threads share a row, and a block has 8 rows. Checked by `gpu_check --ops`
+//! (`benches/gpu_check/batches.rs`).
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;

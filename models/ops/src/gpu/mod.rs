@@ -14,6 +14,21 @@
 //! - CUDA graphs: `graph`, and `feed` for a graph's inputs and results.
 //! - Shared code: `rows` (tensors as matrices, launch geometry), `block_sums`, `counters`, `storage`, `traffic`.
 //!
+//! # Where a convolution is computed
+//!
+//! The forward pass is `backend`, then `conv::forward`, or `deferred::conv_norm_forward` with a batch norm in training behind it.
+//! Both call `implicit_gemm::forward`, which launches `implicit_gemm/conv.cu` (`compute_tile` of the pass `FORWARD`): `operands.cu`
+//! copies the windows and filters to shared memory, and `product.cu` multiplies them on tensor cores. Depthwise convolutions are in
+//! `direct_kernels`, or in `depthwise_norms` with a batch norm in training. The gradients are `conv::backward`, then
+//! `implicit_gemm::gradients`.
+//!
+//! # Tests
+//!
+//! `models/ops/tests/conv_lowering.rs` compiles `implicit_gemm` without a GPU. `benches/gpu_check --ops` compares all operations
+//! with the CPU's, on a GPU or on the stand-in for NVIDIA's driver (`benches/gpu_check/on_cpu.sh`).
+//!
+//! # Memory order
+//!
 //! The kernels see images as matrices with one row of channels per pixel. Activations have a kernel because burn's ReLU returns
 //! its result in another memory order (its masked fill follows the shape), which the next convolution would have to convert.
 

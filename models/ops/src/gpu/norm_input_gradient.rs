@@ -1,4 +1,7 @@
 //! The pass that computes the gradient of a batch norm's input, for convolutions that would read it once for each of their taps.
+//!
+//! Images are rows of channels in vectors of `N`; a thread processes one column of vectors and several rows ([`Blocks`]). Checked
+//! by `gpu_check --ops --cases deferred` (`benches/gpu_check/deferred.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;

@@ -3,6 +3,8 @@
 //!
 //! In a reduction over all rows, each block reduces a piece of the rows, then the last block of each tile of columns reduces the
 //! pieces, in an order that depends on the shape alone. `norm_moments.rs` has those of means and variances.
+//!
+//! Checked by `gpu_check --ops` (`benches/gpu_check/ops.rs`), synchronised batch norm by `gpu_check --ranks` (`norm.rs`).
 
 use cubecl::prelude::*;
 

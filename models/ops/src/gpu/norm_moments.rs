@@ -3,6 +3,9 @@
 //! Variances are sums of squares around a thread's first row, merged by Chan's formula
 //! (<https://doi.org/10.2307/2683386>), so they stay accurate if the mean is far from zero. The order of merging depends on
 //! the shape alone.
+//!
+//! A block processes a piece of the rows for a tile of columns, and a thread one column of vectors. The last block of each tile
+//! merges the pieces. Checked as `norm_kernels.rs`.
 
 use cubecl::prelude::*;
 

@@ -1,4 +1,7 @@
 //! Scaling of each channel of each image, with both gradients: one launch for each pass, computed in f32.
+//!
+//! Images are rows of channels in vectors of `N`, factors `[images][columns]`. Forward, a thread processes several rows of any
+//! image; backward, a block processes one image. Checked by `gpu_check --ops` (`benches/gpu_check/ops.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;

@@ -3,6 +3,8 @@
 //! burn's `sum` tries several kernels at run time, and some of them add with atomics, in the order in which blocks end.
 //! Ranks would then scale the same gradients by different factors and drift apart. Here, each block sums its share, and
 //! the last one sums the blocks' sums, in an order that depends on the tensors' lengths alone.
+//!
+//! Checked by `gpu_check --ops` (`benches/gpu_check/updates.rs`).
 
 use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::ops::numeric::empty_device_dtype;

@@ -7,6 +7,9 @@
 //!
 //! The kernels write in place, and read the scalars that change from step to step ([`StepScalars`]) from device memory: a captured
 //! graph can then run them again.
+//!
+//! A thread updates one vector of up to four elements of one parameter (`parameter_batch.rs`). Checked by `gpu_check --ops`
+//! (`benches/gpu_check/updates.rs`).
 
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
@@ -22,6 +25,7 @@ use crate::optimizer::{ParameterUpdate, StepScalars, UpdateRule, UpdatedParamete
 /// Copies of values in bf16, in vectors of `N`.
 type Copies<N> = Sequence<Box<[Vector<bf16, N>]>>;
 
+/// [`UpdateRule::Sgd`] with momentum. `scalars`: see [`StepScalars`]. With `copied`, also writes the values in bf16.
 #[cube(launch_unchecked)]
 fn sgd<N: Size>(
     values: &mut Tensors<N>,
@@ -61,6 +65,7 @@ fn sgd<N: Size>(
     }
 }
 
+/// [`UpdateRule::AdamW`]. `means` and `variances` are the first and second moments; otherwise as [`sgd`].
 #[cube(launch_unchecked)]
 fn adamw<N: Size>(
     values: &mut Tensors<N>,
@@ -117,6 +122,7 @@ fn scale_of<N: Size>(gradient: Vector<f32, N>, scale: &[f32], #[comptime] scaled
     if comptime!(scaled) { gradient * Vector::new(scale[0]) } else { gradient }
 }
 
+/// `average = decay · average + (1 - decay) · value`.
 #[cube(launch_unchecked)]
 fn ema<N: Size>(averages: &mut Tensors<N>, values: &Tensors<N>, blocks: &Sequence<ParameterBlocks>, decay: f32) {
     #[unroll]
@@ -177,6 +183,15 @@ fn launch_all<const N: usize>(
     updated.into_iter().map(|tensors| tensors.expect("every parameter is in one launch"))
 }
 
+/// Tensors of a step that all parameters share.
+struct StepTensors {
+    scalars: CubeTensor,
+    /// The factor of the gradients; without one another tensor, which the kernel does not read.
+    scale: CubeTensor,
+    scaled: bool,
+    loss: CubeTensor,
+}
+
 /// Takes a step of parameters that [`supports`] supports, in place.
 pub(crate) fn update(
     rule: &UpdateRule,
@@ -185,88 +200,122 @@ pub(crate) fn update(
     parameters: Vec<ParameterUpdate>,
 ) -> Vec<UpdatedParameter> {
     let vector = |tensor: &Tensor<1>| storage_of(tensor).expect("scalars and loss are f32 on the parameters' GPU");
-    // A launch needs a tensor for the scale. Without a scale the kernel does not read this tensor.
-    let (scaled, scale) = (scale.is_some(), vector(scale.unwrap_or(scalars)));
-    let (scalars, loss) = (vector(scalars), vector(loss));
-    let owned = |tensor: Tensor<1>| writable_storage(tensor).expect("`supports` has checked the tensors");
-    let read = |tensor: &Tensor<1>| storage_of(tensor).expect("`supports` has checked the tensors");
-    let owned_state = |slot: Option<Tensor<1>>| owned(slot.expect("`supports` has checked the state"));
-    // An entry of `copies` shares its weight, which could then not be written in place: take the entry out first.
-    let taken = |value: &Tensor<1>| storage_of(value).and_then(|value| bf16_weights::take(&value));
+    let step = StepTensors {
+        scalars: vector(scalars),
+        scale: vector(scale.unwrap_or(scalars)),
+        scaled: scale.is_some(),
+        loss: vector(loss),
+    };
     match *rule {
-        UpdateRule::Sgd { momentum, nesterov, .. } => {
-            let tensors = |ParameterUpdate { value, gradient, weight_decay, state: [buffer, _] }: ParameterUpdate| {
-                (taken(&value), ([owned(value), read(&gradient), owned_state(buffer)], weight_decay))
-            };
-            let updated = launch_all::<3>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
-                let (blocks, grid) = pass.blocks_and_grid();
-                // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within. Nobody else has
-                // the memory of a value, a copy or a state.
-                unsafe {
-                    sgd::launch_unchecked(
-                        &pass.client(),
-                        grid,
-                        CubeDim::new_1d(THREADS_PER_BLOCK as u32),
-                        pass.vector,
-                        pass.args(0),
-                        pass.args(1),
-                        pass.args(2),
-                        copies.iter().map(all).collect(),
-                        blocks,
-                        all(&scalars),
-                        all(&scale),
-                        all(&loss),
-                        momentum as f32,
-                        scaled,
-                        nesterov,
-                        !copies.is_empty(),
-                    );
-                }
-            });
-            let result = |[value, _, buffer]: [CubeTensor; 3]| UpdatedParameter {
-                value: tensor_of_storage(value),
-                state: [Some(tensor_of_storage(buffer)), None],
-            };
-            updated.map(result).collect()
-        }
+        UpdateRule::Sgd { momentum, nesterov, .. } => update_sgd(&step, momentum as f32, nesterov, parameters),
         UpdateRule::AdamW { betas, eps, .. } => {
-            let tensors = |ParameterUpdate { value, gradient, weight_decay, state }: ParameterUpdate| {
-                let [mean, variance] = state.map(owned_state);
-                (taken(&value), ([owned(value), read(&gradient), mean, variance], weight_decay))
-            };
-            let updated = launch_all::<4>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
-                let (blocks, grid) = pass.blocks_and_grid();
-                // SAFETY: as above.
-                unsafe {
-                    adamw::launch_unchecked(
-                        &pass.client(),
-                        grid,
-                        CubeDim::new_1d(THREADS_PER_BLOCK as u32),
-                        pass.vector,
-                        pass.args(0),
-                        pass.args(1),
-                        pass.args(2),
-                        pass.args(3),
-                        copies.iter().map(all).collect(),
-                        blocks,
-                        all(&scalars),
-                        all(&scale),
-                        all(&loss),
-                        betas[0] as f32,
-                        betas[1] as f32,
-                        eps as f32,
-                        scaled,
-                        !copies.is_empty(),
-                    );
-                }
-            });
-            let result = |[value, _, mean, variance]: [CubeTensor; 4]| UpdatedParameter {
-                value: tensor_of_storage(value),
-                state: [Some(tensor_of_storage(mean)), Some(tensor_of_storage(variance))],
-            };
-            updated.map(result).collect()
+            update_adamw(&step, betas.map(|beta| beta as f32), eps as f32, parameters)
         }
     }
+}
+
+/// Message for tensors that [`supports`] refuses.
+const CHECKED: &str = "`supports` has checked the tensors";
+
+fn owned(tensor: Tensor<1>) -> CubeTensor {
+    writable_storage(tensor).expect(CHECKED)
+}
+
+fn owned_state(slot: Option<Tensor<1>>) -> CubeTensor {
+    owned(slot.expect(CHECKED))
+}
+
+/// Takes out the bf16 copy of a value. It shares the value, which could not be written in place otherwise.
+fn take_copy(value: &Tensor<1>) -> Option<CubeTensor> {
+    storage_of(value).and_then(|value| bf16_weights::take(&value))
+}
+
+/// Takes a step of SGD with momentum.
+fn update_sgd(
+    step: &StepTensors,
+    momentum: f32,
+    nesterov: bool,
+    parameters: Vec<ParameterUpdate>,
+) -> Vec<UpdatedParameter> {
+    let tensors = |ParameterUpdate { value, gradient, weight_decay, state: [buffer, _] }: ParameterUpdate| {
+        let gradient = storage_of(&gradient).expect(CHECKED);
+        (take_copy(&value), ([owned(value), gradient, owned_state(buffer)], weight_decay))
+    };
+    let updated = launch_all::<3>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
+        let (blocks, grid) = pass.blocks_and_grid();
+        // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within. Nobody else has the memory of
+        // a value, a copy or a state.
+        unsafe {
+            sgd::launch_unchecked(
+                &pass.client(),
+                grid,
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
+                pass.vector,
+                pass.args(0),
+                pass.args(1),
+                pass.args(2),
+                copies.iter().map(all).collect(),
+                blocks,
+                all(&step.scalars),
+                all(&step.scale),
+                all(&step.loss),
+                momentum,
+                step.scaled,
+                nesterov,
+                !copies.is_empty(),
+            );
+        }
+    });
+    let result = |[value, _, buffer]: [CubeTensor; 3]| UpdatedParameter {
+        value: tensor_of_storage(value),
+        state: [Some(tensor_of_storage(buffer)), None],
+    };
+    updated.map(result).collect()
+}
+
+/// Takes a step of AdamW.
+fn update_adamw(
+    step: &StepTensors,
+    betas: [f32; 2],
+    eps: f32,
+    parameters: Vec<ParameterUpdate>,
+) -> Vec<UpdatedParameter> {
+    let tensors = |ParameterUpdate { value, gradient, weight_decay, state }: ParameterUpdate| {
+        let [mean, variance] = state.map(owned_state);
+        let gradient = storage_of(&gradient).expect(CHECKED);
+        (take_copy(&value), ([owned(value), gradient, mean, variance], weight_decay))
+    };
+    let updated = launch_all::<4>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
+        let (blocks, grid) = pass.blocks_and_grid();
+        // SAFETY: as in `update_sgd`.
+        unsafe {
+            adamw::launch_unchecked(
+                &pass.client(),
+                grid,
+                CubeDim::new_1d(THREADS_PER_BLOCK as u32),
+                pass.vector,
+                pass.args(0),
+                pass.args(1),
+                pass.args(2),
+                pass.args(3),
+                copies.iter().map(all).collect(),
+                blocks,
+                all(&step.scalars),
+                all(&step.scale),
+                all(&step.loss),
+                betas[0],
+                betas[1],
+                eps,
+                step.scaled,
+                !copies.is_empty(),
+            );
+        }
+    });
+    let result = |[value, _, mean, variance]: [CubeTensor; 4]| UpdatedParameter {
+        value: tensor_of_storage(value),
+        state: [Some(tensor_of_storage(mean)), Some(tensor_of_storage(variance))],
+    };
+    updated.map(result).collect()
 }
 
 /// Computes `decay average + (1 - decay) value` of pairs in f32 on a GPU, in place. Returns other pairs unchanged, as `Err`.
@@ -284,7 +333,7 @@ pub(crate) fn ema_update(
     let mut averages = Vec::with_capacity(pairs.len());
     for pass in Batch::<2>::all(pairs.into_iter().map(owned).collect()) {
         let (client, (blocks, grid)) = (pass.client(), pass.blocks_and_grid());
-        // SAFETY: as in `update`.
+        // SAFETY: as in `update_sgd`.
         unsafe {
             ema::launch_unchecked(
                 &client,

@@ -3,6 +3,8 @@
 //! Each thread keeps in registers the sums of all taps of one output channel and one vector of input channels
 //! (depthwise: of one vector of channels), over its share of the output's pixels. A block sums its threads' values, and
 //! a second kernel sums the blocks' values, in an order that depends on the shape alone.
+//!
+//! Checked by `gpu_check --ops` (`benches/gpu_check/convolutions.rs`, `deferred.rs`).
 
 use cubecl::prelude::*;
 use cubecl::std::FastDivmod;

@@ -28,6 +28,11 @@
 //!
 //! Sums are f32, in an order that depends on the shapes alone. f32 operands are rounded to TF32. Nothing is tuned at run time, so
 //! all GPUs run the same kernels.
+//!
+//! A tile is 64 to 128 rows by 32 to 128 columns ([`Tile`]), and a warp multiplies 32 or 64 rows by 32 columns of it. Files:
+//! `source.rs` joins the `.cu` files to a kernel, of which `conv.cu` is the entry; `forward.rs` and `gradients.rs` prepare the
+//! launches; `kernel.rs` and `ahead.rs` compile. Checked by `models/ops/tests/conv_lowering.rs` (compiles all variants without a
+//! GPU) and by `gpu_check --ops` (`benches/gpu_check/convolutions.rs`, `deferred.rs`).
 
 mod ahead;
 mod forward;

@@ -31,7 +31,8 @@ __device__ void column_sums(float (&values)[ACROSS][2], int row, int column, flo
         for (int k = 0; k < 2; k++) {
             float sum = 0.0f;
 #pragma unroll
-            for (int warps = 0; warps < ROWS / WARP_ROWS; warps++) sum += memory[warps * COLUMNS + column + j * 8 + lane % 4 * 2 + k];
+            for (int warps = 0; warps < ROWS / WARP_ROWS; warps++)
+                sum += memory[warps * COLUMNS + column + j * 8 + lane % 4 * 2 + k];
             values[j][k] = sum;
         }
     __syncthreads();
@@ -175,7 +176,8 @@ struct Norm {};
 
 #if ADD
 /// Adds images, from the tile's first column on.
-__device__ void add_images(float (&sums)[DOWN][ACROSS][4], int row, int column, const Element *images, const Target &target, int left) {
+__device__ void add_images(float (&sums)[DOWN][ACROSS][4], int row, int column, const Element *images, const Target &target,
+                           int left) {
     int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < DOWN; i++)
@@ -323,8 +325,8 @@ struct NormGradientResult {
 /// Writes the results of a `Norm` or `ResidualNorm` from sums over `count` rows, [columns of all groups]. Each thread has written
 /// the sums of its column itself.
 template <class OneNorm>
-__device__ void write_norm_gradient(const float *sums, const float *products, const OneNorm &norm, const NormGradientResult &to, int at,
-                                    int left, int all, int count) {
+__device__ void write_norm_gradient(const float *sums, const float *products, const OneNorm &norm, const NormGradientResult &to,
+                                    int at, int left, int all, int count) {
     if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
     int c = at + threadIdx.x;
     float sum = sums[c], product = products[c], scale = norm.inv_std[c] * norm.weight[c];

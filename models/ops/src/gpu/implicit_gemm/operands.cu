@@ -243,7 +243,8 @@ struct OutputPixels {
             NormOnLoad::Factors factors(norm_on_load, channel);
 #pragma unroll
             for (int i = 0; i < LOADS; i++)
-                if (insides.of_oldest(i)) factors.apply(tile + outer<ROWS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
+                if (insides.of_oldest(i))
+                    factors.apply(tile + outer<ROWS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
         }
     }
 };
@@ -295,7 +296,8 @@ struct TransposedWindows {
             NormOnLoad::Factors factors(norm_on_load, channel);
 #pragma unroll
             for (int i = 0; i < LOADS; i++)
-                if (insides.of_oldest(i)) factors.apply(tile + outer<COLUMNS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
+                if (insides.of_oldest(i))
+                    factors.apply(tile + outer<COLUMNS>(threadIdx.x / PER_ROW + i * STEP, threadIdx.x % PER_ROW));
         }
     }
 };

@@ -34,7 +34,9 @@ template <int LOADS, class NormOnLoad> struct Inside {
 
 __device__ __forceinline__ void read_chunk(float (&to)[CHUNK], u32 at) {
     u32 words[4];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(at));
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
 #if BF16

@@ -286,7 +286,8 @@ impl ConvKernel {
         let bytes =
             memory.join(" > ") + &memory.get(1).map_or(String::new(), |second| format!(" ? first::MEMORY : {second}"));
         source += &format!(
-            "extern \"C\" __global__ void __launch_bounds__({threads}, {blocks}) {name}({parameters}const __grid_constant__ AllSizes<{}> s) {{\n\
+            "extern \"C\" __global__ void __launch_bounds__({threads}, {blocks}) \
+             {name}({parameters}const __grid_constant__ AllSizes<{}> s) {{\n\
              __shared__ alignas(128) unsigned char memory[{bytes}];\n",
             bodies.len()
         );
