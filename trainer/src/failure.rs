@@ -76,9 +76,9 @@ impl Failure {
         Self::of_panic(panic_text(panic)?)
     }
 
-    /// Converts a panic's text to a failure. burn panics if the GPU is out of memory or has stopped, wherever burn reads results, and
-    /// if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of this
-    /// program.
+    /// Converts a panic's text to a failure. burn panics if the GPU is out of memory or has stopped, wherever burn reads results,
+    /// and if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of
+    /// this program.
     pub fn of_panic(text: &str) -> Option<Self> {
         Self::of_full_memory(text)
             .or_else(|| Self::of_poisoned_gpu(text))
@@ -92,8 +92,8 @@ impl Failure {
         Some(Self::usage(cause, ops::SMALLER_BATCH))
     }
 
-    /// A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of `device` find the libraries of CUDA
-    /// 13, and cudarc panics because it does not.
+    /// A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of `device` find the libraries of
+    /// CUDA 13, and cudarc panics because it does not.
     fn of_missing_library(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("Unable to dynamically load the \"")?;
         let (name, rest) = rest.split_once('"')?;

@@ -269,9 +269,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Handles a run that was resumed after its end: all steps were done, it had stopped early, or its time was over. Evaluates once
-    /// more and returns the outcome. Returns `None` if steps are left, or if `train.max_steps` has ended the run inside an epoch:
-    /// the epoch's loop then ends without a step.
+    /// Handles a run that was resumed after its end: all steps were done, it had stopped early, or its time was over. Evaluates
+    /// once more and returns the outcome. Returns `None` if steps are left, or if `train.max_steps` has ended the run inside an
+    /// epoch: the epoch's loop then ends without a step.
     fn finish_complete_run(&mut self) -> Result<Option<RunOutcome>, Failure> {
         let all_steps_done = self.progress.step >= self.lengths.last_step;
         let finished = self.progress.epoch > self.lengths.epochs || (all_steps_done && self.progress.batch == 0);
@@ -326,9 +326,9 @@ impl<'a> Engine<'a> {
             output.reporter.epoch(&record)?;
         }
 
-        // If train.max_steps or train.max_time_s has ended the run inside an epoch, the progress stays inside the epoch, and a resumed
-        // run continues there. Then the checkpoint has the step's name. The epoch's name is for the checkpoint of the epoch's end:
-        // `best` may point to this checkpoint, which the later one must not replace.
+        // If train.max_steps or train.max_time_s has ended the run inside an epoch, the progress stays inside the epoch, and a
+        // resumed run continues there. Then the checkpoint has the step's name. The epoch's name is for the checkpoint of the
+        // epoch's end: `best` may point to this checkpoint, which the later one must not replace.
         let complete = self.progress.batch >= self.lengths.batches_per_epoch;
         let name = if complete { format!("epoch-{epoch}") } else { format!("step-{}", self.progress.step) };
         if complete {
