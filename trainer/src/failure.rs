@@ -81,9 +81,9 @@ impl Failure {
         Self::of_panic(panic_text(panic)?)
     }
 
-    /// Converts a panic's text to a failure. burn panics if the GPU is out of memory or has stopped, wherever burn reads results, and
-    /// if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of this
-    /// program.
+    /// Converts a panic's text to a failure. burn panics if the GPU is out of memory or has stopped, wherever burn reads results,
+    /// and if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of
+    /// this program.
     pub fn of_panic(text: &str) -> Option<Self> {
         let of_gpu = || gpu_error(text).map(|(message, hint)| Self::run(message, hint));
         of_gpu().or_else(|| Self::of_missing_library(text)).or_else(|| Self::of_large_batch(text))
@@ -95,8 +95,8 @@ impl Failure {
         Some(Self::usage(cause, ops::SMALLER_BATCH))
     }
 
-    /// A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of `device` find the libraries of CUDA
-    /// 13, and cudarc panics because it does not.
+    /// A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of `device` find the libraries of
+    /// CUDA 13, and cudarc panics because it does not.
     fn of_missing_library(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("Unable to dynamically load the \"")?;
         let (name, rest) = rest.split_once('"')?;

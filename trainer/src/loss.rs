@@ -11,9 +11,9 @@ pub mod binary;
 use burn::tensor::{Device, Tensor, TensorData};
 use data::loader::Mix;
 
-/// Returns the target distribution of one batch, row-major `[B, classes]`. `labels` is `[B]`. Label smoothing gives the label the
-/// mass `1 - smoothing + smoothing / classes`, and each other class `smoothing / classes`. With `mix`, the distribution of each
-/// sample is then mixed with that of its partner.
+/// Returns the target distribution of one batch, row-major `[B, classes]`. `labels` is `[B]`. With label smoothing, the label has
+/// the mass `1 - smoothing + smoothing / classes`, and each other class has `smoothing / classes`. With `mix`, the distribution
+/// of each sample is then mixed with that of its partner.
 pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing: f64) -> Vec<f32> {
     let rest = (smoothing / classes as f64) as f32;
     let mut targets = vec![rest; labels.len() * classes];

@@ -78,7 +78,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Checks `RAYON_NUM_THREADS`, the number of threads of a process. 0 means all cores. rayon would ignore a value that is not a number.
+/// Checks `RAYON_NUM_THREADS`, the number of threads of a process. 0 means all cores. rayon would ignore a value that is not a
+/// number.
 ///
 /// # Errors
 /// The value is not a number, or is more threads than a process can start.

@@ -57,8 +57,8 @@ impl DatasetRecord {
             .then(|| format!("was trained on images of {}, and these are {}", shown(self.shape), shown(data.shape)))
     }
 
-    /// Compares the classes with which a checkpoint was trained with those of `data`. Their order matters, since a label is an index
-    /// into the list. Returns the kind of difference and its description, or `None`.
+    /// Compares the classes with which a checkpoint was trained with those of `data`. Their order matters, since a label is an
+    /// index into the list. Returns the kind of difference and its description, or `None`.
     pub fn other_classes(&self, data: &Self) -> Option<(ClassDifference, String)> {
         let list = |classes: &[String]| {
             let shown = classes.iter().take(10).map(String::as_str).collect::<Vec<_>>().join(", ");

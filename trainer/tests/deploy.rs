@@ -242,7 +242,7 @@ fn the_kubernetes_mpi_job_trains() {
     assert_eq!(losses(&results(&bench, "pods")), reference(&bench, &[]));
 }
 
-/// The operator gives each pod its number and the address of the first one.
+/// The operator sets the number of each pod and the address of the first pod in environment variables.
 #[test]
 fn the_kubernetes_pytorch_job_trains() {
     let job = manifest("pytorchjob.yaml");

@@ -69,7 +69,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && !"-_./".contains(c)).map(|word| word.trim_end_matches('.'))
 }
 
-/// Returns the anchor that GitHub gives to a heading: lower case, blanks as hyphens, no other signs.
+/// Returns GitHub's anchor of a heading: lower case, blanks as hyphens, no other signs.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()

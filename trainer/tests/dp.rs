@@ -54,7 +54,7 @@ fn a_step_of_one_image_is_refused_with_synchronised_batch_norm_too() {
     }
 }
 
-/// Synchronised batch norm is batch norm over the whole batch; without it the devices see other statistics.
+/// Synchronised batch norm normalises by the whole batch. With local batch norm, each device would have other statistics.
 ///
 /// The steps are few and small: at its start a ResNet multiplies the rounding of sums by a hundred or more per step, and one
 /// device with another number of threads leaves the curve as fast as several devices do.

@@ -23,8 +23,8 @@ fn every_world_trains_alike(options: &[&str]) -> Vec<f64> {
     one
 }
 
-/// The weighted mean divides by the weights of the global batch. The mean of the ranks' weighted means would be another number, because
-/// the shares of the ranks have different classes.
+/// The weighted mean divides by the weights of the global batch. The mean of the ranks' weighted means would be another number,
+/// because the shares of the ranks have different classes.
 #[test]
 fn the_weighted_mean_is_that_of_the_global_batch() {
     let weighted = every_world_trains_alike(&WEIGHTS);

@@ -1,4 +1,4 @@
-//! Imports go down the layers of ARCHITECTURE.md, and crates import only what its table allows.
+//! Modules import only modules of lower layers (ARCHITECTURE.md lists the layers). Crates import only what its table allows.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;

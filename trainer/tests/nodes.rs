@@ -117,7 +117,7 @@ fn training_starts_again_on_both_machines_after_a_longer_outage() {
     }
 }
 
-/// Debian gives a host's own name the address 127.0.1.1 in `/etc/hosts`, and a name from outside may be unknown inside.
+/// In Debian's `/etc/hosts`, a host's own name has the address 127.0.1.1. A name that other hosts use may be unknown on the host.
 #[test]
 fn node_0_may_resolve_its_own_name_to_a_loopback_address_or_not_at_all() {
     let Some(net) = namespaces("h") else { return };

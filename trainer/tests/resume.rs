@@ -286,7 +286,7 @@ fn a_run_that_stopped_early_may_be_resumed_with_more_patience() {
     }
 }
 
-/// Otherwise the run would end early, since its length is counted in steps.
+/// The length of a run is counted in steps, so with fewer steps per epoch the run would have more epochs.
 #[test]
 fn a_resume_with_other_steps_per_epoch_is_refused() {
     let bench = Bench::new(CONFIG);
@@ -299,7 +299,7 @@ fn a_resume_with_other_steps_per_epoch_is_refused() {
     bench.run(&resume).expect(0);
 }
 
-/// 500, 501 and 512 images make 32 batches of 16, but other images come next.
+/// 500, 501 and 512 images are 32 batches of 16. But the order of the images differs, so the next batch would have other images.
 #[test]
 fn a_resume_inside_an_epoch_with_other_images_or_batches_is_refused() {
     let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 500"));

@@ -1,4 +1,4 @@
-//! What a run does with a run folder in which other files are than it has left there.
+//! Runs whose folder was changed by others: links, missing lines, folders in place of links.
 
 use std::{
     ffi::OsStr,

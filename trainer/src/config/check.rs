@@ -88,8 +88,8 @@ fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     }
 }
 
-/// Checks the settings for images in files. `in_files` tells whether the data set has such images. The images of other data sets have
-/// one size and are in memory.
+/// Checks the settings for images in files. `in_files` tells whether the data set has such images. The images of other data sets
+/// have one size and are in memory.
 fn image_files(plan: &RunPlan, reader: &mut Reader, in_files: bool) {
     let data = &plan.data;
     let name = &data.name;

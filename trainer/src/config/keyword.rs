@@ -142,8 +142,8 @@ keywords! {
     LrScale {
         /// As written.
         None = "none",
-        /// The linear scaling rule (Goyal et al. 2017): `lr` times the growth of the global batch. The growth is the number of workers
-        /// with `batch_scope = "per_worker"`, and 1 otherwise.
+        /// The linear scaling rule (Goyal et al. 2017): `lr` times the growth of the global batch. The growth is the number of
+        /// workers with `batch_scope = "per_worker"`, and 1 otherwise.
         Linear = "linear",
         /// `lr` times the square root of the growth of the global batch.
         Sqrt = "sqrt",

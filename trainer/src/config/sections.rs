@@ -50,8 +50,8 @@ sections! {
         name: String = String::new(), also ["dataset"];
         /// The folder that holds the files, relative to the current directory; for `manifest` the CSV file.
         dir: Option<PathBuf> = None, unset "the usual places", also ["path", "root", "data_dir"];
-        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label means no class. The
-        /// loss is then PyTorch's `BCEWithLogitsLoss`.
+        /// The character between the classes of an image in a manifest: `";"` reads `cat;dog`, and an empty label means no class.
+        /// The loss is then PyTorch's `BCEWithLogitsLoss`.
         label_delim: Option<char> = None, unset "each image has one class", also ["label_delimiter", "multi_label", "delimiter"];
         /// Augmentations of each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
@@ -175,8 +175,8 @@ sections! {
         /// the longest one applies.
         lr_factors: BTreeMap<String, f64> = BTreeMap::new(), in (Excluded(0), Included(1000)), unset "1 for all",
             also ["lr_mult", "layer_lrs"];
-        /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The factors
-        /// of `lr_factors` multiply it.
+        /// Factor of `lr` from each group of layers to the one before (timm's layer-wise decay): the classifier has `lr`. The
+        /// factors of `lr_factors` multiply it.
         layer_decay: Option<f64> = None, in (Excluded(0), Included(1)), unset "off", also ["layer_lr_decay", "llrd"];
         /// Growth of `lr` with the number of workers.
         lr_scale: LrScale = LrScale::None, unset "off";

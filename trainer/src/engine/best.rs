@@ -1,6 +1,6 @@
 //! The best evaluation of a run, by `checkpoint.best`, and early stopping.
 
-use super::{Engine, Files, checkpoint::Links, eval_record};
+use super::{Engine, RunOutput, checkpoint::Links, eval_record};
 use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::{EvalRecord, Evaluated};
@@ -23,7 +23,7 @@ impl Engine<'_> {
     /// (`checkpoint.keep_best = false`), removes the link `best`, which points to older weights.
     pub(super) fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         let keep_best = is_best && self.plan.checkpoint.keep_best;
-        if let Some(Files { store, .. }) = self.files.as_ref().filter(|_| is_best && !keep_best) {
+        if let Some(RunOutput { store, .. }) = self.output.as_ref().filter(|_| is_best && !keep_best) {
             store.forget_best()?;
         }
         self.save(name, if keep_best { Links::LastAndBest } else { Links::Last })
@@ -51,7 +51,7 @@ impl Engine<'_> {
 
     /// Prints that a resumed run has nothing left to train, and which setting makes the run longer.
     pub(super) fn note_complete_run(&self, early_stop: Option<[usize; 2]>) {
-        if self.files.is_none() {
+        if self.output.is_none() {
             return;
         }
         let done = counted(self.progress.step, "step");

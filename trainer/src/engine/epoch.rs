@@ -165,10 +165,10 @@ fn complete_step(
     };
     tracing::trace!(epoch, step, loss = record.loss, ms = record.step_ms, data_ms = record.data_ms, "step done");
     let note = engine.strategy.take_note();
-    if let Some(files) = &mut engine.files {
-        files.reporter.step(&record)?;
+    if let Some(output) = &mut engine.output {
+        output.reporter.step(&record)?;
         if let Some(note) = note {
-            files.reporter.say(&note)?;
+            output.reporter.say(&note)?;
         }
     }
     engine.report_tuning()?;

@@ -9,7 +9,7 @@ impl Engine<'_> {
     /// Evaluates all images of [`Loaders::eval`].
     pub(super) fn evaluate(&mut self) -> Result<Evaluation, Failure> {
         let _reports = self.report_kernel_compiles(WorkKind::Evaluation);
-        let mut reporter = self.files.as_mut().map(|files| &mut *files.reporter);
+        let mut reporter = self.output.as_mut().map(|output| &mut *output.reporter);
         if let Some(reporter) = &mut reporter {
             reporter.evaluating(self.loaders.eval.batches_per_epoch());
         }
@@ -45,8 +45,8 @@ impl Engine<'_> {
 
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
     pub(super) fn load_final_weights(&mut self) -> Result<usize, Failure> {
-        let best = match &self.files {
-            Some(files) if self.plan.checkpoint.keep_best => files.store.best()?,
+        let best = match &self.output {
+            Some(output) if self.plan.checkpoint.keep_best => output.store.best()?,
             _ => None,
         };
         // Only rank 0 reads checkpoints, so the other ranks must learn from rank 0 whether there is a best checkpoint.

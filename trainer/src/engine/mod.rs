@@ -91,8 +91,8 @@ pub struct Engine<'a> {
     lengths: Lengths,
     schedule: Schedule,
     lr_scale_factor: f64,
-    /// Set on rank 0 only, since the run folder has one writer.
-    files: Option<Files<'a>>,
+    /// Set on rank 0 only, since one process writes the run folder.
+    output: Option<RunOutput<'a>>,
     stop: Stop,
     progress: RunProgress,
     timeline: Timeline,
@@ -120,8 +120,8 @@ enum WorkKind {
     Evaluation,
 }
 
-/// The files and the screen that rank 0 writes.
-pub struct Files<'a> {
+/// The outputs of a run, which only rank 0 has: the run folder and the screen.
+pub struct RunOutput<'a> {
     /// Metrics, curves, screen.
     pub reporter: &'a mut Reporter,
     /// Checkpoints.
@@ -134,7 +134,7 @@ impl<'a> Engine<'a> {
         plan: &'a RunPlan,
         strategy: &'a mut dyn Strategy,
         loaders: Loaders,
-        files: Option<Files<'a>>,
+        output: Option<RunOutput<'a>>,
         stop: Stop,
         mut progress: RunProgress,
     ) -> Self {
@@ -157,7 +157,7 @@ impl<'a> Engine<'a> {
             lengths,
             schedule,
             lr_scale_factor,
-            files,
+            output,
             stop,
             progress,
             timeline,
@@ -178,7 +178,7 @@ impl<'a> Engine<'a> {
             WorkKind::Evaluation => "first evaluation",
         };
         let device = self.strategy.learner().replica.inner_device();
-        (first && self.files.is_some() && !self.timeline.is_on())
+        (first && self.output.is_some() && !self.timeline.is_on())
             .then(|| KernelCompileReporter::start(&device, what))
             .flatten()
     }
@@ -270,9 +270,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Handles a run that was resumed after its end: all steps were done, it had stopped early, or its time was over. Evaluates once
-    /// more and returns the outcome. Returns `None` if steps are left, or if `train.max_steps` has ended the run inside an epoch:
-    /// the epoch's loop then ends without a step.
+    /// Handles a run that was resumed after its end: all steps were done, it had stopped early, or its time was over. Evaluates
+    /// once more and returns the outcome. Returns `None` if steps are left, or if `train.max_steps` has ended the run inside an
+    /// epoch: the epoch's loop then ends without a step.
     fn finish_complete_run(&mut self) -> Result<Option<RunOutcome>, Failure> {
         let all_steps_done = self.progress.step >= self.lengths.last_step;
         let finished = self.progress.epoch > self.lengths.epochs || (all_steps_done && self.progress.batch == 0);
@@ -330,8 +330,8 @@ impl<'a> Engine<'a> {
             seconds: partial.seconds + eval_seconds,
         };
         tracing::info!(epoch, loss = record.train_loss, seconds = record.seconds, "epoch done");
-        if let Some(files) = &mut self.files {
-            files.reporter.epoch(&record)?;
+        if let Some(output) = &mut self.output {
+            output.reporter.epoch(&record)?;
         }
 
         // If train.max_steps or train.max_time_s has ended the run inside an epoch, the progress stays inside the epoch, and a resumed
@@ -371,7 +371,7 @@ impl<'a> Engine<'a> {
 
     /// Saves a checkpoint, after all earlier reports are on disk.
     fn save(&mut self, name: &str, links: Links) -> Result<(), Failure> {
-        if let Some(Files { reporter, store }) = &mut self.files {
+        if let Some(RunOutput { reporter, store }) = &mut self.output {
             reporter.flush()?;
             let start = Instant::now();
             let snapshot = self.strategy.snapshot();

@@ -12,25 +12,25 @@ impl Engine<'_> {
     pub(super) fn report_tuning(&mut self) -> Result<(), Failure> {
         let Some(report) = self.strategy.take_tuned() else { return Ok(()) };
         self.tunes = false;
-        let Some(files) = &mut self.files else { return Ok(()) };
+        let Some(output) = &mut self.output else { return Ok(()) };
         let mut plan = self.plan.clone();
         report.chosen.write_to(&mut plan);
-        let folder = files.reporter.folder().clone();
+        let folder = output.reporter.folder().clone();
         let json = serde_json::to_vec_pretty(&report).map_err(|error| Failure::run(error, "please report this"))?;
         // A restart reads the first file, a resumed run the second. If the run is killed between the two writes, a resumed run
         // tunes again.
         write_atomic(&folder.autotune(), &json)?;
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
-        Ok(files.reporter.say(&table(&report))?)
+        Ok(output.reporter.say(&table(&report))?)
     }
 
     /// Prints a note if the run has ended before autotuning has chosen settings.
     pub(super) fn note_unfinished_tuning(&mut self) -> Result<(), Failure> {
-        match (&mut self.files, self.tunes) {
-            (Some(files), true) => {
+        match (&mut self.output, self.tunes) {
+            (Some(output), true) => {
                 let steps = thousands(self.progress.step);
                 let note = format!("note: autotune: {steps} steps are too few for a choice, so nothing was changed");
-                Ok(files.reporter.say(&note)?)
+                Ok(output.reporter.say(&note)?)
             }
             _ => Ok(()),
         }

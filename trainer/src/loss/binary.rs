@@ -40,8 +40,8 @@ fn factor(target: f32, class: usize, pos_weights: &[f64]) -> f32 {
     1.0 + (weight - 1.0) * target
 }
 
-/// Returns whether every class is predicted correctly. A class is predicted if its logit is at least 0, which is a probability of at
-/// least 0.5. (`MultilabelExactMatch` of torchmetrics; scikit-learn's `accuracy_score` of indicator matrices.)
+/// Returns whether every class is predicted correctly. A class is predicted if its logit is at least 0, which is a probability of
+/// at least 0.5. (`MultilabelExactMatch` of torchmetrics; scikit-learn's `accuracy_score` of indicator matrices.)
 pub fn exact_match(logits: &[f32], target: &[f32]) -> bool {
     logits.iter().zip(target).all(|(&logit, &target)| !logit.is_nan() && (logit >= 0.0) == (target > 0.5))
 }

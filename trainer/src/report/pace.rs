@@ -26,8 +26,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares` has, for each of the first epochs, the number of pixels of an
-    /// image divided by that of a whole image (progressive resizing). Images of later epochs are whole.
+    /// Creates the estimate for a run of `epochs` epochs. `pixel_shares` has, for each of the first epochs, the number of pixels
+    /// of an image divided by that of a whole image (progressive resizing). Images of later epochs are whole.
     pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
         Self {
             epochs,

@@ -157,8 +157,8 @@ impl RunFolder {
         Self::newest_that(root, SearchedNodes::Node0, |_| Ok(()))
     }
 
-    /// Returns the newest run of `nodes` below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input, and
-    /// names them on stderr. Otherwise works like [`newest`](Self::newest).
+    /// Returns the newest run of `nodes` below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input,
+    /// and names them on stderr. Otherwise works like [`newest`](Self::newest).
     ///
     /// # Errors
     /// When there is no run, `root` cannot be read, `usable` fails for another reason, or refuses all runs.

@@ -20,7 +20,7 @@ use crate::console;
 use crate::device;
 use crate::diagnostics;
 use crate::engine::checkpoint::{BestPolicy, CheckpointFolder, LoadedCheckpoint};
-use crate::engine::{Engine, Files, Lengths, Loaders, RunEnd, RunOutcome};
+use crate::engine::{Engine, Lengths, Loaders, RunEnd, RunOutcome, RunOutput};
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
@@ -192,7 +192,7 @@ impl Training<'_> {
         let store = self.checkpoint_folder(&folder)?.with_dataset(facts.dataset.clone());
         let lengths = Lengths::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &facts)?;
-        let files = Some(Files { reporter: &mut reporter, store });
+        let files = Some(RunOutput { reporter: &mut reporter, store });
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);

@@ -384,8 +384,8 @@ impl StepGraph {
 
 pub(super) const HINT: &str = "set train.graph = false, and please report this";
 
-/// Returns the failure for an error of the GPU in a step of a graph. If the memory is full or a kernel has failed, the hint does not
-/// blame the graph.
+/// Returns the failure for an error of the GPU in a step of a graph. If the memory is full or a kernel has failed, the hint does
+/// not blame the graph.
 pub(super) fn gpu_failure(what: &str, error: impl Display) -> Failure {
     let text = error.to_string();
     Failure::of_panic(&text).unwrap_or_else(|| Failure::run(format!("{what}: {text}"), HINT))

@@ -86,7 +86,8 @@ impl Learner {
     /// Loads the state that [`Learner::snapshot`] returned.
     ///
     /// # Errors
-    /// The state does not fit the network or the optimizer. The error names the tensors that are missing, unexpected or of another shape.
+    /// The state does not fit the network or the optimizer. The error names the tensors that are missing, unexpected or of
+    /// another shape.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
         let refused = |what: String| Failure::usage(what, OTHER_OPTIMIZER);
         let load = |network: Network, tensors: &[StateTensor]| {

@@ -11,7 +11,7 @@ use trainer::{
     config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
     engine::{
-        Engine, Files, Loaders, RunEnd,
+        Engine, Loaders, RunEnd, RunOutput,
         checkpoint::{self, CheckpointFolder},
     },
     failure::Failure,
@@ -90,6 +90,6 @@ pub fn run(
     };
     let mut reporter = reporter.expect("a reporter");
     let store = CheckpointFolder::open(&folder.checkpoints(), 9, plan.train.seed).expect("a store");
-    let files = Some(Files { reporter: &mut reporter, store });
-    Engine::new(plan, strategy, loaders, files, stop, progress).run()
+    let output = Some(RunOutput { reporter: &mut reporter, store });
+    Engine::new(plan, strategy, loaders, output, stop, progress).run()
 }

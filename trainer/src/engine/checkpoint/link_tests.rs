@@ -68,7 +68,8 @@ fn a_folder_copied_without_links_keeps_its_best_checkpoint() {
     assert!(folder.path().join("epoch-2").exists() && !folder.path().join("epoch-3").exists());
 }
 
-/// The user has deleted the newest checkpoint, which was the best one. The progress of the checkpoint before names an older best one.
+/// The user has deleted the newest checkpoint, which was the best one. The progress of the checkpoint before names an older best
+/// one.
 #[test]
 fn a_run_that_lost_its_newest_checkpoint_links_the_best_one_before_it() {
     let (folder, store, _) = run(&[50.0, 40.0, 60.0]);

@@ -71,15 +71,8 @@ impl CheckpointFolder {
             Some((Err(error), _)) => error.to_string(),
             None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
         };
-        // Oldest first: of equally good checkpoints, the oldest counts as the best.
-        let mut left: Option<EvaluatedCheckpoint> = None;
-        for other in others.into_iter().rev().filter(|other| !other.evaluated.is_same(&evaluation)) {
-            let is_better =
-                |left: &EvaluatedCheckpoint| other.evaluated.eval.is_better(&left.evaluated.eval, policy.by);
-            if left.as_ref().is_none_or(is_better) && check(&other.path).is_ok() {
-                left = Some(other);
-            }
-        }
+        others.retain(|other| !other.evaluated.is_same(&evaluation));
+        let left = best_of(others, policy.by, |path| check(path).is_ok());
         progress.best = left.as_ref().map(|left| left.evaluated);
         let instead = match left {
             Some(left) => {
@@ -148,4 +141,17 @@ fn choose_again(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], p
 
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Returns the best of `checkpoints`, which are sorted from the newest to the oldest. Skips checkpoints that are not complete.
+fn best_of(
+    checkpoints: Vec<EvaluatedCheckpoint>,
+    best_by: BestBy,
+    is_complete: impl Fn(&Path) -> bool,
+) -> Option<EvaluatedCheckpoint> {
+    // Oldest first: of equally good checkpoints, the oldest counts as the best.
+    checkpoints.into_iter().rev().fold(None, |best: Option<EvaluatedCheckpoint>, one| {
+        let is_better = best.as_ref().is_none_or(|best| one.evaluated.eval.is_better(&best.evaluated.eval, best_by));
+        if is_better && is_complete(&one.path) { Some(one) } else { best }
+    })
 }

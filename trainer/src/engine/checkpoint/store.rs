@@ -182,8 +182,8 @@ impl CheckpointFolder {
     }
 }
 
-/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically. On a
-/// file system that cannot exchange two names (NFS, Lustre), replaces `target` in two steps.
+/// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically.
+/// On a file system that cannot exchange two names (NFS, Lustre), replaces `target` in two steps.
 fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let failed = |error: io::Error| writing(target, error);
     if !target.exists() {

@@ -288,8 +288,8 @@ mod tests {
     #[test]
     fn settings_with_the_same_buckets_are_measured_once() {
         let report = search(&[Tunable::BucketMb, Tunable::FirstBucketMb], 1, |_| 1.0);
-        // `bucket_mb`: 16, 25 and 64 make buckets of 2 and 14 MiB. 0.25 and 1 make a bucket for each tensor. 4 makes buckets of 2, 4,
-        // 4, 4 and 2 MiB. `first_bucket_mb`: 0.125, 0.5 and 2 make the same buckets as 1. 25 makes one bucket.
+        // `bucket_mb`: 16, 25 and 64 make buckets of 2 and 14 MiB. 0.25 and 1 make a bucket for each tensor. 4 makes buckets of
+        // 2, 4, 4, 4 and 2 MiB. `first_bucket_mb`: 0.125, 0.5 and 2 make the same buckets as 1. 25 makes one bucket.
         let sizes: Vec<_> = report.trials.iter().map(|trial| (trial.settings.bucket_mb, trial.buckets)).collect();
         assert_eq!(sizes, [(25.0, 2), (0.25, 8), (4.0, 5), (25.0, 1)]);
         assert_eq!(report.chosen, PLAN, "no candidate is faster");

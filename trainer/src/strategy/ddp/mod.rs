@@ -23,9 +23,9 @@
 //! - **A thread reduces the buckets**, one after the other, where PyTorch has asynchronous `Work`. On GPUs gradients stay on the
 //!   device. Inside one machine the backward pass itself starts each reduction on a second stream, and the step is captured as a
 //!   CUDA graph (`graph.rs`). With NCCL, and with ranks that share a GPU, the thread enqueues each reduction after the bucket's
-//!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of each
-//!   GPU, in the same order on all ranks. Two streams could deadlock: both have launches that wait for other ranks, and the driver
-//!   may run the two in a different order on each rank.
+//!   gradients and before the optimizer (`gpus.rs`). With synchronised batch norm, buckets and statistics use the same stream of
+//!   each GPU, in the same order on all ranks. Two streams could deadlock: both have launches that wait for other ranks, and the
+//!   driver may run the two in a different order on each rank.
 //! - **Sums, not means**: the weights of the samples are in the loss.
 //!
 //! Batch norm (`parallel.batch_norm`):
@@ -380,8 +380,8 @@ impl Strategy for Ddp {
         // Ranks may have different running statistics. Evaluate rank 0's network on all ranks.
         let network = replicate::sync_buffers(learner.evaluated_network(), BatchNormPolicy::Broadcast, comm)?;
         let counts = learner.replica.evaluate(&network, batches, stop).map_err(Failure::from);
-        // A rank that cannot read an image waits here for the other ranks. If it ended instead, the launcher would end the job a few
-        // seconds later. Rank 0 could still be evaluating then, and no checkpoint would be saved.
+        // A rank that cannot read an image waits here for the other ranks. If it ended instead, the launcher would end the job a
+        // few seconds later. Rank 0 could still be evaluating then, and no checkpoint would be saved.
         let counts = verify::succeed_together(counts, comm)?;
         self.reduce_counts(counts, stop)
     }

@@ -59,8 +59,8 @@ pub fn same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
 /// Separates exit code, permanence, cause and hint of a failure in the text that is sent to the other ranks.
 const SEPARATOR: char = '\0';
 
-/// Returns `result` if every rank has succeeded. All ranks call this function together, after work that may fail on some of them. So
-/// either all ranks continue, or all ranks return the same failure.
+/// Returns `result` if every rank has succeeded. All ranks call this function together, after work that may fail on some of them.
+/// So either all ranks continue, or all ranks return the same failure.
 ///
 /// # Errors
 /// The failure of the lowest rank that failed, on every rank. Or a rank is gone.
@@ -139,8 +139,8 @@ pub(super) struct UnusedParameters {
 }
 
 impl UnusedParameters {
-    /// Warns on rank 0's standard error. `rank` is the rank that calls. `used[rank][parameter]` is 0 if the rank's backward pass did
-    /// not reach the parameter.
+    /// Warns on rank 0's standard error. `rank` is the rank that calls. `used[rank][parameter]` is 0 if the rank's backward pass
+    /// did not reach the parameter.
     pub(super) fn warn(&mut self, rank: usize, step: u64, used: &[&[u8]], parameters: &[ParameterInfo]) {
         let text = describe_unused(used, parameters);
         if self.last.as_ref() == Some(&text) {
