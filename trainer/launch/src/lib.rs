@@ -38,7 +38,7 @@
 //! | its launcher | `TRAINER_WORKER`, a process id. The worker dies with its launcher (parent-death signal and pidfd) |
 //! | the job's secret | `TRAINER_SECRET`, a new one for each attempt; never on a command line |
 //! | its attempt | `TRAINER_ATTEMPT`, from 0 to `--max-restarts` |
-//! | where to report a failure | `TRAINER_FAILURE_FILE`, `logs/rank-N/error.json`. A panic writes the file too ([`explain_panics`]) |
+//! | where to report a failure | `TRAINER_FAILURE_FILE`, `logs/rank-N/error.json`. A panic writes it too ([`explain_panics`]) |
 //! | a page shared with its launcher | standard input, until [`worker::attach`] replaces it with `/dev/null` |
 //! | cores and threads | an inherited affinity mask; `RAYON_NUM_THREADS`, unless the user has set it |
 //! | a process group | its own: a terminal's Ctrl-C goes to the launcher, which decides what to do |
