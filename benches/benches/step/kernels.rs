@@ -9,7 +9,7 @@ use ops::traffic::{Traffic, count};
 use serde::Serialize;
 use trainer::device::SelectedDevice;
 use trainer::strategy::{DeviceDataset, Strategy, single::Single};
-use trainer::timeline::launches::{KernelProfiler, Launch};
+use trainer::timeline::launches::{KernelLaunch, KernelProfiler};
 
 /// Time and launches of a class or of one kernel.
 #[derive(Debug, Default, Clone, Serialize)]
@@ -132,7 +132,7 @@ enum Part {
 }
 
 /// Returns the seconds in which at least one kernel ran.
-fn busy(launches: &[Launch]) -> f64 {
+fn busy(launches: &[KernelLaunch]) -> f64 {
     let mut spans: Vec<_> = launches.iter().map(|launch| (launch.start, launch.end)).collect();
     spans.sort();
     let mut total = Duration::ZERO;
