@@ -148,7 +148,7 @@ impl Communicator {
     /// Returns an error about this rank's arguments. This error ends the job, as every error does.
     pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
         let message = format!("{what} on rank {}, in {}: {cause}", self.inner.group.job_rank(), self.inner.name);
-        Err(self.inner.process.fail(CommError::usage(message).blame(self.inner.process.rank)))
+        Err(self.inner.process.fail(CommError::usage(message)))
     }
 
     /// Checks that `bytes` are whole, aligned elements, and returns their number.

@@ -81,7 +81,7 @@ impl Communicator {
         values.try_reserve_exact(len).map_err(|_| {
             let rank = self.inner.process.rank;
             let cause = format!("rank {rank} cannot make an array of {len} {}", T::DTYPE);
-            self.inner.process.fail(CommError::setup(cause).blame(rank))
+            self.inner.process.fail(CommError::setup(cause))
         })?;
         values.resize(len, T::zeroed());
         Ok(values)

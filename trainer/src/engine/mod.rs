@@ -340,12 +340,11 @@ impl<'a> Engine<'a> {
             self.progress.epoch = epoch + 1;
             (self.progress.batch, self.progress.partial) = (0, PartialEpoch::default());
         }
-        let name = self.checkpoint_name();
         let CheckpointConfig { every, every_steps, .. } = self.plan.checkpoint;
         let due = (every > 0 && epoch.is_multiple_of(every))
             || (every_steps > 0 && self.progress.step.is_multiple_of(every_steps as u64));
         if is_last || due || (is_best && self.plan.checkpoint.keep_best) {
-            self.save_evaluated(&name, is_best)?;
+            self.save_evaluated(&self.checkpoint_name(), is_best)?;
         }
         Ok(())
     }

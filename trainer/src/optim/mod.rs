@@ -36,6 +36,8 @@ use muon::{MuonOptions, MuonStep};
 /// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
 type Slot = Option<Tensor<1>>;
 
+/// The name of the only slot of SGD and Muon.
+const MOMENTUM: &str = "momentum";
 /// The names of AdamW's slots, as in PyTorch's state.
 const ADAMW_SLOTS: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
@@ -286,11 +288,27 @@ impl Optimizer {
     /// Returns the names of each parameter's slots.
     fn slot_names(&self, parameters: &[ParameterInfo]) -> Vec<[&'static str; 2]> {
         let names = |by_muon| match (self.config.kind, by_muon) {
-            (OptimizerKind::Sgd, _) | (OptimizerKind::Muon, true) => ["momentum", "unused"],
+            (OptimizerKind::Sgd, _) | (OptimizerKind::Muon, true) => [MOMENTUM, "unused"],
             (OptimizerKind::AdamW, _) | (OptimizerKind::Muon, false) => ADAMW_SLOTS,
         };
         self.updated_by_muon(parameters.iter()).into_iter().map(names).collect()
     }
+}
+
+/// Returns whether a tensor of a checkpoint's optimizer state is certainly the state of another optimizer than `kind`.
+pub(crate) fn is_of_another_optimizer(kind: OptimizerKind, tensor: &NamedTensor) -> bool {
+    let slot = tensor.name.split_once('.').map(|(slot, _)| slot);
+    match kind {
+        OptimizerKind::Sgd => slot == Some(ADAMW_SLOTS[0]),
+        OptimizerKind::AdamW => slot == Some(MOMENTUM),
+        // Muon never updates biases and batch norms, whose tensors have one dimension.
+        OptimizerKind::Muon => slot == Some(MOMENTUM) && tensor.shape.len() == 1,
+    }
+}
+
+/// Returns the name of the parameter to which a tensor of a checkpoint's optimizer state belongs.
+pub(crate) fn parameter_of(tensor: &NamedTensor) -> &str {
+    tensor.name.split_once('.').map_or("", |(_, parameter)| parameter)
 }
 
 /// Returns the name of the tensor with a parameter's steps.

@@ -2,13 +2,13 @@
 
 use models::state;
 
-use crate::config::{OptimizerKind, RunPlan};
+use crate::config::RunPlan;
 use crate::console;
 use crate::engine::checkpoint::{self, LoadedCheckpoint};
 use crate::failure::Failure;
+use crate::optim;
 use crate::report::RunFolder;
 use crate::snapshot::DatasetRecord;
-use crate::state_file::NamedTensor;
 use crate::strategy::OTHER_OPTIMIZER;
 use crate::text::counted;
 
@@ -84,20 +84,14 @@ pub(super) fn load_newest_checkpoint(
 fn fit_optimizer_state(plan: &RunPlan, loaded: &mut LoadedCheckpoint) -> Result<(), Failure> {
     let path = loaded.path.display();
     let tensors = &mut loaded.snapshot.optimizer;
-    let unknown = |tensor: &&NamedTensor| match plan.optimizer.kind {
-        OptimizerKind::Sgd => tensor.name.starts_with("exp_avg."),
-        OptimizerKind::AdamW => tensor.name.starts_with("momentum."),
-        // Muon never updates biases and batch norms, whose tensors have one dimension.
-        OptimizerKind::Muon => tensor.name.starts_with("momentum.") && tensor.shape.len() == 1,
-    };
-    if let Some(tensor) = tensors.iter().find(unknown) {
-        let kind = plan.optimizer.kind;
+    let kind = plan.optimizer.kind;
+    if let Some(tensor) = tensors.iter().find(|tensor| optim::is_of_another_optimizer(kind, tensor)) {
         let cause = format!("{path}: `{}` is state of another optimizer, which {kind} cannot continue", tensor.name);
         return Err(plan.mistake(&["optimizer.kind"], cause, OTHER_OPTIMIZER).into());
     }
     let count = tensors.len();
     let is_frozen = |name: &str| plan.model.freeze.iter().any(|layer| state::is_within(name, layer));
-    tensors.retain(|tensor| tensor.name.split_once('.').is_none_or(|(_slot, name)| !is_frozen(name)));
+    tensors.retain(|tensor| !is_frozen(optim::parameter_of(tensor)));
     if tensors.len() < count {
         console::eprint(format_args!(
             "note: `model.freeze` has layers that were trained before: {} of the optimizer's state in {path} not used",

@@ -14,6 +14,7 @@
 //! error. It reports the failure when the workers that have not failed have ended, and so have reported what they noticed, or after
 //! [`REPORT_DELAY`]. It sends SIGTERM after the report, and SIGKILL `grace` later.
 
+mod phase;
 mod stopping;
 
 use std::io;
@@ -32,6 +33,7 @@ use super::screen::Screen;
 use super::signals::{self, STOPPING, Signals};
 use super::status_page::Stage;
 use comm::StoreServer;
+use phase::Phase;
 
 /// Interval between checks of heartbeats, other nodes and timeouts, which have no file descriptor to poll.
 const TICK: Duration = Duration::from_millis(100);
@@ -58,28 +60,6 @@ pub(super) enum Outcome {
         /// Whether a restart may succeed.
         restartable: bool,
     },
-}
-
-enum Phase {
-    Running,
-    Stopping { signal: i32, since: Instant },
-    Ending { since: Instant, reported: bool, terminated: Option<Instant> },
-}
-
-impl Phase {
-    /// Does not count `stopped`, during which this launcher and its workers were stopped, in the limits of the phase.
-    fn postpone(&mut self, stopped: Duration, now: Instant) {
-        // A signal may have begun the phase after the stop.
-        let later = |at: &mut Instant| *at = (*at + stopped).min(now);
-        match self {
-            Self::Running => {}
-            Self::Stopping { since, .. } => later(since),
-            Self::Ending { since, terminated, .. } => {
-                later(since);
-                terminated.iter_mut().for_each(later);
-            }
-        }
-    }
 }
 
 /// Watches the workers of one attempt.
@@ -380,25 +360,5 @@ impl Supervisor<'_> {
                 None => Outcome::Failed { restartable: state.restartable },
             },
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_do_not_count_the_time_during_which_the_job_was_stopped() {
-        let start = Instant::now();
-        let (before, pause) = (Duration::from_secs(2), Duration::from_secs(3600));
-        let now = start + before + pause;
-        let mut ending = Phase::Ending { since: start, reported: true, terminated: Some(start + before) };
-        ending.postpone(pause, now);
-        let Phase::Ending { since, terminated, .. } = ending else { unreachable!() };
-        assert_eq!((now - since, terminated), (before, Some(now)));
-        let mut stopping = Phase::Stopping { signal: 15, since: now };
-        stopping.postpone(pause, now);
-        let Phase::Stopping { since, .. } = stopping else { unreachable!() };
-        assert_eq!(since, now, "a phase that began after the stop has its whole limit");
     }
 }

@@ -72,8 +72,8 @@ impl CheckpointFolder {
             None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
         };
         others.retain(|other| !other.evaluated.is_same(&evaluation));
-        let left = best_of(others, policy.by, |path| check(path).is_ok());
-        progress.best = left.as_ref().map(|left| left.evaluated);
+        let left = best_of(&others, policy.by, |path| check(path).is_ok());
+        progress.best = left.map(|left| left.evaluated);
         let instead = match left {
             Some(left) => {
                 let name = name_of(&left.path);
@@ -126,12 +126,7 @@ fn choose_again(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], p
         Some(before) if *before != by => format!("`checkpoint.best` is \"{by}\" now, and was \"{before}\""),
         _ => return None,
     };
-    // From the oldest on: of equal ones the first is the best.
-    let better = |best: Option<Evaluated>, one: &EvaluatedCheckpoint| match best {
-        Some(best) if !one.evaluated.eval.is_better(&best.eval, policy.by) => Some(best),
-        _ => Some(one.evaluated),
-    };
-    progress.best = evaluated.iter().rev().fold(None, better);
+    progress.best = best_of(evaluated, policy.by, |_| true).map(|one| one.evaluated);
     progress.best_by = Some(by);
     Some(match progress.best {
         Some(best) => format!("{cause}: the best of the checkpoints is that of epoch {}", best.epoch),
@@ -145,13 +140,13 @@ fn name_of(path: &Path) -> String {
 
 /// Returns the best of `checkpoints`, which are sorted from the newest to the oldest. Skips checkpoints that are not complete.
 fn best_of(
-    checkpoints: Vec<EvaluatedCheckpoint>,
+    checkpoints: &[EvaluatedCheckpoint],
     best_by: BestBy,
     is_complete: impl Fn(&Path) -> bool,
-) -> Option<EvaluatedCheckpoint> {
+) -> Option<&EvaluatedCheckpoint> {
     // Oldest first: of equally good checkpoints, the oldest counts as the best.
-    checkpoints.into_iter().rev().fold(None, |best: Option<EvaluatedCheckpoint>, one| {
-        let is_better = best.as_ref().is_none_or(|best| one.evaluated.eval.is_better(&best.evaluated.eval, best_by));
+    checkpoints.iter().rev().fold(None, |best: Option<&EvaluatedCheckpoint>, one| {
+        let is_better = best.is_none_or(|best| one.evaluated.eval.is_better(&best.evaluated.eval, best_by));
         if is_better && is_complete(&one.path) { Some(one) } else { best }
     })
 }

@@ -36,9 +36,7 @@ fn epoch(epoch: usize, eval_top1: Option<f64>) -> EpochRecord {
         top5: 95.0,
         correct: 9,
         total: 10,
-        balanced_accuracy: None,
-        tta_top1: None,
-        mean_average_precision: None,
+        ..EvalRecord::default()
     });
     EpochRecord {
         epoch,

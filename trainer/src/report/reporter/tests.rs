@@ -35,9 +35,7 @@ fn epoch(epoch: usize) -> EpochRecord {
         top5: 60.0,
         correct: epoch as u64,
         total: 10,
-        balanced_accuracy: None,
-        tta_top1: None,
-        mean_average_precision: None,
+        ..EvalRecord::default()
     };
     EpochRecord {
         epoch,
