@@ -88,10 +88,16 @@ impl NodeRendezvous {
             Ok(())
         });
         let reported = match node_rank {
-            0 => self.client.get("failed").ok().flatten().unwrap_or_default(),
-            _ => value,
+            0 => self.client.get("failed").map(Option::unwrap_or_default),
+            _ => Ok(value),
         };
-        let end = match passed.err().unwrap_or_else(|| self.end_by(&reported)) {
+        let by_report = || match (&reported, outcome) {
+            (Ok(reported), _) => self.end_by(reported),
+            // The launcher of a node that was done is gone. The other nodes fail, so node 0 fails with them.
+            (Err(error), Some(Outcome::Done)) => JobEnd::Failed(self.broken_by(error)),
+            (Err(_), _) => JobEnd::AllEnded,
+        };
+        let end = match passed.err().unwrap_or_else(by_report) {
             // The other node was stopped by a signal. It has not failed.
             JobEnd::Failed(failure) if failure.stopped_by.is_some() => JobEnd::AllEnded,
             end => end,
@@ -99,8 +105,11 @@ impl NodeRendezvous {
         if node_rank > 0 {
             return end;
         }
-        // The store may end before the other nodes read another key.
-        let _ = self.client.set("exit", &reported);
+        // The store may end before the other nodes read another key. After a broken connection it has sent that error to all nodes,
+        // and an empty `exit` that follows would be read as a good end.
+        if let Ok(reported) = &reported {
+            let _ = self.client.set("exit", reported);
+        }
         let failed = matches!(end, JobEnd::Failed(_)) || !matches!(outcome, Some(Outcome::Done | Outcome::Stopped(_)));
         let limit = failed.then_some(wait.failure_limit);
         match (self.wait_until_all_have_left(wait, limit), &end) {

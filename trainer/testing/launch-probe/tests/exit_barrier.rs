@@ -51,6 +51,20 @@ fn nodes_that_are_done_fail_with_a_launcher_that_is_killed() {
     }
 }
 
+/// A launcher that is stopped reads late, so all messages about the end of the job come at once.
+#[test]
+fn a_node_that_hears_late_of_a_killed_launcher_fails_too() {
+    let [mut first, second, third] = late_failure(1, &[]);
+    third.signal(Signal::STOP);
+    wait_for_states(&[third.pid()], &['T']);
+    second.signal(Signal::KILL);
+    first.wait_for("stderr", "waiting for the other nodes to end");
+    third.signal(Signal::CONT);
+    for ended in [first, third].map(Run::end) {
+        ended.said(3, &["error: ", "node 1"]);
+    }
+}
+
 /// Workers that save decide together, so a node that is done leaves and does not disturb a node that may be saving.
 #[test]
 fn a_signal_ends_the_wait_of_a_node_that_is_done() {
