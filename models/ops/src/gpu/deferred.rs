@@ -12,8 +12,9 @@ use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::apply_kernels::{Applied, GradientPass, launch_apply};
 use super::conv::{SavedConv, applies_norms, backward_of, depthwise, on_cores, on_tensor_cores};
+use super::deferred_apply::{Applied, launch_apply};
+use super::deferred_gradient::GradientPass;
 use super::direct::is_depthwise;
 use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, supports_activation};
 use super::norm_input_gradient::launch_input_gradient;

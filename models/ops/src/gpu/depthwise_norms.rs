@@ -11,10 +11,10 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::activation::activation_grad;
-use super::apply_kernels::write_gradient;
 use super::block_sums::{sum_of_pieces, sum_pair_over_block, thread_position};
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
+use super::deferred_gradient::write_gradient;
 use super::direct::{ConvSource, taps_first};
 use super::direct_kernels::{Images, ImagesLaunch, PIXELS, add_windows, init_sums};
 use super::implicit_gemm::StatisticsOfBatch;

@@ -5,10 +5,11 @@
 //! which are CUDA C++ ([`implicit_gemm`]).
 //!
 //! - Entry: `backend` implements the traits of `crate::extension`, `crate::deferred` and `crate::channels` for burn's CUDA backend.
-//! - Convolution: `conv` chooses. `implicit_gemm` runs on tensor cores. `direct`, `direct_kernels` and `weight_kernels` are
-//!   depthwise convolutions and narrow groups, `depthwise_norms` the depthwise ones with deferred batch norms around them.
-//! - Batch norm: `norm`, `norm_kernels`, `norm_moments` and `norm_backward`. Deferred batch norms: `deferred`, `apply_kernels` and
-//!   `norm_input_gradient`. `side_results` passes moments, sums and gradients from one operation to the next.
+//! - Convolution: `conv` chooses. `implicit_gemm` runs on tensor cores. `direct`, `direct_kernels`, `weight_gradient` and
+//!   `weight_kernels` are depthwise convolutions and narrow groups, `depthwise_norms` the depthwise ones with deferred batch norms
+//!   around them.
+//! - Batch norm: `norm`, `norm_kernels`, `norm_moments` and `norm_backward`. Deferred batch norms: `deferred`, `deferred_apply`,
+//!   `deferred_gradient` and `norm_input_gradient`. `side_results` passes moments, sums and gradients from one operation to the next.
 //! - Other layers: `activation`, `head`, `scale`, `join`, `loss`, `gather`.
 //! - Optimizer: `update`, `parameter_batch`, `squares`, and `bf16_weights` for the rounded copies of weights.
 //! - CUDA graphs: `graph`, and `feed` for a graph's inputs and results.
@@ -33,13 +34,14 @@
 //! its result in another memory order (its masked fill follows the shape), which the next convolution would have to convert.
 
 mod activation;
-mod apply_kernels;
 mod backend;
 pub(crate) mod bf16_weights;
 mod block_sums;
 mod conv;
 mod counters;
 mod deferred;
+mod deferred_apply;
+mod deferred_gradient;
 mod depthwise_norms;
 mod direct;
 mod direct_kernels;
@@ -63,6 +65,7 @@ mod squares;
 mod storage;
 pub(crate) mod traffic;
 mod update;
+mod weight_gradient;
 mod weight_kernels;
 
 pub(crate) use deferred::{defers_norm, reads_deferred};
