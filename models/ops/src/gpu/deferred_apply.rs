@@ -1,5 +1,5 @@
-//! The output of deferred batch norms: [`apply`] reads each matrix once. Matrices and threads are those of `norm_kernels.rs`. Checked
-//! by `gpu_check --ops --cases deferred` (`benches/gpu_check/deferred.rs`).
+//! The output of deferred batch norms: [`apply`] reads each matrix once. Matrices and threads are those of `norm_kernels.rs`.
+//! Checked by `gpu_check --ops --cases deferred` (`benches/gpu_check/deferred.rs`).
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;

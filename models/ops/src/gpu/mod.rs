@@ -9,7 +9,8 @@
 //!   `weight_kernels` are depthwise convolutions and narrow groups, `depthwise_norms` the depthwise ones with deferred batch norms
 //!   around them.
 //! - Batch norm: `norm`, `norm_kernels`, `norm_moments` and `norm_backward`. Deferred batch norms: `deferred`, `deferred_apply`,
-//!   `deferred_gradient` and `norm_input_gradient`. `side_results` passes moments, sums and gradients from one operation to the next.
+//!   `deferred_gradient` and `norm_input_gradient`. `side_results` passes moments, sums and gradients from one operation to the
+//!   next.
 //! - Other layers: `activation`, `head`, `scale`, `join`, `loss`, `gather`.
 //! - Optimizer: `update`, `parameter_batch`, `squares`, and `bf16_weights` for the rounded copies of weights.
 //! - CUDA graphs: `graph`, and `feed` for a graph's inputs and results.
