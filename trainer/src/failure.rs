@@ -82,11 +82,23 @@ impl Failure {
     }
 
     /// Converts a panic's text to a failure. burn panics if the GPU is out of memory or has stopped, wherever burn reads results,
-    /// and if a library is missing. Kernels panic if a batch is too large. Returns `None` for other panics, which are defects of
-    /// this program.
+    /// and if a library is missing. rayon panics if the system refuses threads. Kernels panic if a batch is too large. Returns
+    /// `None` for other panics, which are defects of this program.
     pub fn of_panic(text: &str) -> Option<Self> {
         let of_gpu = || gpu_error(text).map(|(message, hint)| Self::run(message, hint));
-        of_gpu().or_else(|| Self::of_missing_library(text)).or_else(|| Self::of_large_batch(text))
+        let others = [Self::of_missing_library, Self::of_large_batch, Self::of_refused_threads];
+        of_gpu().or_else(|| others.iter().find_map(|of| of(text)))
+    }
+
+    /// rayon starts its threads at their first use, and has no other way to report an error.
+    fn of_refused_threads(text: &str) -> Option<Self> {
+        let (_, cause) = text.split_once("The global thread pool has not been initialized.")?;
+        let quoted = cause.split_once("message: \"").and_then(|(_, rest)| rest.split_once('"'));
+        let cause = quoted.map_or(cause.trim(), |(message, _)| message);
+        Some(Self::run(
+            format!("cannot start the threads of this process: {cause}"),
+            "see `ulimit -u`; RAYON_NUM_THREADS=N sets the threads of a process",
+        ))
     }
 
     fn of_large_batch(text: &str) -> Option<Self> {
@@ -291,6 +303,15 @@ mod tests {
             "the CUDA backend cannot load libnvrtc.so: looked for [\"libnvrtc.so\", \"libnvrtc.so.12\"]"
         );
         assert!(failure.hint.unwrap().contains("CUDARC_CUDA_VERSION=13000"));
+    }
+
+    #[test]
+    fn refused_threads_are_distinguished_from_a_defect() {
+        let rayons = "The global thread pool has not been initialized.: ThreadPoolBuildError { kind: IOError(Os { code: 11, \
+                      kind: WouldBlock, message: \"Resource temporarily unavailable\" }) }";
+        let failure = Failure::of_panic(rayons).unwrap();
+        assert_eq!(failure.message, "cannot start the threads of this process: Resource temporarily unavailable");
+        assert!(failure.hint.unwrap().starts_with("see `ulimit -u`"));
     }
 
     #[test]

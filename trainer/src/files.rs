@@ -46,6 +46,7 @@ impl FileError {
     /// Returns the error of a system call. `doing` completes "cannot …": `write`, `create`, `read`.
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
         let hint = match error.kind() {
+            _ if comm::limits::is_limit(error) => comm::limits::HINT,
             _ if Refused::of(error).is_some() => "remove it, and find out who put it there; then go on with --resume",
             ErrorKind::FileTooLarge => {
                 "the limit for the size of a file is reached: raise it (`ulimit -f`); then go on with --resume"

@@ -27,6 +27,7 @@ mod hosts;
 mod image_sizes;
 mod imbalance;
 mod layers;
+mod limits;
 mod messages;
 mod multi_label;
 mod nodes;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::common::{
-    Bench, CONFIG, ENDLESS, Ended, children, entries, signal, signal_process, skip_or_fail, wait_until,
+    Bench, CONFIG, ENDLESS, Ended, MODES, children, entries, signal, signal_process, skip_or_fail, wait_until,
 };
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
@@ -17,10 +17,6 @@ const INT: i32 = 2;
 const QUIT: i32 = 3;
 const SEGV: i32 = 11;
 const TERM: i32 = 15;
-
-/// The flags of each mode.
-const MODES: [(&str, &[&str]); 3] =
-    [("single", &[]), ("dp", &["--mode", "dp", "--cpus", "2"]), ("ddp", &["--cpus", "2"])];
 
 /// Returns whether the run under `root` has taken some steps.
 fn is_training(bench: &Bench, root: &str) -> bool {
@@ -209,19 +205,4 @@ fn a_fault_signal_from_another_process_ends_the_run() {
     let ended: Ended = child.wait_with_output().unwrap().into();
     let said = ended.expect(3).stderr;
     assert!(said.contains("was killed by SIGSEGV"), "{said}");
-}
-
-/// `ulimit -f` counts blocks of 512 bytes in `sh`.
-#[test]
-fn a_file_size_limit_is_an_error_like_a_full_disk() {
-    let bench = Bench::new(CONFIG);
-    for (mode, flags) in MODES {
-        let mut command = Command::new("sh");
-        command.args(["-c", "ulimit -f 200 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_trainer")]);
-        command.args(["--config", "config.toml", "--run-dir", mode, "--quiet"]).args(ENDLESS).args(flags);
-        let ended: Ended = command.current_dir(bench.folder.path()).output().unwrap().into();
-        let code = if mode == "ddp" { 3 } else { 1 };
-        let said = ended.expect(code).stderr;
-        assert!(said.contains("File too large") && said.contains("ulimit -f"), "{mode}: {said}");
-    }
 }

@@ -80,6 +80,7 @@ pub mod host;
 mod host_memory;
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only `shm` has all arrays in one process"))]
 mod kernels;
+pub mod limits;
 mod message;
 mod messages;
 #[cfg(feature = "mpi")]

@@ -145,7 +145,7 @@ impl LaunchConfig {
             Some(secret) => secret,
             unknown => unknown.insert(JobSecret::of(parameters, &mut wait)?),
         };
-        NodeRendezvous::join(parameters, &secret.secret, &own, job.attempt, &mut wait, self.timeouts, &job.screen)
+        NodeRendezvous::join(parameters, &secret.secret, &own, job.attempt, &mut wait)
     }
 
     /// Starts the store of all workers on `host`. Sets `host` to the address at which this node's workers reach the store.
@@ -208,7 +208,7 @@ impl LaunchConfig {
     }
 
     /// Makes a wait for the other nodes that starts now.
-    fn wait<'a>(&self, screen: &'a Screen, interrupted: &'a mut dyn FnMut() -> Option<i32>) -> NodeWait<'a> {
+    fn wait<'a>(&self, screen: &'a Arc<Screen>, interrupted: &'a mut dyn FnMut() -> Option<i32>) -> NodeWait<'a> {
         let place = self.rendezvous.as_ref().map(|nodes| port::host_port(&nodes.master_addr, nodes.master_port));
         NodeWait::new(screen, place.unwrap_or_default(), self.timeouts, interrupted)
     }

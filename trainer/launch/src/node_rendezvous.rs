@@ -23,13 +23,11 @@ use parking_lot::Mutex;
 
 use super::announcer::Announcer;
 use super::error::{LaunchError, Result, to_json};
-use super::launcher::Timeouts;
 use super::listen::{bind, listen_address};
 use super::node_failure::{NodeFailure, NodeInfo, RendezvousError};
 use super::node_wait::NodeWait;
 use super::port;
 use super::rendezvous_parameters::RendezvousParameters;
-use super::screen::Screen;
 use super::secret::derive;
 use super::signals;
 use super::thread::start_thread;
@@ -69,19 +67,17 @@ impl NodeRendezvous {
         own: &NodeInfo,
         attempt: usize,
         wait: &mut NodeWait<'_>,
-        timeouts: Timeouts,
-        screen: &Arc<Screen>,
     ) -> std::result::Result<Self, RendezvousError> {
         let RendezvousParameters { nnodes, node_rank, ref master_addr, master_port, .. } = *parameters;
         let config = StoreConfig {
             secret: derive(secret, "nodes", 0),
             world_size: nnodes,
             member: Member::Node,
-            answer_limit: timeouts.stall,
+            answer_limit: wait.timeouts().stall,
         };
         let (server, address) = match node_rank {
             0 => {
-                let server = host_store(parameters, &config, timeouts, screen)?;
+                let server = host_store(parameters, &config, wait)?;
                 // Connect to the own address, not to the name: the name may resolve to this machine only on other nodes.
                 let port = server.local_addr().port();
                 let address = match server.local_addr().ip() {
@@ -100,7 +96,7 @@ impl NodeRendezvous {
             client,
             failure: Arc::default(),
             stop_watch: Arc::default(),
-            answer_limit: timeouts.stall,
+            answer_limit: config.answer_limit,
             attempt,
             server,
         };
@@ -177,7 +173,7 @@ impl NodeRendezvous {
                         format!(
                             "node {node} did not come to {} within {:.0} s",
                             wait.address(),
-                            wait.limit().as_secs_f64()
+                            wait.timeouts().join.as_secs_f64()
                         ),
                         "is the job started on it, with the same --nnodes, --master-addr and --master-port?",
                     )
@@ -291,12 +287,8 @@ impl Drop for NodeRendezvous {
 }
 
 /// Starts the launchers' store on node 0.
-fn host_store(
-    parameters: &RendezvousParameters,
-    config: &StoreConfig,
-    timeouts: Timeouts,
-    screen: &Arc<Screen>,
-) -> Result<StoreServer> {
+fn host_store(parameters: &RendezvousParameters, config: &StoreConfig, wait: &NodeWait<'_>) -> Result<StoreServer> {
+    let (timeouts, screen) = (wait.timeouts(), wait.screen());
     let RendezvousParameters { nnodes, ref master_addr, master_port, .. } = *parameters;
     let host = listen_address(master_addr, true, |note| screen.say(note));
     let announcer = Announcer {

@@ -1,6 +1,7 @@
 //! A launcher's wait for other launchers, with a timeout. Signals interrupt the wait, and it prints a message at intervals.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use super::announcer::{Notices, waiting_for};
 use super::launcher::Timeouts;
@@ -9,7 +10,7 @@ use super::screen::Screen;
 
 /// One wait, which starts when the value is made.
 pub(super) struct NodeWait<'a> {
-    screen: &'a Screen,
+    screen: &'a Arc<Screen>,
     /// Host and port of node 0, for messages.
     address: String,
     since: Instant,
@@ -21,7 +22,7 @@ pub(super) struct NodeWait<'a> {
 impl<'a> NodeWait<'a> {
     /// Starts a wait. `interrupted` returns a signal of the user, if one has arrived.
     pub(super) fn new(
-        screen: &'a Screen,
+        screen: &'a Arc<Screen>,
         address: String,
         timeouts: Timeouts,
         interrupted: &'a mut dyn FnMut() -> Option<i32>,
@@ -71,8 +72,13 @@ impl<'a> NodeWait<'a> {
         &self.address
     }
 
-    /// Returns the timeout of the whole wait.
-    pub(super) fn limit(&self) -> Duration {
-        self.timeouts.join
+    /// Returns the launcher's timeouts. That of the whole wait is `join`.
+    pub(super) fn timeouts(&self) -> Timeouts {
+        self.timeouts
+    }
+
+    /// Returns the launcher's screen.
+    pub(super) fn screen(&self) -> &Arc<Screen> {
+        self.screen
     }
 }

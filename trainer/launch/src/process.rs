@@ -14,6 +14,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use comm::limits;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 use super::cores::AffinityGuard;
@@ -95,6 +96,7 @@ impl WorkerProcess {
             LaunchError::failed(
                 format!("{}: cannot write the logs of rank {}: {error}", path.display(), spec.rank),
                 match spec.guard {
+                    _ if limits::is_limit(&error) => limits::HINT,
                     Some(_) => {
                         "make the folder writable for this user and free of links, or name another with --log-dir DIR"
                     }
@@ -107,7 +109,7 @@ impl WorkerProcess {
         Self::spawn(&spec, path, output, stdio).map_err(|error| {
             LaunchError::failed(
                 format!("cannot start rank {} ({}): {error}", spec.rank, spec.program.display()),
-                "see `ulimit -u -n` and `free -h`",
+                limits::HINT,
             )
         })
     }

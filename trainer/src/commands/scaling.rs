@@ -127,7 +127,8 @@ fn measure(
         for &count in workers {
             console::eprint(format_args!("{} scaling: {count} workers", scaling.name()));
             let folder = out.join("runs").join(format!("{}-{count}", scaling.name()));
-            let (run, steps) = run_workers(arguments, plan, scaling, count, threads, &folder, stop)?;
+            let measurement = Measurement { scaling, workers: count, threads };
+            let (run, steps) = run_workers(arguments, plan, measurement, &folder, stop)?;
             let share = if scaling == Scaling::Weak { batch_size } else { batch_size.div_ceil(count) };
             if found.is_none() && count > 1 {
                 let bytes = fs::read(run.timeline()).map_err(|error| FileError::io(run.timeline(), "read", &error))?;
@@ -168,13 +169,19 @@ fn measure(
     })
 }
 
+/// What one measured run is started with.
+struct Measurement {
+    scaling: Scaling,
+    workers: usize,
+    /// Threads of each worker.
+    threads: usize,
+}
+
 /// Trains the steps of one measurement. Returns the run folder and the steps after the warm-up.
 fn run_workers(
     arguments: &ScalingArgs,
     plan: &RunPlan,
-    scaling: Scaling,
-    workers: usize,
-    threads: usize,
+    Measurement { scaling, workers, threads }: Measurement,
     folder: &Path,
     stop: &Stop,
 ) -> Result<(RunFolder, Vec<StepRecord>), Failure> {

@@ -51,16 +51,22 @@ pub(crate) fn by_class(classes: Vec<String>, counts: EvalCounts) -> (Option<Conf
     (None, Some(AveragePrecision { classes, images: scores.images(), average_precision }))
 }
 
-/// Prints and writes the summary, and returns the exit code. `best_by` is the metric that early stopping used. `resume` is the
-/// command that continues the run. `max_time_s` is a limit with which a run can continue after its time was over.
+/// How the run can be continued.
+pub(super) struct Continuation {
+    /// The command that continues the run.
+    pub command: String,
+    /// The `train.max_time_s` with which a run continues whose time is over.
+    pub max_time_s: usize,
+}
+
+/// Prints and writes the summary, and returns the exit code. `best_by` is the metric that early stopping used.
 pub(super) fn finish(
     reporter: &mut Reporter,
     mut summary: RunSummary,
     outcome: RunOutcome,
     classes: Vec<String>,
-    resume: &str,
-    max_time_s: usize,
     best_by: BestBy,
+    Continuation { command, max_time_s }: &Continuation,
 ) -> Result<u8, Failure> {
     match outcome {
         RunOutcome::Finished(counts) => {
@@ -85,7 +91,7 @@ pub(super) fn finish(
         RunOutcome::OutOfTime { counts, step } => {
             (summary.confusion, summary.average_precision) = by_class(classes, counts);
             summary.note = Some(format!(
-                "stopped after step {}: train.max_time_s is over; continue with: {resume} --set train.max_time_s={max_time_s}",
+                "stopped after step {}: train.max_time_s is over; continue with: {command} --set train.max_time_s={max_time_s}",
                 thousands(step)
             ));
             reporter.finish(&summary)?;
@@ -94,7 +100,7 @@ pub(super) fn finish(
         RunOutcome::Interrupted { signal, step } => {
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
             reporter.finish(&summary)?;
-            console::print(format_args!("checkpoint saved; continue with: {resume}"));
+            console::print(format_args!("checkpoint saved; continue with: {command}"));
             Ok(exit_code_of_signal(signal))
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 use data::{SplitRecord, Splits};
 
 use super::fine_tune;
-use super::finish::{by_class, finish, gather_rank_stats};
+use super::finish::{Continuation, by_class, finish, gather_rank_stats};
 use super::newest_checkpoint::load_newest_checkpoint;
 use super::ranks::JoinedRank;
 use super::resume_command::resume_command;
@@ -232,10 +232,12 @@ impl Training<'_> {
             ..RunSummary::default()
         };
         let other_launcher = self.rank.is_some() && self.launcher_folder.is_none();
-        let resume = resume_command(self.arguments, folder.path(), other_launcher);
-        // Allow the same time again, in addition to the time of all sessions so far.
-        let max_time_s = progress.elapsed_s.ceil() as usize + plan.train.max_time_s;
-        finish(&mut reporter, summary, outcome, facts.dataset.classes, &resume, max_time_s, plan.best_by())
+        let continuation = Continuation {
+            command: resume_command(self.arguments, folder.path(), other_launcher),
+            // Allow the same time again, in addition to the time of all sessions so far.
+            max_time_s: progress.elapsed_s.ceil() as usize + plan.train.max_time_s,
+        };
+        finish(&mut reporter, summary, outcome, facts.dataset.classes, plan.best_by(), &continuation)
     }
 
     /// Opens the folder of the run's checkpoints.

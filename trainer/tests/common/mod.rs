@@ -148,6 +148,10 @@ impl Bench {
     }
 }
 
+/// A name and the flags of each mode.
+pub const MODES: [(&str, &[&str]); 3] =
+    [("single", &[]), ("dp", &["--mode", "dp", "--cpus", "2"]), ("ddp", &["--cpus", "2"])];
+
 /// Settings for a run that continues until a test stops it.
 pub const ENDLESS: [&str; 2] = ["--set", "train.epochs=5000"];
 

@@ -230,7 +230,9 @@ impl Library {
             let _ = sender.send(made);
         };
         let thread = std::thread::Builder::new().name("nccl-init".into()).spawn(call);
-        thread.map_err(|error| CommError::system(format!("cannot start a thread for ncclCommInitRank: {error}")))?;
+        thread.map_err(|error| {
+            CommError::system(format!("cannot start a thread for ncclCommInitRank: {error}")).hint("see `ulimit -u`")
+        })?;
         let start = Instant::now();
         loop {
             match receiver.recv_timeout(TURN) {

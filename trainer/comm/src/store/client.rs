@@ -15,6 +15,7 @@ use super::config::StoreConfig;
 use super::message::{ClientMessage, ServerMessage};
 use crate::abort::Abort;
 use crate::error::{CommError, ErrorKind, Result, ranks};
+use crate::limits;
 use crate::net::{self, DisconnectKind};
 use crate::wire::split_frame;
 
@@ -85,10 +86,10 @@ impl StoreClient {
             }
         });
         let listener = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("comm-control".into())
-            .spawn(move || listener.listen())
-            .map_err(|e| CommError::setup(format!("rank {rank} cannot start its control thread: {e}")))?;
+        let thread =
+            std::thread::Builder::new().name("comm-control".into()).spawn(move || listener.listen()).map_err(|e| {
+                CommError::setup(format!("rank {rank} cannot start its control thread: {e}")).hint(limits::HINT)
+            })?;
         Ok(Self { shared, next: AtomicU64::new(1), rank, thread: Some(thread) })
     }
 

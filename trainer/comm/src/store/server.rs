@@ -17,6 +17,7 @@ use super::config::StoreConfig;
 use super::connection::{Connection, Disconnect, ReadOutcome};
 use super::state::{Outgoing, StoreState};
 use crate::error::{CommError, ErrorKind, Result};
+use crate::limits;
 
 /// Longest time for which a dropped server still delivers its messages.
 const FLUSH_LIMIT: Duration = Duration::from_millis(500);
@@ -81,15 +82,15 @@ impl StoreServer {
         config: StoreConfig,
         on_event: impl FnMut(StoreEvent) + Send + 'static,
     ) -> Result<Self> {
-        let cannot =
-            |what: &str, e: std::io::Error| CommError::setup(format!("the rendezvous cannot {what} {address:?}: {e}"));
-        let listener = TcpListener::bind(&address).map_err(|e| {
-            let taken = e.kind() == std::io::ErrorKind::AddrInUse;
-            cannot("listen on", e).hint(if taken {
-                "another job has this port: choose another port, or port 0 to let the kernel choose"
-            } else {
-                "it must be an address of this host, and the port must be free"
-            })
+        let cannot = |what: &str, e: std::io::Error| {
+            let error = CommError::setup(format!("the rendezvous cannot {what} {address:?}: {e}"));
+            if limits::is_limit(&e) { error.hint(limits::HINT) } else { error }
+        };
+        let listener = TcpListener::bind(&address).map_err(|e| match e.kind() {
+            _ if limits::is_limit(&e) => cannot("listen on", e),
+            std::io::ErrorKind::AddrInUse => cannot("listen on", e)
+                .hint("another job has this port: choose another port, or port 0 to let the kernel choose"),
+            _ => cannot("listen on", e).hint("it must be an address of this host, and the port must be free"),
         })?;
         listener.set_nonblocking(true).map_err(|e| cannot("set up", e))?;
         let address = listener.local_addr().map_err(|e| cannot("name", e))?;
