@@ -21,6 +21,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
+    /// Returns what an evaluation needs: the averaged weights, if there is an average, as the weights and, with `averages`, as the
+    /// average. The run may train other layers now, or may average its weights or not: the optimizer's state would not fit.
+    pub fn for_evaluation(self, averages: bool) -> Self {
+        let model = self.ema.unwrap_or(self.model);
+        Self { ema: averages.then(|| model.clone()), model, ..Self::default() }
+    }
+
     /// Returns the name of a weight that has a value which is not finite.
     pub fn not_finite(&self) -> Option<&str> {
         let broken = |tensor: &&StateTensor| tensor.values.iter().any(|value| !value.is_finite());
@@ -120,8 +127,15 @@ pub struct RunProgress {
     /// The name of `checkpoint.best`, by which `best` was chosen. Absent in checkpoints of older versions.
     #[serde(default)]
     pub best_by: Option<String>,
+    /// Checksum of the images of the evaluations ([`Loader::fingerprint`](data::Loader::fingerprint)). Absent in checkpoints of
+    /// older versions.
+    #[serde(default)]
+    pub eval_crc: Option<u32>,
     /// Last evaluation.
     pub last: Option<Evaluated>,
+    /// Optimizer steps taken before the last evaluation. Absent in checkpoints of older versions.
+    #[serde(default)]
+    pub last_step: Option<u64>,
     /// Seconds of training over all sessions of the run.
     pub elapsed_s: f64,
 }
@@ -140,7 +154,9 @@ impl RunProgress {
             partial: PartialEpoch::default(),
             best: None,
             best_by: None,
+            eval_crc: None,
             last: None,
+            last_step: None,
             elapsed_s: 0.0,
         }
     }

@@ -196,6 +196,28 @@ fn a_resumed_run_may_train_other_layers_and_average_its_weights_or_not() {
     assert!(refused.contains("checkpoints/epoch-5: ") && refused.contains("hint: a run keeps its model"), "{refused}");
 }
 
+/// The best checkpoint is one from before the change. Its averaged weights were evaluated.
+#[test]
+fn the_test_images_are_evaluated_after_a_change_of_average_or_frozen_layers() {
+    let bench = Bench::new(
+        "[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\nvalidation = 0.2\n[train]\nepochs = 2\nema = 0.5\n\
+         [schedule]\nkind = \"constant\"\n",
+    );
+    let run = bench.train("runs", &[]);
+    let best = || std::fs::read_link(run.join("checkpoints/best")).unwrap();
+    let first = best();
+    for (epochs, change) in [("3", "train.ema=0"), ("4", "train.ema=0.9"), ("5", r#"model.freeze=["conv1"]"#)] {
+        // Steps of this size make the network worse.
+        let worse = ["--set", "optimizer.lr=5", "--set", "train.grad_clip=1", "--set", change];
+        let arguments = [&["--resume", run.to_str().unwrap(), "--epochs", epochs], &worse[..]].concat();
+        bench.run(&arguments).expect(0);
+        assert_eq!(best(), first, "{change}");
+        let summary: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+        assert!(summary["test"]["top1"].as_f64().unwrap() > 40.0, "{change}: {summary}");
+    }
+}
+
 /// Writes a folder of pictures with three classes.
 fn pictures(bench: &Bench) {
     for split in ["train", "test"] {

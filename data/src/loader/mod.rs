@@ -184,6 +184,22 @@ impl Loader {
         self.shared.dataset.len()
     }
 
+    /// Returns a checksum (CRC-32C) of what an evaluation measures: labels, image size, normalisation, and the pixels of up to 16
+    /// images. An image that cannot be read counts as empty.
+    pub fn fingerprint(&self) -> u32 {
+        const IMAGES: usize = 16;
+        let (dataset, config) = (&self.shared.dataset, &self.shared.config);
+        let ImageShape { channels, height, width } = dataset.shape;
+        let sizes = [dataset.len(), channels, height, width].into_iter().flat_map(|size| (size as u64).to_le_bytes());
+        let normalisation = config.mean.iter().chain(&config.std).flat_map(|value| value.to_le_bytes());
+        let labels = dataset.labels.iter().flat_map(|label| label.to_le_bytes());
+        let facts: Vec<u8> = sizes.chain(normalisation).chain(labels).collect();
+        let images = (0..dataset.len()).step_by(dataset.len().div_ceil(IMAGES).max(1));
+        images.fold(crc32c::crc32c(&facts), |crc, image| {
+            crc32c::crc32c_append(crc, &dataset.pixels(image).unwrap_or_default())
+        })
+    }
+
     /// Returns the number of samples of a batch over all ranks. The last batch of an epoch may have fewer.
     pub fn global_batch(&self) -> usize {
         self.shared.config.global_batch

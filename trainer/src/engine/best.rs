@@ -13,6 +13,7 @@ impl Engine<'_> {
         let is_best = self.is_best(&eval);
         let evaluated = Evaluated { epoch, eval };
         self.progress.last = Some(evaluated);
+        self.progress.last_step = Some(self.progress.step);
         if is_best {
             self.progress.best = Some(evaluated);
         }

@@ -52,6 +52,8 @@ impl Engine<'_> {
         // Only rank 0 reads checkpoints, so the other ranks must learn from rank 0 whether there is a best checkpoint.
         let found = self.strategy.all_gather(&[u8::from(best.is_some())])?;
         if found[0] == [1] {
+            let averages = self.plan.train.ema > 0.0;
+            let best = best.map(|(snapshot, progress)| (snapshot.for_evaluation(averages), progress));
             let saved = self.strategy.load_checkpoint(best)?;
             return Ok(saved.last.map_or(saved.epoch, |last| last.epoch));
         }

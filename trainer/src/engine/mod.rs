@@ -144,6 +144,8 @@ impl<'a> Engine<'a> {
         progress.images = Some(lengths.images);
         progress.global_batch = Some(lengths.global_batch);
         progress.best_by = Some(plan.best_by().to_string());
+        // Only the rank with checkpoints compares it.
+        progress.eval_crc = output.is_some().then(|| loaders.eval.fingerprint());
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let lr_scale_factor = lr_scale_factor(plan, strategy.devices());

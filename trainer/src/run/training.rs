@@ -90,8 +90,12 @@ impl Training<'_> {
                 let store = self.checkpoint_folder(folder)?;
                 let mut loaded = load_newest_checkpoint(plan, folder, Some(&dataset))?;
                 if let Some(LoadedCheckpoint { path, progress, .. }) = &mut loaded {
-                    let eval_images = loaders.eval.images() as u64;
-                    let policy = BestPolicy { keep: plan.checkpoint.keep_best, by: plan.best_by(), eval_images };
+                    let policy = BestPolicy {
+                        keep: plan.checkpoint.keep_best,
+                        by: plan.best_by(),
+                        eval_images: loaders.eval.images() as u64,
+                        eval_crc: loaders.eval.fingerprint(),
+                    };
                     if let Some(warning) = store.restore_links(path, progress, policy)? {
                         console::eprint(format_args!("warning: {warning}"));
                     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::config::BestBy;
 use crate::snapshot::{EvalRecord, Evaluated};
 
-const POLICY: BestPolicy = BestPolicy { keep: true, by: BestBy::Accuracy, eval_images: 100 };
+const POLICY: BestPolicy = BestPolicy { keep: true, by: BestBy::Accuracy, eval_images: 100, eval_crc: 7 };
 
 /// A folder with one checkpoint per epoch, each saved after an evaluation with this accuracy. The best one is linked.
 fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress) {
@@ -140,6 +140,36 @@ fn an_evaluation_of_other_images_does_not_count() {
     let expected = "evaluations have 10,000 images now, and had 100: the next evaluation counts as the best";
     assert_eq!(warning.unwrap(), expected);
     assert_eq!((link(folder.path(), "best"), state.best), (None, None));
+}
+
+/// The same number of other images, or the same images of another size.
+#[test]
+fn an_evaluation_with_another_checksum_does_not_count() {
+    let (folder, store, mut state) = run(&[70.0]);
+    state.eval_crc = Some(3);
+    (state.epoch, state.step) = (3, 20);
+    state.last = state.last.map(|last| Evaluated { epoch: 2, ..last });
+    state.best = state.last;
+    store.save("epoch-2", snapshot(2.0), &state, Links::LastAndBest).unwrap();
+    let newest = folder.path().join("epoch-2");
+    let warning = store.restore_links(&newest, &mut state, POLICY).unwrap().unwrap();
+    assert!(warning.starts_with("evaluations have other images now, or another image size"), "{warning}");
+    assert!(warning.contains("the best of the checkpoints is that of epoch 1"), "{warning}");
+    assert_eq!(store.restore_links(&newest, &mut state, POLICY).unwrap(), None, "only once");
+    assert_eq!(link(folder.path(), "best").unwrap(), "epoch-1");
+}
+
+/// A run that was evaluated inside an epoch, and went on in that epoch.
+#[test]
+fn a_later_checkpoint_of_the_epoch_of_an_evaluation_is_not_evaluated() {
+    let (folder, store, mut state) = run(&[70.0]);
+    (state.epoch, state.batch, state.step, state.last_step) = (2, 4, 14, Some(14));
+    state.last = state.last.map(|last| Evaluated { epoch: 2, ..last });
+    (state.batch, state.step) = (5, 15);
+    store.save("step-15", snapshot(3.0), &state, Links::Last).unwrap();
+    state.best = state.last;
+    let warning = restore(folder.path(), &store, &mut state).unwrap();
+    assert!(warning.contains("the best one that is left is epoch-1"), "{warning}");
 }
 
 #[test]

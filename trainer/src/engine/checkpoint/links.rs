@@ -22,6 +22,15 @@ pub struct BestPolicy {
     pub by: BestBy,
     /// Images of an evaluation. Evaluations of other images are not comparable.
     pub eval_images: u64,
+    /// Their checksum, see [`RunProgress::eval_crc`].
+    pub eval_crc: u32,
+}
+
+impl BestPolicy {
+    /// Returns whether the evaluations of these checksums were made on other images, or with another size or normalisation.
+    fn is_of_other_images(&self, eval_crc: Option<u32>) -> bool {
+        eval_crc.is_some_and(|crc| crc != self.eval_crc)
+    }
 }
 
 /// A checkpoint that was saved directly after an evaluation.
@@ -29,6 +38,7 @@ struct EvaluatedCheckpoint {
     path: PathBuf,
     step: u64,
     evaluated: Evaluated,
+    eval_crc: Option<u32>,
 }
 
 impl CheckpointFolder {
@@ -50,7 +60,7 @@ impl CheckpointFolder {
             self.point("last", &name)?;
         }
         let mut others = self.evaluated_checkpoints(progress.step)?;
-        others.retain(|one| one.evaluated.eval.total == policy.eval_images);
+        others.retain(|one| one.evaluated.eval.total == policy.eval_images && !policy.is_of_other_images(one.eval_crc));
         let changed = choose_again(progress, &others, policy);
         let of_best = |one: &EvaluatedCheckpoint| progress.best.is_some_and(|best| one.evaluated.is_same(&best));
         // A later checkpoint may repeat the evaluation, with weights that were trained further.
@@ -93,13 +103,16 @@ impl CheckpointFolder {
         let evaluated = |path: PathBuf| {
             let StateFile { progress, .. } = read::state(&path)?;
             let last = progress.last?;
-            let is_direct = match progress.batch {
-                0 => progress.epoch == last.epoch + 1,
-                // An evaluation inside an epoch, after `train.max_steps` or `train.max_time_s`.
-                _ => progress.epoch == last.epoch,
-            };
+            let is_at_its_step = progress.last_step.is_none_or(|step| step == progress.step);
+            let is_direct = is_at_its_step
+                && match progress.batch {
+                    0 => progress.epoch == last.epoch + 1,
+                    // An evaluation inside an epoch, after `train.max_steps` or `train.max_time_s`.
+                    _ => progress.epoch == last.epoch,
+                };
             let is_old = progress.step <= step;
-            (is_direct && is_old).then_some(EvaluatedCheckpoint { path, step: progress.step, evaluated: last })
+            let (step, eval_crc) = (progress.step, progress.eval_crc);
+            (is_direct && is_old).then_some(EvaluatedCheckpoint { path, step, evaluated: last, eval_crc })
         };
         Ok(read::newest_first(self.path())?.into_iter().filter_map(evaluated).collect())
     }
@@ -123,11 +136,15 @@ fn choose_again(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], p
                 thousands(best.eval.total)
             )
         }
+        _ if policy.is_of_other_images(progress.eval_crc) => {
+            "evaluations have other images now, or another image size or normalisation".to_owned()
+        }
         Some(before) if *before != by => format!("`checkpoint.best` is \"{by}\" now, and was \"{before}\""),
         _ => return None,
     };
     progress.best = best_of(evaluated, policy.by, |_| true).map(|one| one.evaluated);
     progress.best_by = Some(by);
+    progress.eval_crc = Some(policy.eval_crc);
     Some(match progress.best {
         Some(best) => format!("{cause}: the best of the checkpoints is that of epoch {}", best.epoch),
         None => format!("{cause}: the next evaluation counts as the best"),

@@ -43,6 +43,8 @@ pub(super) fn progress(epoch: usize, step: u64) -> RunProgress {
         partial,
         best,
         best_by: Some("accuracy".to_owned()),
+        eval_crc: Some(7),
+        last_step: None,
         elapsed_s: 2.5,
         epoch,
         last: None,
