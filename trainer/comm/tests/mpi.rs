@@ -120,6 +120,9 @@ fn matrix() {
     for world_size in [2, 3, 4] {
         let output = ranks("matrix_rank", world_size);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // Without a test of this name, the ranks would end with 0 too.
+        let passed = String::from_utf8_lossy(&output.stdout).matches("1 passed").count();
+        assert_eq!(passed, world_size);
     }
 }
 

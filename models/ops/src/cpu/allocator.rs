@@ -28,7 +28,8 @@ const ALIGN: usize = 64;
 const SMALL: usize = 1 << 20;
 /// Size in bytes of a huge page. Segments are aligned to it and advised to use such pages.
 const HUGE_PAGE: usize = 2 << 20;
-/// Most bytes by which the segments may exceed the peak of used memory. The limit is an eighth of the peak if that is less.
+/// Maximum number of bytes by which the segments may exceed the peak of used memory. The limit is an eighth of the peak if that is
+/// less.
 const SPARE: usize = 256 << 20;
 
 /// A part of a segment. Its memory is zeroed or was used before, so it is always initialised.

@@ -4,7 +4,7 @@
 //! square by square, to squares of output channels by pixels, and serves all taps. The pixels of each tap of `x` are packed in
 //! pairs, as in [`super::weight_grad`]. The sums stay in f32 in memory, where the products of each chunk are added to them.
 //!
-//! A register tile is 32 output channels by 32 channels of `x`, a chunk 1024 pixels. Checked by `conv_tests`. where the processor
+//! A register tile is 32 output channels by 32 channels of `x`, a chunk 1024 pixels. Checked by `conv_tests`, where the processor
 //! has AMX.
 
 use std::ops::Range;

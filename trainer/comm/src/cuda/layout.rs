@@ -3,11 +3,11 @@
 use super::protocol::FlagSet;
 use crate::DType;
 
-/// Most ranks that share windows.
+/// Maximum number of ranks that share windows.
 pub const MAX_WORLD: usize = 8;
 /// Threads of a block.
 pub const THREADS: u32 = 512;
-/// Most blocks of a launch: enough to saturate the links, few enough to leave most of the device to the model.
+/// Maximum number of blocks of a launch: enough to saturate the links, few enough to leave most of the device to the model.
 pub const MAX_BLOCKS: u32 = 36;
 /// Alignment in bytes of exported allocations, and of their sizes (CUDA IPC exports whole allocations of the driver).
 pub const PAGE: usize = 2 << 20;

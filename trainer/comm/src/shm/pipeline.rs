@@ -18,7 +18,7 @@ pub(super) trait StepCounters {
     fn wait_reduced(&self, count: usize) -> Result<(), Self::Error>;
 }
 
-/// Least number of slots in [`exchange`].
+/// Minimum number of slots in [`exchange`].
 pub(super) const EXCHANGE_SLOTS: usize = 4;
 
 /// One phase: each rank fills one slot per round, and reads all ranks' slots of that round.

@@ -5,7 +5,7 @@ mod common;
 
 use std::ffi::CStr;
 
-use common::{allocate, error_of, get, gpu, is_child, process, set_current, stream};
+use common::{allocate, assert_one_test_passed, error_of, get, gpu, is_child, process, set_current, stream};
 use cuda_on_cpu::exports::*;
 
 fn name(device: i32) -> String {
@@ -18,7 +18,7 @@ fn name(device: i32) -> String {
 #[track_caller]
 fn passes(test: &str, environment: &[(&str, &str)]) {
     let out = process(test, environment);
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    assert_one_test_passed(test, &out);
 }
 
 #[test]

@@ -79,7 +79,9 @@ fn blocks_run_in_order_or_shuffled() {
     assert_eq!(order(), ascending);
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "shuffled", "--ignored"]).env("CUDA_ON_CPU_SHUFFLE", "7");
-    assert!(command.status().unwrap().success());
+    let out = command.output().unwrap();
+    let stdout = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && stdout.contains("1 passed"), "{stdout}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{allocate, get, gpu, is_child, signal, stream, upload};
+use common::{allocate, assert_one_test_passed, get, gpu, is_child, signal, stream, upload};
 use cuda_on_cpu::exports::*;
 use cuda_on_cpu::nccl::*;
 use shared::{F32, NOT_READY, SUM, array, file, free, id, read, sums, values};
@@ -38,7 +38,7 @@ fn assert_all_succeed(children: impl IntoIterator<Item = Child>) {
     let children: Vec<_> = children.into_iter().collect();
     let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
     for (rank, output) in outputs.iter().enumerate() {
-        assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stdout));
+        assert_one_test_passed(&format!("rank {rank}"), output);
     }
 }
 

@@ -142,6 +142,13 @@ pub(crate) fn process(test: &str, environment: &[(&str, &str)]) -> Output {
     command.env("CHILD", "1").envs(environment.iter().copied()).output().unwrap()
 }
 
+/// Asserts that a process of this program has run one test, which passed. Without a test of the name it would end with 0 too.
+#[track_caller]
+pub(crate) fn assert_one_test_passed(who: &str, out: &Output) {
+    let stdout = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success() && stdout.contains("1 passed"), "{who}: {stdout}");
+}
+
 /// Returns whether this process was started by [`process`].
 pub(crate) fn is_child() -> bool {
     std::env::var_os("CHILD").is_some()
