@@ -107,7 +107,7 @@ const CASES: [Case; 42] = [
     Case::new([12, 16, 32, 32], 32, [1, 1], 1, 0).norm(Norm::Later),
     Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::Before(Activation::Relu, false)),
     Case::new([4, 64, 8, 8], 64, [3, 3], 1, 1).norm(Norm::Before(Activation::Relu, true)),
-    Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1).norm(Norm::Before(Activation::Swish, false)),
+    Case::new([12, 16, 32, 32], 32, [3, 3], 1, 1).norm(Norm::Before(Activation::Silu, false)),
     Case::new([2, 24, 9, 8], 40, [3, 3], 2, 1).norm(Norm::Before(Activation::Relu6, false)),
     Case::new([1, 33, 6, 6], 35, [3, 3], 1, 1).norm(Norm::Before(Activation::Identity, false)),
     Case::new([2, 80, 4, 4], 80, [3, 3], 2, 1).groups(2).norm(Norm::Before(Activation::Relu, false)),

@@ -100,13 +100,13 @@ const BLOCKS: [Block; 33] = [
     Block::new([4, 64, 8, 8], [64, 128], [3, 3], 2, End::Projection),
     Block::new([3, 72, 9, 7], [40, 72], [1, 3], 1, End::TwoReaders),
     Block::new([2, 64, 7, 9], [64, 64], [3, 3], 1, End::OtherReader),
-    Block::new([3, 24, 9, 7], [48, 40], [3, 1], 1, End::Slices).activation(Activation::Swish),
+    Block::new([3, 24, 9, 7], [48, 40], [3, 1], 1, End::Slices).activation(Activation::Silu),
     // The largest tile, narrow tiles and several pieces of the weight gradient.
     Block::new([24, 16, 32, 32], [32, 128], [1, 1], 1, End::Projection),
     Block::new([12, 3, 32, 32], [24, 32], [3, 3], 1, End::Norm),
     Block::new([2, 16, 6, 6], [96, 24], [1, 1], 1, End::Norm).activation(Activation::Relu6),
-    Block::new([3, 24, 9, 7], [40, 24], [1, 3], 2, End::Norm).activation(Activation::Swish),
-    Block::new([3, 24, 9, 8], [40, 24], [1, 3], 1, End::Sum).activation(Activation::Swish),
+    Block::new([3, 24, 9, 7], [40, 24], [1, 3], 2, End::Norm).activation(Activation::Silu),
+    Block::new([3, 24, 9, 8], [40, 24], [1, 3], 1, End::Sum).activation(Activation::Silu),
     Block::new([2, 32, 5, 5], [80, 80], [3, 3], 1, End::Projection).groups(2),
     Block::new([1, 8, 6, 6], [8, 8], [3, 3], 1, End::Sum).activation(Activation::Identity),
     // Both batch norms in front of the sum are in one pass of the backward direction.
@@ -116,18 +116,18 @@ const BLOCKS: [Block; 33] = [
     Block::new([3, 24, 9, 7], [40, 24], [1, 3], 1, End::SumMean),
     Block::new([4, 64, 8, 8], [64, 128], [3, 3], 2, End::ProjectionMean),
     Block::new([3, 24, 9, 7], [40, 24], [1, 3], 2, End::NormMean),
-    Block::new([2, 24, 4, 4], [40, 72], [1, 1], 1, End::NormMean).activation(Activation::Swish),
+    Block::new([2, 24, 4, 4], [40, 72], [1, 1], 1, End::NormMean).activation(Activation::Silu),
     // Several narrow groups in a product; the last product with fewer; products that are not a multiple of 16 bytes.
     Block::new([2, 32, 8, 8], [32, 32], [1, 3], 1, End::Norm).groups(4),
     Block::new([2, 24, 7, 9], [152, 152], [1, 3], 1, End::ProjectionReader).groups(19),
-    Block::new([2, 16, 8, 8], [96, 96], [1, 3], 1, End::Norm).groups(32).activation(Activation::Swish),
+    Block::new([2, 16, 8, 8], [96, 96], [1, 3], 1, End::Norm).groups(32).activation(Activation::Silu),
     Block::new([2, 16, 6, 6], [168, 168], [1, 3], 1, End::Norm).groups(8).fused([true, false]),
     // Depthwise convolutions.
     Block::new([3, 16, 9, 7], [24, 24], [1, 3], 1, End::Norm).groups(24).activation(Activation::Relu6),
-    Block::new([2, 24, 9, 8], [24, 40], [3, 1], 2, End::Norm).first_groups(24).activation(Activation::Swish),
+    Block::new([2, 24, 9, 8], [24, 40], [3, 1], 2, End::Norm).first_groups(24).activation(Activation::Silu),
     Block::new([2, 40, 7, 9], [40, 40], [3, 5], 1, End::ProjectionReader).first_groups(40).groups(40),
     Block::new([2, 64, 6, 6], [64, 64], [5, 3], 1, End::Sum).first_groups(64).groups(64),
-    Block::new([2, 24, 5, 5], [24, 24], [1, 3], 1, End::NormMean).groups(24).activation(Activation::Swish),
+    Block::new([2, 24, 5, 5], [24, 24], [1, 3], 1, End::NormMean).groups(24).activation(Activation::Silu),
     // Threads that process several runs of pixels.
     Block::new([17, 8, 32, 32], [128, 128], [1, 3], 1, End::Norm).groups(128),
     // Rows that are not a multiple of 16 bytes.

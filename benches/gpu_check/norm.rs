@@ -124,7 +124,7 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
     for case in [
         (equal.clone(), [64, 8, 8], DType::F32, false, Activation::Relu),
         (partial.clone(), [64, 8, 8], DType::F32, true, Activation::Relu),
-        (partial.clone(), [6, 5, 7], DType::F32, false, Activation::Swish),
+        (partial.clone(), [6, 5, 7], DType::F32, false, Activation::Silu),
         (partial, [24, 3, 3], DType::BF16, true, Activation::Identity),
         (equal, [200, 1, 1], DType::BF16, false, Activation::Identity),
     ] {

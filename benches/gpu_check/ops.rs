@@ -3,7 +3,7 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{
     Activation, ConvOptions, Epilogue, RunningStats, batch_norm_eval, batch_norm_train, concat, conv2d,
-    global_avg_pool, interleave, join_paths, relu, scale_channels, sigmoid, slice_channels, swish,
+    global_avg_pool, interleave, join_paths, relu, scale_channels, sigmoid, silu, slice_channels,
 };
 
 /// A case: name, shape, type, and a function of two images and two vectors over the channels.
@@ -108,24 +108,24 @@ fn cases<'a>() -> Vec<Case<'a>> {
             let after = Epilogue { residual: residual.then(|| x.other.clone()), activation };
             let (mean, variance) = (x.bias.clone().without_autodiff(), x.weight.clone().without_autodiff());
             // Without running statistics for one activation: the batch's statistics are returned.
-            let running = (activation != Activation::Swish).then_some(RunningStats { mean, variance, momentum: 0.1 });
+            let running = (activation != Activation::Silu).then_some(RunningStats { mean, variance, momentum: 0.1 });
             let batch = batch_norm_train(x.image.clone(), x.weight.clone(), x.bias.clone(), 1e-5, after, None, running);
             vec![flat(batch.output), batch.mean, batch.variance]
         }
     };
-    use Activation::{Gelu, Identity, Relu, Sigmoid, Swish};
+    use Activation::{Gelu, Identity, Relu, Sigmoid, Silu};
     // Rows with and without a remainder by the vector width, one or more tiles of columns, one or more pieces.
     for (shape, dtype, residual, activation) in [
         ([4, 64, 8, 8], DType::F32, false, Relu),
         ([4, 64, 8, 8], DType::F32, true, Relu),
         ([4, 64, 8, 8], DType::F32, true, Identity),
-        ([4, 64, 8, 8], DType::F32, false, Swish),
+        ([4, 64, 8, 8], DType::F32, false, Silu),
         ([4, 64, 8, 8], DType::F32, false, Gelu),
         ([4, 64, 8, 8], DType::BF16, false, Relu),
         ([4, 64, 8, 8], DType::BF16, true, Relu),
         ([3, 6, 5, 7], DType::F32, false, Identity),
         ([3, 6, 5, 7], DType::F32, true, Sigmoid),
-        ([2, 24, 3, 3], DType::BF16, false, Swish),
+        ([2, 24, 3, 3], DType::BF16, false, Silu),
         ([2, 200, 2, 2], DType::F32, false, Relu),
         ([3, 1, 1, 1], DType::F32, false, Identity),
         ([64, 8, 33, 32], DType::F32, false, Relu),
@@ -139,7 +139,7 @@ fn cases<'a>() -> Vec<Case<'a>> {
         DType::F32,
         Box::new(|x: &Inputs| {
             let plain = |x: &Tensor<1>| x.clone().without_autodiff();
-            let after = Epilogue { residual: Some(x.other.clone().without_autodiff()), activation: Swish };
+            let after = Epilogue { residual: Some(x.other.clone().without_autodiff()), activation: Silu };
             let affine = [plain(&x.weight), plain(&x.bias)];
             let given = [plain(&x.bias), plain(&x.weight)];
             let output = batch_norm_eval(x.image.clone().without_autodiff(), affine, given, 1e-5, after);
@@ -194,17 +194,17 @@ fn cases<'a>() -> Vec<Case<'a>> {
     ] {
         cases.push(("squeeze-and-excitation".into(), shape, dtype, Box::new(excite)));
     }
-    let pair = |x: &Inputs| vec![flat(swish(concat(vec![relu(x.other.clone()), x.image.clone()])))];
+    let pair = |x: &Inputs| vec![flat(silu(concat(vec![relu(x.other.clone()), x.image.clone()])))];
     let paths = |x: &Inputs| {
         let [_, planes, _, _] = x.image.dims();
         let right = relu(slice_channels(x.other.clone(), 0..planes / 2));
-        vec![flat(swish(join_paths(x.image.clone(), right, planes / 3)))]
+        vec![flat(silu(join_paths(x.image.clone(), right, planes / 3)))]
     };
     for (shape, dtype) in [([3, 24, 5, 7], DType::F32), ([2, 6, 3, 3], DType::F32), ([3, 24, 5, 7], DType::BF16)] {
         cases.push(("concatenation of two".into(), shape, dtype, Box::new(pair)));
         cases.push(("paths of a block of DPN".into(), shape, dtype, Box::new(paths)));
     }
-    let side = |x: &Inputs| vec![flat(swish(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
+    let side = |x: &Inputs| vec![flat(silu(concat(vec![x.image.clone(), relu(x.other.clone()), x.image.clone()])))];
     cases.push(("side by side".into(), [2, 12, 4, 4], DType::F32, Box::new(side)));
     let turns = |x: &Inputs| {
         vec![flat(interleave(slice_channels(x.image.clone(), 3..9), slice_channels(x.other.clone(), 0..6)))]

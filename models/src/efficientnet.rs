@@ -11,7 +11,7 @@ use burn::tensor::Tensor;
 use crate::blocks::{SqueezeExcite, conv, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Dropout, Linear, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{Activation, swish};
+use ops::{Activation, silu};
 
 /// Smallest image side in pixels: the last stage has more than one pixel.
 const MIN_SIDE: usize = 17;
@@ -81,12 +81,12 @@ impl MbConv {
     /// `[B, input, H, W]` → `[B, output, H / stride, W / stride]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let x = if self.has_expansion {
-            self.bn1.after(&self.conv1, input.clone(), Activation::Swish, cx)
+            self.bn1.after(&self.conv1, input.clone(), Activation::Silu, cx)
         } else {
             input.clone().into()
         };
-        let x = self.bn2.after(&self.conv2, x, Activation::Swish, cx).into_images();
-        let x = self.se.forward(x, swish, cx);
+        let x = self.bn2.after(&self.conv2, x, Activation::Silu, cx).into_images();
+        let x = self.se.forward(x, silu, cx);
         if self.has_skip {
             self.bn3.after_add(&self.conv3, x, || input.into(), Activation::Identity, cx).into_images()
         } else {
@@ -132,7 +132,7 @@ impl EfficientNet {
 
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = self.bn1.after(&self.conv1, images, Activation::Swish, cx).into_images(); // [B, 32, 32, 32]
+        let x = self.bn1.after(&self.conv1, images, Activation::Silu, cx).into_images(); // [B, 32, 32, 32]
         let x = self.layers.iter().fold(x, |x, block| block.forward(x, cx)); // [B, 320, 2, 2]
         let x = self.dropout.forward(global_avg_pool(x), cx); // [B, 320]
         self.linear.forward(x, cx) // [B, classes]

@@ -1,4 +1,4 @@
-//! The type of all models.
+//! The type of all models, and the cost and memory of a forward pass.
 
 use burn::module::Module;
 use burn::tensor::Tensor;

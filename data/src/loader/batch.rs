@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::resize::resize;
-use super::{OnError, Shared};
+use super::{LoaderState, OnError};
 use crate::augment::AugmentParams;
 use crate::{DataError, EncodedImages, ImageShape, TEN_CROP};
 
@@ -110,7 +110,7 @@ const MAX_REPLACEMENTS: usize = 100;
 
 /// The batches of one epoch. Any batch can be assembled at any time.
 pub(super) struct Epoch {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<LoaderState>,
     pub(super) epoch: usize,
     /// Samples of all ranks, in the epoch's order.
     pub(super) order: Vec<u32>,
@@ -124,7 +124,7 @@ impl Epoch {
     /// # Errors
     /// The first image of the batch that cannot be decoded.
     pub(super) fn batch(&self, index: usize) -> Result<Batch, DataError> {
-        let Shared { config, shape, dataset, .. } = &*self.shared;
+        let LoaderState { config, shape, dataset, .. } = &*self.shared;
         let start = index * config.global_batch;
         let global = start..self.order.len().min(start + config.global_batch);
         // Positions in the epoch's order.
@@ -233,7 +233,7 @@ impl Epoch {
 
     /// Returns the augmentation parameters of the sample at a position of the order.
     fn params(&self, position: usize) -> AugmentParams {
-        let Shared { config, pipeline, .. } = &*self.shared;
+        let LoaderState { config, pipeline, .. } = &*self.shared;
         if config.evaluation {
             return AugmentParams::default();
         }
@@ -243,7 +243,7 @@ impl Epoch {
 
     /// Writes the views of the sample at a position of the order with this epoch's augmentation to `out`, `[views, C, H, W]`.
     fn image(&self, position: usize, out: &mut [f32]) -> Result<Replaced, DataError> {
-        let Shared { dataset, pipeline, shape, .. } = &*self.shared;
+        let LoaderState { dataset, pipeline, shape, .. } = &*self.shared;
         let (id, params) = (self.order[position] as usize, self.params(position));
         let Some(encoded) = &dataset.encoded else {
             pipeline.apply(dataset.image(id), &params, out);
@@ -262,7 +262,7 @@ impl Epoch {
 
     /// Decodes image `id` for the sample at a position of the order.
     fn decode(&self, encoded: &EncodedImages, position: usize, id: usize, pixels: &mut [u8]) -> Result<(), DataError> {
-        let Shared { config, pipeline, .. } = &*self.shared;
+        let LoaderState { config, pipeline, .. } = &*self.shared;
         if config.ten_crop {
             return encoded.decode_ten_crops(id, pixels);
         }
@@ -282,7 +282,7 @@ impl Epoch {
         error: DataError,
         pixels: &mut [u8],
     ) -> Result<DataError, DataError> {
-        let Shared { config, dataset, .. } = &*self.shared;
+        let LoaderState { config, dataset, .. } = &*self.shared;
         // An image of another size is a mistake of the configuration, and after an error of the system the same image may be
         // readable.
         if config.on_error == OnError::Fail || !error.is_bad_image {

@@ -122,7 +122,7 @@ impl Default for LoaderConfig {
 /// Pixels depend on the seed, the epoch and the sample alone (mixing also on the batch, and weighted sampling on how often the
 /// epoch has drawn the sample before), not on threads, prefetching or the world size.
 pub struct Loader {
-    shared: Arc<Shared>,
+    shared: Arc<LoaderState>,
     pool: Arc<ThreadPool>,
     /// Samples of all ranks in an epoch, padding included.
     total: usize,
@@ -130,7 +130,7 @@ pub struct Loader {
 }
 
 /// The data that the loader's threads share.
-struct Shared {
+struct LoaderState {
     dataset: Arc<Dataset>,
     config: LoaderConfig,
     pipeline: Pipeline,
@@ -175,7 +175,7 @@ impl Loader {
                 // The input is right, and the limit may leave room later.
                 DataError { is_transient: true, ..DataError::new("", cause, hint) }.at("workers")
             })?;
-        let shared = Arc::new(Shared { dataset, config, pipeline, mixing, shape });
+        let shared = Arc::new(LoaderState { dataset, config, pipeline, mixing, shape });
         Ok(Self { shared, pool: Arc::new(pool), total, batches })
     }
 
@@ -232,7 +232,7 @@ impl Loader {
         epoch: usize,
         first_batch: usize,
     ) -> impl ExactSizeIterator<Item = Result<Batch, DataError>> + Send + use<> {
-        let Shared { dataset, config, .. } = &*self.shared;
+        let LoaderState { dataset, config, .. } = &*self.shared;
         let len = dataset.len();
         let weighted = !config.sampler_weights.is_empty() && !config.evaluation;
         let mut order = if weighted {

@@ -55,7 +55,7 @@ pub enum Activation {
     /// `1 / (1 + e^-x)`.
     Sigmoid,
     /// `x / (1 + e^-x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
-    Swish,
+    Silu,
     /// `x · Φ(x)` with the normal distribution's Φ, `torch.nn.functional.gelu` (<https://arxiv.org/abs/1606.08415>). The exact
     /// form with erf, PyTorch's default, not the approximation with tanh.
     Gelu,

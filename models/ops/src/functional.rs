@@ -193,8 +193,8 @@ pub fn sigmoid<const D: usize>(input: Tensor<D>) -> Tensor<D> {
 }
 
 /// Computes `x · sigmoid(x)`, `torch.nn.functional.silu` (<https://arxiv.org/abs/1710.05941>).
-pub fn swish<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    activate(input, Activation::Swish)
+pub fn silu<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    activate(input, Activation::Silu)
 }
 
 /// Computes `x · Φ(x)`, `torch.nn.functional.gelu` (<https://arxiv.org/abs/1606.08415>).
@@ -216,7 +216,7 @@ pub(crate) fn activate<const D: usize>(input: Tensor<D>, activation: Activation)
         Activation::Relu => activation::relu(input),
         Activation::Relu6 => activation::relu(input).clamp_max(6.0),
         Activation::Sigmoid => activation::sigmoid(input),
-        Activation::Swish => activation::silu(input),
+        Activation::Silu => activation::silu(input),
         Activation::Gelu => activation::gelu(input),
     })
 }

@@ -67,7 +67,7 @@ pub use extension::{
 pub use features::{ConvNormOutput, Features, FollowingNorm, conv_batch_norm, conv2d, fuses_batch_norm};
 pub use functional::{
     add, avg_pool2d, concat, divide, flatten, gelu, global_avg_pool, interleave, join_paths, linear, max_pool2d, relu,
-    scale_channels, sigmoid, slice_channels, swish, unflatten,
+    scale_channels, sigmoid, silu, slice_channels, unflatten,
 };
 pub use gather::{GatherLines, gather_images};
 #[cfg(feature = "cuda")]

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use ops::Activation::{Gelu, Identity, Relu, Swish};
+use ops::Activation::{Gelu, Identity, Relu, Silu};
 use ops::{
     Activation, ConvOptions, Epilogue, PoolOptions, StatisticsReduce, add, avg_pool2d, batch_norm_eval,
     batch_norm_train, concat, conv2d, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels,
-    sigmoid, slice_channels, swish, to_bf16, upcast,
+    sigmoid, silu, slice_channels, to_bf16, upcast,
 };
 use proptest::prelude::*;
 
@@ -190,7 +190,7 @@ proptest! {
         let c = vec![dims[1]];
         // A residual and another activation are two operations, which round twice.
         let (residual, activation) =
-            [(false, Identity), (false, Relu), (false, Swish), (true, Identity), (true, Relu), (false, Gelu)][which];
+            [(false, Identity), (false, Relu), (false, Silu), (true, Identity), (true, Relu), (false, Gelu)][which];
         let images = if residual { vec![dims, dims] } else { vec![dims] };
         if activation == Relu {
             prop_assume!(nearest_to_zero(&images, u64::from(seed)) > 1e-5);
@@ -231,7 +231,7 @@ proptest! {
         let [batch, channels, height, width] = dims;
         check("relu", &[dims], &[], seed, |x, _| relu(x[0].clone()));
         check("sigmoid", &[dims], &[], seed, |x, _| sigmoid(x[0].clone()));
-        check("swish", &[dims], &[], seed, |x, _| swish(x[0].clone()));
+        check("silu", &[dims], &[], seed, |x, _| silu(x[0].clone()));
         check("gelu", &[dims], &[], seed, |x, _| gelu(x[0].clone()));
         check("sum", &[dims, dims], &[], seed, |x, _| add(x[0].clone(), x[1].clone()));
         check("interleaved", &[dims, dims], &[], seed, |x, _| interleave(x[0].clone(), x[1].clone()));

@@ -79,7 +79,7 @@ fn products() -> Vec<ConvProduct> {
 fn fused(product: ConvProduct) -> ConvProduct {
     ConvProduct {
         statistics: product.moments,
-        input: (product.pass != Pass::DataGradient).then_some(Activation::Swish),
+        input: (product.pass != Pass::DataGradient).then_some(Activation::Silu),
         norm_gradient: product.pass != Pass::Forward,
         norm: product.norm.map(|norm| NormSums { masked: true, residual: true, ..norm }),
         ..product
@@ -92,7 +92,7 @@ fn kernels() -> Vec<ConvKernel> {
     let of_pass = |pass: Pass| products.iter().copied().filter(move |product| product.pass == pass);
     let pairs = of_pass(Pass::WeightGradient).zip(of_pass(Pass::DataGradient)).map(|(weight, data)| {
         let masked = data.norm.is_some_and(|norm| norm.masked);
-        let norm = NormSums { activation: Activation::Swish, from_output: false, masked, residual: false };
+        let norm = NormSums { activation: Activation::Silu, from_output: false, masked, residual: false };
         let data = ConvProduct { norm: Some(norm), ..data };
         ConvKernel { first: weight, second: Some(data) }
     });

@@ -2,11 +2,11 @@
 
 use burn::tensor::ops::{ConvOptions as BurnConv, MaxPoolOptions};
 use burn::tensor::{Device, Distribution, Tensor, activation, module};
-use ops::Activation::{Gelu, Identity, Relu, Relu6, Swish};
+use ops::Activation::{Gelu, Identity, Relu, Relu6, Silu};
 use ops::{
     ConvOptions, Epilogue, PoolOptions, add, avg_pool2d, batch_norm_eval, batch_norm_train, concat, conv2d,
-    cross_entropy, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid,
-    slice_channels, swish,
+    cross_entropy, flatten, gelu, global_avg_pool, interleave, linear, max_pool2d, relu, scale_channels, sigmoid, silu,
+    slice_channels,
 };
 
 fn random<const D: usize>(dims: [usize; D]) -> Tensor<D> {
@@ -125,7 +125,7 @@ fn batch_norm() {
             custom(Some(r.clone()), Relu).output,
             activation::relu(plain(&x2()).output + r.clone())
         );
-        same!("batch norm, swish", [x, w, b], custom(None, Swish).output, activation::silu(plain(&x2()).output));
+        same!("batch norm, silu", [x, w, b], custom(None, Silu).output, activation::silu(plain(&x2()).output));
         let relu6 = |x: Tensor<4>| activation::relu(x).clamp_max(6.0);
         // Scaled, so that values are beyond both limits.
         let six = |x: Tensor<4>| x * 4.0;
@@ -136,9 +136,9 @@ fn batch_norm() {
         same!("batch norm, relu6", [x, w, b], wide(&x2()), relu6(six(plain(&x2()).output)));
         same!("batch norm, gelu", [x, w, b], custom(None, Gelu).output, activation::gelu(plain(&x2()).output));
         same!(
-            "batch norm, add, swish",
+            "batch norm, add, silu",
             [x, w, b, r],
-            custom(Some(r.clone()), Swish).output,
+            custom(Some(r.clone()), Silu).output,
             activation::silu(plain(&x2()).output + r.clone())
         );
 
@@ -146,8 +146,7 @@ fn batch_norm() {
         let burns = module::batch_norm(x.clone(), w.clone(), b.clone(), mean.clone(), variance.clone(), 1e-5);
         let plain = |t: &Tensor<4>| t.clone().without_autodiff();
         let vector = |t: &Tensor<1>| t.clone().without_autodiff();
-        for (residual, activation) in
-            [(None, Identity), (None, Relu), (Some(plain(&r)), Relu), (Some(plain(&r)), Swish)]
+        for (residual, activation) in [(None, Identity), (None, Relu), (Some(plain(&r)), Relu), (Some(plain(&r)), Silu)]
         {
             let after = Epilogue { residual: residual.clone(), activation };
             let affine = [vector(&w), vector(&b)];
@@ -155,7 +154,7 @@ fn batch_norm() {
             let burns = residual.map_or_else(|| plain(&burns), |r| plain(&burns) + r);
             let burns = match activation {
                 Relu => activation::relu(burns),
-                Swish => activation::silu(burns),
+                Silu => activation::silu(burns),
                 _ => burns,
             };
             close("evaluation", custom, burns);
@@ -173,7 +172,7 @@ fn batch_norm() {
         };
         same!("frozen batch norm", [x], frozen(None, Identity), burns());
         same!("frozen batch norm, relu", [x], frozen(None, Relu), activation::relu(burns()));
-        same!("frozen batch norm, swish", [x], frozen(None, Swish), activation::silu(burns()));
+        same!("frozen batch norm, silu", [x], frozen(None, Silu), activation::silu(burns()));
         same!(
             "frozen batch norm, add, relu",
             [x, r],
@@ -305,7 +304,7 @@ fn gradients_of_several_uses_add_up() {
     // Three uses by custom steps, with one of burn's steps between them.
     let inner = |y: Tensor<4>| {
         let conv = conv2d(y.clone(), w.clone(), None, options, false);
-        add(add(conv, y.clone()), swish(y.clone()) * y)
+        add(add(conv, y.clone()), silu(y.clone()) * y)
     };
     let burn = |y: Tensor<4>| {
         let conv = module::conv2d(y.clone(), w.clone(), None, BurnConv::new([1, 1], [1, 1], [1, 1], 1));
@@ -326,7 +325,7 @@ fn composed_operations() {
     same!("sum", [x, y], add(last(&x), last(&y)), x.clone() + y.clone());
     same!("concat", [x, y], concat(vec![last(&x), y.clone()]), Tensor::cat(vec![x.clone(), y.clone()], 1));
     same!("channels", [x], slice_channels(last(&x), 1..4), x.clone().slice([0..2, 1..4, 0..4, 0..8]));
-    same!("swish", [x], swish(last(&x)), x.clone() * activation::sigmoid(x.clone()));
+    same!("silu", [x], silu(last(&x)), x.clone() * activation::sigmoid(x.clone()));
     same!("gelu", [x], gelu(last(&x)), activation::gelu(x.clone()));
     same!("sigmoid", [x], sigmoid(last(&x)), activation::sigmoid(x.clone()));
     let burn = burn::tensor::ops::AvgPoolOptions::new([2, 2]).with_stride([2, 2]);

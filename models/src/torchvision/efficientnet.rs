@@ -11,7 +11,7 @@ use crate::blocks::{ConvNorm, conv_norm, sequence, squeeze_excite};
 use crate::efficientnet::{STAGES, Stage};
 use crate::layers::{Conv2d, Conv2dConfig, Dropout, Linear, StochasticDepth, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
-use ops::{Activation, swish};
+use ops::{Activation, silu};
 
 /// Dropout rate before the linear layer.
 const DROPOUT: f64 = 0.2;
@@ -28,7 +28,7 @@ struct SqueezeExcitation {
 /// One entry of a block's `nn.Sequential`.
 #[derive(Module, Debug)]
 enum Part {
-    /// Convolution and batch norm, followed by swish except in the last layer of the block.
+    /// Convolution and batch norm, followed by SiLU except in the last layer of the block.
     Layer(ConvNorm),
     Excite(SqueezeExcitation),
 }
@@ -73,8 +73,8 @@ impl MbConv {
         let last = self.block.len() - 1;
         let x = self.block.iter().enumerate().fold(input.clone(), |x, (index, part)| match part {
             Part::Layer((conv, norm)) if index == last => norm.after(conv, x, Activation::Identity, cx).into_images(),
-            Part::Layer((conv, norm)) => norm.after(conv, x, Activation::Swish, cx).into_images(),
-            Part::Excite(SqueezeExcitation { fc1, fc2 }) => squeeze_excite(x, [fc1, fc2], swish, cx),
+            Part::Layer((conv, norm)) => norm.after(conv, x, Activation::Silu, cx).into_images(),
+            Part::Excite(SqueezeExcitation { fc1, fc2 }) => squeeze_excite(x, [fc1, fc2], silu, cx),
         });
         if self.has_skip { self.stochastic_depth.add(x, input, cx) } else { x }
     }
@@ -84,7 +84,7 @@ impl MbConv {
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a few dozen values next to megabytes of weights")]
 enum Feature {
-    /// The stem or the last 1x1 convolution, each with batch norm and swish.
+    /// The stem or the last 1x1 convolution, each with batch norm and SiLU.
     Layer(ConvNorm),
     Stage(Vec<MbConv>),
 }
@@ -126,7 +126,7 @@ impl EfficientNet {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shape in the comment is for 3x224x224.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let x = self.features.iter().fold(images, |x, feature| match feature {
-            Feature::Layer((conv, norm)) => norm.after(conv, x, Activation::Swish, cx).into_images(),
+            Feature::Layer((conv, norm)) => norm.after(conv, x, Activation::Silu, cx).into_images(),
             Feature::Stage(blocks) => blocks.iter().fold(x, |x, block| block.forward(x, cx)),
         }); // [B, 1280, 7, 7]
         let (dropout, linear) = &self.classifier;

@@ -1,4 +1,4 @@
-//! Threads of the launcher.
+//! Starts a thread of the launcher, with an error that names its purpose.
 
 use std::thread::{Builder, JoinHandle};
 

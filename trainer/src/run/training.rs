@@ -85,7 +85,7 @@ impl Training<'_> {
             None => Stop::on_signals()?,
         };
         stop.enter_training();
-        let progress = match self.resumed {
+        let checkpoint = match self.resumed {
             Some(folder) if strategy.rank() == 0 => {
                 let store = self.checkpoint_folder(folder)?;
                 let mut loaded = load_newest_checkpoint(plan, folder, Some(&dataset))?;
@@ -104,7 +104,7 @@ impl Training<'_> {
             }
             _ => None,
         };
-        let progress = strategy.load_checkpoint(progress.map(|loaded| (loaded.snapshot, loaded.progress)))?;
+        let progress = strategy.load_checkpoint(checkpoint.map(|loaded| (loaded.snapshot, loaded.progress)))?;
         let lengths = Lengths::new(plan, &loaders.train);
         lengths.check(&progress)?;
         if let (Some(note), 0) = (lengths.long_warmup(plan), strategy.rank()) {

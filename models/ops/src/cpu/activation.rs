@@ -54,7 +54,7 @@ pub(crate) struct Identity;
 pub(crate) struct Relu;
 pub(crate) struct Relu6;
 pub(crate) struct Sigmoid;
-pub(crate) struct Swish;
+pub(crate) struct Silu;
 pub(crate) struct Gelu;
 
 impl ElementwiseFn for Identity {
@@ -105,7 +105,7 @@ impl ElementwiseFn for Sigmoid {
     }
 }
 
-impl ElementwiseFn for Swish {
+impl ElementwiseFn for Silu {
     #[inline(always)]
     fn value(x: f32) -> f32 {
         x * sigmoid(x)
@@ -169,8 +169,8 @@ macro_rules! with_activation {
                 type $ty = types::Sigmoid;
                 $body
             }
-            Activation::Swish => {
-                type $ty = types::Swish;
+            Activation::Silu => {
+                type $ty = types::Silu;
                 $body
             }
             Activation::Gelu => {
@@ -258,10 +258,10 @@ mod tests {
 
     #[test]
     fn far_values_saturate() {
-        assert_eq!((Sigmoid::value(200.0), Swish::value(200.0), Swish::grad(200.0, 1.0)), (1.0, 200.0, 1.0));
-        assert!(Sigmoid::value(-200.0) < 1e-37 && Swish::value(-200.0).abs() < 1e-34);
-        assert!(Swish::grad(-200.0, 1.0).abs() < 1e-34);
-        assert!(Swish::value(f32::NAN).is_nan() && Relu::value(f32::NAN).is_nan());
+        assert_eq!((Sigmoid::value(200.0), Silu::value(200.0), Silu::grad(200.0, 1.0)), (1.0, 200.0, 1.0));
+        assert!(Sigmoid::value(-200.0) < 1e-37 && Silu::value(-200.0).abs() < 1e-34);
+        assert!(Silu::grad(-200.0, 1.0).abs() < 1e-34);
+        assert!(Silu::value(f32::NAN).is_nan() && Relu::value(f32::NAN).is_nan());
         assert_eq!((Gelu::value(200.0), Gelu::grad(200.0, 1.0)), (200.0, 1.0));
         assert!(Gelu::value(-200.0).abs() < 1e-34 && Gelu::grad(-200.0, 1.0).abs() < 1e-34);
         assert!(Gelu::value(f32::NAN).is_nan() && Gelu::grad(f32::NAN, 1.0).is_nan());

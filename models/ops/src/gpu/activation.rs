@@ -34,7 +34,7 @@ pub(super) fn activation_value<N: Size>(z: Vector<f32, N>, #[comptime] activatio
             select_many(positive.greater_than(&Vector::new(6.0)), Vector::new(6.0), positive)
         }
         Activation::Sigmoid => logistic::<N>(z),
-        Activation::Swish => z * logistic::<N>(z),
+        Activation::Silu => z * logistic::<N>(z),
         Activation::Gelu => z * normal::<N>(z),
     }
 }
@@ -57,7 +57,7 @@ pub(super) fn activation_grad<N: Size>(
             let s = logistic::<N>(z);
             dy * s * (Vector::new(1.0) - s)
         }
-        Activation::Swish => {
+        Activation::Silu => {
             let s = logistic::<N>(z);
             dy * s * (Vector::new(1.0) + z * (Vector::new(1.0) - s))
         }

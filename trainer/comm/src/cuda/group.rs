@@ -8,7 +8,7 @@ use super::Topology;
 use super::device::{Elements, Launcher};
 use super::fault::fault_error;
 use super::fork::ForkedStream;
-use super::inter_host::{InterHost, all_reduce_on_host};
+use super::inter_host::{InterHost, all_reduce_on_cpu};
 use super::layout::{WireType, phase};
 use super::plan::{self, DeviceCall};
 use super::protocol::Kernel;
@@ -353,10 +353,10 @@ impl DeviceGroup {
                     nccl.all_reduce(at, count, call.wire, self.constants.abort, ordered.launch_number)?;
                     order(phase::GATHER)?;
                 }
-                InterHost::Host(comm) => {
+                InterHost::Cpu(comm) => {
                     self.launcher.synchronize()?;
                     self.check()?;
-                    all_reduce_on_host(comm, window, range, call.wire)?;
+                    all_reduce_on_cpu(comm, window, range, call.wire)?;
                 }
             }
             return go(after);

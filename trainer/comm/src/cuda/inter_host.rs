@@ -15,8 +15,8 @@ use crate::{Communicator, ReduceOp};
 /// The transport between ranks whose windows are not connected.
 pub(super) enum InterHost {
     Nccl(Nccl),
-    /// TCP, through host memory.
-    Host(Communicator),
+    /// TCP, through CPU memory.
+    Cpu(Communicator),
 }
 
 impl InterHost {
@@ -42,7 +42,7 @@ impl InterHost {
                     own = comm.group(&peers)?.or(own);
                 }
                 let own = own.ok_or_else(|| CommError::setup("this rank is missing in the topology of its host"))?;
-                Ok(Some(if *nccl { Self::Nccl(Nccl::new(gpu, &own)?) } else { Self::Host(own) }))
+                Ok(Some(if *nccl { Self::Nccl(Nccl::new(gpu, &own)?) } else { Self::Cpu(own) }))
             }
         }
     }
@@ -54,17 +54,17 @@ impl InterHost {
     pub(super) fn check(&self) -> Result<()> {
         match self {
             Self::Nccl(nccl) => nccl.check(),
-            Self::Host(_) => Ok(()),
+            Self::Cpu(_) => Ok(()),
         }
     }
 }
 
-/// Sums the bytes `range` of the window over the ranks of `comm`, through host memory. Returns when the sum is in the window. No
+/// Sums the bytes `range` of the window over the ranks of `comm`, through CPU memory. Returns when the sum is in the window. No
 /// kernel may access these bytes meanwhile.
 ///
 /// # Errors
 /// The driver's error, or as [`Communicator::all_reduce`].
-pub(super) fn all_reduce_on_host(
+pub(super) fn all_reduce_on_cpu(
     comm: &Communicator,
     window: &Memory,
     range: Range<usize>,

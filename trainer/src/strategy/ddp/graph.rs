@@ -9,7 +9,7 @@ use ops::StatisticsReduce;
 use super::{
     DeviceReduction,
     reducer::{ReducedGradients, Reducer},
-    statistics::SharedStatistics,
+    statistics::StatisticsGroup,
     step::{self, StepCounts},
     verify::UnusedParameters,
 };
@@ -44,7 +44,7 @@ pub(super) fn step_graph(plan: &RunPlan, device: &Device, reduction: Option<&Dev
 /// The parts of [`Ddp`](super::Ddp) with which a rank captures and counts its steps.
 pub(super) struct DdpGraphStep<'a> {
     pub(super) reducer: &'a Reducer,
-    pub(super) statistics: Option<&'a Arc<SharedStatistics>>,
+    pub(super) statistics: Option<&'a Arc<StatisticsGroup>>,
     pub(super) unused: &'a mut UnusedParameters,
     pub(super) comm: &'a Communicator,
     /// Number of the step.

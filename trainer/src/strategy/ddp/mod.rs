@@ -63,7 +63,7 @@ pub use self::verify::{same_job, succeed_together};
 use self::{
     autotune::{Autotuner, Next},
     reducer::{DeviceReduction, Reducer, ReducerOptions},
-    statistics::SharedStatistics,
+    statistics::StatisticsGroup,
     verify::{RunningStatistics, UnusedParameters},
 };
 use super::{Batches, EvalCounts, Evaluation, Learner, Scores, StepOutcome, StepSettings, Strategy, TuningReport};
@@ -84,7 +84,7 @@ pub struct Ddp {
     learner: Learner,
     batch_norm: BatchNormPolicy,
     tta: Tta,
-    statistics: Option<Arc<SharedStatistics>>,
+    statistics: Option<Arc<StatisticsGroup>>,
     /// Declared before `comm`, so that the reducer's thread ends first.
     reducer: Reducer,
     options: ReducerOptions,
@@ -145,7 +145,7 @@ impl Ddp {
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => {
                 tracing::debug!("creating a second process group for synchronised batch norm");
-                Some(Arc::new(SharedStatistics::new(comm.duplicate()?, collectives)))
+                Some(Arc::new(StatisticsGroup::new(comm.duplicate()?, collectives)))
             }
             _ => None,
         };

@@ -15,13 +15,13 @@ use comm::{CommError, Communicator, ReduceOp};
 /// Sums statistics over the ranks. On the CPU it uses its own communicator: buckets are reduced at the same time, and the order
 /// of the two differs between ranks. If the ranks' GPUs are connected, statistics stay on the GPUs, and are gathered in one
 /// order with the buckets ([`ReducerOptions::in_order`](super::reducer::ReducerOptions)).
-pub(super) struct SharedStatistics {
+pub(super) struct StatisticsGroup {
     comm: Communicator,
     collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>,
     failed: Mutex<Option<CommError>>,
 }
 
-impl SharedStatistics {
+impl StatisticsGroup {
     /// `comm` must be used for statistics only. `collectives` are set if the ranks' GPUs are connected.
     pub(super) fn new(comm: Communicator, collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>) -> Self {
         Self { comm, collectives, failed: Mutex::new(None) }
@@ -36,14 +36,14 @@ impl SharedStatistics {
     }
 }
 
-impl Debug for SharedStatistics {
+impl Debug for StatisticsGroup {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let on_device = self.collectives.is_some();
-        f.debug_struct("SharedStatistics").field("comm", &self.comm).field("on_device", &on_device).finish()
+        f.debug_struct("StatisticsGroup").field("comm", &self.comm).field("on_device", &on_device).finish()
     }
 }
 
-impl StatisticsReduce for SharedStatistics {
+impl StatisticsReduce for StatisticsGroup {
     fn all_reduce_sum(&self, values: &mut [f64]) {
         if self.check().is_err() {
             return;
@@ -58,7 +58,7 @@ impl StatisticsReduce for SharedStatistics {
     }
 }
 
-impl DeviceGather for SharedStatistics {
+impl DeviceGather for StatisticsGroup {
     fn world_size(&self) -> usize {
         self.comm.world_size()
     }

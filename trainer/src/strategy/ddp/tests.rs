@@ -19,7 +19,7 @@ use super::{
     bucket_arrays::BucketArrays,
     buckets::{assumed_order, compute_bucket_assignment, lengths},
     reducer::{DeviceCollectives, DeviceReduction, Reducer, ReducerOptions},
-    statistics::SharedStatistics,
+    statistics::StatisticsGroup,
     verify::{self, RunningStatistics},
 };
 use crate::config::Compression;
@@ -241,7 +241,7 @@ fn with_in_order_a_full_bucket_is_enqueued_before_the_pass_continues() {
         let status = WorkerStatus::detached().unwrap();
         let reduction = DeviceReduction { device: device.clone(), collectives: collectives.clone() };
         let reducer = Reducer::new(&parameters, &comm, &status, options, Some(reduction), None).unwrap();
-        let statistics = SharedStatistics::new(comm.duplicate().unwrap(), Some(collectives));
+        let statistics = StatisticsGroup::new(comm.duplicate().unwrap(), Some(collectives));
         for step in 0..20 {
             reducer.prepare_for_backward(step, true);
             let sink = reducer.sink();

@@ -158,7 +158,7 @@ impl Converter<'_> {
                 self.node(value, "Clip", operands, Vec::new())
             }
             Activation::Sigmoid => self.node(value, "Sigmoid", vec![x], Vec::new()),
-            Activation::Swish => {
+            Activation::Silu => {
                 let factor = self.node(value, "Sigmoid", vec![x.clone()], Vec::new());
                 self.node(value, "Mul", vec![x, factor], Vec::new())
             }

@@ -103,7 +103,7 @@ fn kernel_activation(activation: Activation) -> Option<source::Activation> {
         Activation::Identity => Some(source::Activation::Identity),
         Activation::Relu => Some(source::Activation::Relu),
         Activation::Relu6 => Some(source::Activation::Relu6),
-        Activation::Swish => Some(source::Activation::Swish),
+        Activation::Silu => Some(source::Activation::Silu),
         Activation::Sigmoid | Activation::Gelu => None,
     }
 }

@@ -202,7 +202,7 @@ __device__ __forceinline__ float activation_gradient(float z, float gradient) {
     return z > 0.0f ? gradient : 0.0f;
 #elif ACTIVATION == RELU6_AFTER
     return z > 0.0f && z < 6.0f ? gradient : 0.0f;
-#elif ACTIVATION == SWISH_AFTER
+#elif ACTIVATION == SILU_AFTER
     float s = 1.0f / (1.0f + expf(-z));
     return gradient * s * (1.0f + z * (1.0f - s));
 #else

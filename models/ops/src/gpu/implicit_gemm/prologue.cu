@@ -110,7 +110,7 @@ struct Normalisation {
                 z = z < 0.0f ? 0.0f : z;
 #elif INPUT_ACTIVATION == RELU6_AFTER
                 z = z < 0.0f ? 0.0f : z > 6.0f ? 6.0f : z;
-#elif INPUT_ACTIVATION == SWISH_AFTER
+#elif INPUT_ACTIVATION == SILU_AFTER
                 z = z / (1.0f + expf(-z));
 #endif
                 values[i] = z;

@@ -9,7 +9,7 @@ typedef unsigned short u16;
 #define WEIGHT_GRADIENT 2
 #define RELU_AFTER 1
 #define RELU6_AFTER 2
-#define SWISH_AFTER 3
+#define SILU_AFTER 3
 
 /// Division by an argument of the kernel, computed as a multiplication by the reciprocal.
 struct Division {

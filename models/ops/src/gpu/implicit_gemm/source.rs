@@ -95,7 +95,7 @@ pub(super) enum Activation {
     Identity,
     Relu,
     Relu6,
-    Swish,
+    Silu,
 }
 
 /// Everything that the source of a product depends on.
