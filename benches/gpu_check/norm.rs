@@ -63,7 +63,7 @@ fn results(
     case: &Case,
     device: &Device,
     [first, count, all]: [usize; 3],
-    shared: Option<Arc<dyn StatisticsReduce>>,
+    process_group: Option<Arc<dyn StatisticsReduce>>,
 ) -> Result<Vec<Vec<f32>>, CommError> {
     let (_, [planes, height, width], _, residual, activation) = case;
     let (each, on_cpu) = (planes * height * width, device.clone().inner() == Device::flex());
@@ -90,7 +90,7 @@ fn results(
     let after = Epilogue { residual: residual.then(|| second.clone()), activation: *activation };
     let [mean, variance] = [5, 6].map(|seed| vector(seed).without_autodiff());
     let running = Some(RunningStats { mean, variance, momentum: 0.1 });
-    let batch = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, shared, running);
+    let batch = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, process_group, running);
     let slope = numbers(7, all * each)[first * each..(first + count) * each].to_vec();
     let slope = Tensor::<4>::from_data(TensorData::new(slope, [count, *planes, *height, *width]), device);
     let mut gradients = (batch.output.clone().cast(FloatDType::F32) * slope).sum().backward();

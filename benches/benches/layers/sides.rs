@@ -65,7 +65,7 @@ pub fn ours(kind: Kind, batch: usize, dtype: FloatDType) -> Vec<Part> {
             let (x, w, b) = (image(dims, 1), values([channels], 2), values([channels], 3));
             let residual = (add == 1).then(|| image(dims, 4));
             let activation = if relu == 1 { Activation::Relu } else { Activation::Identity };
-            let options = NormOptions { epsilon: 1e-5, activation, shared: None, running: None };
+            let options = NormOptions { epsilon: 1e-5, activation, process_group: None, running: None };
             let forward =
                 move || Flex::norm_forward(x.clone(), w.clone(), b.clone(), residual.clone(), options.clone());
             let ([y, ..], kept) = forward();

@@ -53,8 +53,8 @@ pub struct BatchNormOutput {
 
 /// Applies batch norm in training mode and the epilogue in one operation, `torch.nn.functional.batch_norm(training=True)`.
 ///
-/// With `shared`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`). Their sums stay on GPUs that can
-/// exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has the
+/// With `process_group`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`). Their sums stay on GPUs that
+/// can exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has the
 /// updated running statistics instead of the batch's.
 ///
 /// Statistics, weight and bias are f32, and sums are at least f32. The output has the input's element type.
@@ -68,13 +68,14 @@ pub fn batch_norm_train(
     bias: Tensor<1>,
     epsilon: f64,
     epilogue: Epilogue,
-    shared: Option<Arc<dyn StatisticsReduce>>,
+    process_group: Option<Arc<dyn StatisticsReduce>>,
     running: Option<RunningStats>,
 ) -> BatchNormOutput {
-    let on_gpu = shared.as_ref().is_none_or(|shared| shared.on_device().is_some()) && on_gpu(&input);
+    let on_gpu =
+        process_group.as_ref().is_none_or(|process_group| process_group.on_device().is_some()) && on_gpu(&input);
     // The GPU kernels update the running statistics themselves.
     let (fused, separate) = if on_gpu { (running, None) } else { (None, running) };
-    let batch = normalise(input, [weight, bias], epsilon, epilogue, shared, on_gpu, fused);
+    let batch = normalise(input, [weight, bias], epsilon, epilogue, process_group, on_gpu, fused);
     let Some(RunningStats { mean, variance, momentum }) = separate else { return batch };
     let of_batch = [batch.mean.without_autodiff(), batch.variance.without_autodiff()];
     let updated = ema_update(1.0 - momentum, [mean, variance].into_iter().zip(of_batch).collect());
@@ -88,7 +89,7 @@ fn normalise(
     [weight, bias]: [Tensor<1>; 2],
     epsilon: f64,
     epilogue: Epilogue,
-    shared: Option<Arc<dyn StatisticsReduce>>,
+    process_group: Option<Arc<dyn StatisticsReduce>>,
     on_gpu: bool,
     running: Option<RunningStats>,
 ) -> BatchNormOutput {
@@ -105,7 +106,7 @@ fn normalise(
             (None, fused) | (Some(_), fused @ Activation::Relu) => (fused, Activation::Identity),
             (Some(_), separate) => (Activation::Identity, separate),
         };
-        let options = NormOptions { epsilon, activation: fused, shared, running };
+        let options = NormOptions { epsilon, activation: fused, process_group, running };
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
         let (output, mean, variance) = match epilogue.residual {
             Some(residual) => Dispatch::norm_add(input, weight, bias, residual.into_dispatch(), options),
@@ -119,8 +120,8 @@ fn normalise(
     }
     let input = upcast(input);
     let epilogue = epilogue.cast_like(&input);
-    if let Some(shared) = shared {
-        let (output, [mean, variance]) = sync_batch_norm::normalise(input, weight, bias, epsilon, &shared);
+    if let Some(process_group) = process_group {
+        let (output, [mean, variance]) = sync_batch_norm::normalise(input, weight, bias, epsilon, &process_group);
         return BatchNormOutput { output: epilogue.apply(output).cast(dtype), mean, variance };
     }
     let [batch, _, height, width] = input.dims();

@@ -69,7 +69,7 @@ pub struct NormOptions {
     /// Applied last. With a residual, only an activation whose derivative can be computed from its output.
     pub activation: Activation,
     /// Sums the statistics over all ranks that share the batch.
-    pub shared: Option<Arc<dyn StatisticsReduce>>,
+    pub process_group: Option<Arc<dyn StatisticsReduce>>,
     /// Running statistics to update; only the GPU kernels get them.
     pub running: Option<RunningStats>,
 }

@@ -24,14 +24,14 @@ use crate::statistics::StatisticsReduce;
 #[backend_extension(Autodiff, Flex, Cube: cfg(feature = "cuda"))]
 trait AllReduce: Backend {
     /// Sums a vector over all ranks that share the batch.
-    fn all_reduce_sum(values: FloatTensor<Self>, shared: Arc<dyn StatisticsReduce>) -> FloatTensor<Self>;
+    fn all_reduce_sum(values: FloatTensor<Self>, process_group: Arc<dyn StatisticsReduce>) -> FloatTensor<Self>;
 }
 
 /// Copies `values` to the host, sums them over all ranks and copies the result back.
-fn all_reduce_on_host(values: Tensor<1>, shared: &dyn StatisticsReduce) -> Tensor<1> {
+fn all_reduce_on_host(values: Tensor<1>, process_group: &dyn StatisticsReduce) -> Tensor<1> {
     let (device, dtype) = (values.device(), values.dtype());
     let mut host = values.try_into_vec_as::<f64>().expect("a device that computed the sums can copy them back");
-    shared.all_reduce_sum(&mut host);
+    process_group.all_reduce_sum(&mut host);
     let length = host.len();
     Tensor::from_data(TensorData::new(host, [length]), (&device, dtype))
 }
@@ -39,8 +39,11 @@ fn all_reduce_on_host(values: Tensor<1>, shared: &dyn StatisticsReduce) -> Tenso
 macro_rules! impl_on_host {
     ($backend:ty) => {
         impl AllReduce for $backend {
-            fn all_reduce_sum(values: FloatTensor<Self>, shared: Arc<dyn StatisticsReduce>) -> FloatTensor<Self> {
-                let sum = all_reduce_on_host(Tensor::from_primitive::<Self>(values), &*shared);
+            fn all_reduce_sum(
+                values: FloatTensor<Self>,
+                process_group: Arc<dyn StatisticsReduce>,
+            ) -> FloatTensor<Self> {
+                let sum = all_reduce_on_host(Tensor::from_primitive::<Self>(values), &*process_group);
                 sum.try_into_primitive::<Self>().expect("the tensor was made on this backend's device")
             }
         }
@@ -67,11 +70,11 @@ impl<B: AllReduce> Backward<B, 1> for AllReduceStep {
 }
 
 impl<B: AllReduce, C: CheckpointStrategy> AllReduce for Autodiff<B, C> {
-    fn all_reduce_sum(values: FloatTensor<Self>, shared: Arc<dyn StatisticsReduce>) -> FloatTensor<Self> {
+    fn all_reduce_sum(values: FloatTensor<Self>, process_group: Arc<dyn StatisticsReduce>) -> FloatTensor<Self> {
         let (values, node) = values.into_parts();
-        let sum = B::all_reduce_sum(values, Arc::clone(&shared));
+        let sum = B::all_reduce_sum(values, Arc::clone(&process_group));
         match AllReduceStep.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(shared, sum),
+            OpsKind::Tracked(prep) => prep.finish(process_group, sum),
             OpsKind::UnTracked(prep) => prep.finish(sum),
         }
     }
@@ -84,14 +87,15 @@ pub(crate) fn normalise(
     weight: Tensor<1>,
     bias: Tensor<1>,
     epsilon: f64,
-    shared: &Arc<dyn StatisticsReduce>,
+    process_group: &Arc<dyn StatisticsReduce>,
 ) -> (Tensor<4>, [Tensor<1>; 2]) {
     let [batch, channels, height, width] = input.dims();
     let local_count = batch * height * width;
     let sums = |x: Tensor<4>| x.swap_dims(0, 1).reshape([channels, local_count]).sum_dim(1).reshape([channels]);
     let broadcast = |x: Tensor<1>| x.reshape([1, channels, 1, 1]);
-    let all_reduce =
-        |x: Tensor<1>| Tensor::<1>::from_dispatch(Dispatch::all_reduce_sum(x.into_dispatch(), Arc::clone(shared)));
+    let all_reduce = |x: Tensor<1>| {
+        Tensor::<1>::from_dispatch(Dispatch::all_reduce_sum(x.into_dispatch(), Arc::clone(process_group)))
+    };
 
     let count =
         Tensor::<1>::from_data(TensorData::new(vec![local_count as f64], [1]), (&input.device(), input.dtype()));

@@ -128,10 +128,10 @@ fn norm(
     p: &[Tensor<1>],
     residual: bool,
     activation: Activation,
-    shared: Option<Arc<dyn StatisticsReduce>>,
+    process_group: Option<Arc<dyn StatisticsReduce>>,
 ) -> Tensor<4> {
     let epilogue = Epilogue { residual: residual.then(|| x[1].clone()), activation };
-    batch_norm_train(x[0].clone(), p[0].clone(), p[1].clone(), 1e-5, epilogue, shared, None).output
+    batch_norm_train(x[0].clone(), p[0].clone(), p[1].clone(), 1e-5, epilogue, process_group, None).output
 }
 
 /// The smallest magnitude of ReLU's input after a batch norm. ReLU passes the gradient of a value or not, by its sign, and a sum
@@ -195,9 +195,9 @@ proptest! {
         if activation == Relu {
             prop_assume!(nearest_to_zero(&images, u64::from(seed)) > 1e-5);
         }
-        for shared in [None, Some(Arc::new(Twice) as Arc<dyn StatisticsReduce>)] {
+        for process_group in [None, Some(Arc::new(Twice) as Arc<dyn StatisticsReduce>)] {
             check("batch norm", &images, &[c.clone(), c.clone()], u64::from(seed), |x, p| {
-                norm(x, p, residual, activation, shared.clone())
+                norm(x, p, residual, activation, process_group.clone())
             });
         }
     }

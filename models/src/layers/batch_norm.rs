@@ -200,8 +200,8 @@ impl Statistics<'_> {
             return cx.count_activations(cx.autocast(output));
         }
         let [batch, _, height, width] = input.dims();
-        let shared = cx.statistics().cloned();
-        let alone = shared.is_none();
+        let process_group = cx.statistics().cloned();
+        let alone = process_group.is_none();
         assert!(
             !alone || batch * height * width > 1,
             "batch norm in training mode needs more than one value per channel"
@@ -209,7 +209,7 @@ impl Statistics<'_> {
 
         let [weight, bias] = affine;
         let running = RunningStats { mean: running_mean.take(), variance: running_var.take(), momentum: self.momentum };
-        let batch = batch_norm_train(input, weight, bias, self.epsilon, epilogue, shared, Some(running));
+        let batch = batch_norm_train(input, weight, bias, self.epsilon, epilogue, process_group, Some(running));
         running_mean.set(batch.mean);
         running_var.set(batch.variance);
         cx.autocast(batch.output)

@@ -46,20 +46,20 @@ impl Stats {
         Self { mean, variance, count, inverse, scale, shift }
     }
 
-    /// Computes the statistics of `x`, `[rows, channels]`, and, with `shared`, of the other ranks' rows of the batch. `weight` and
-    /// `bias` are `[channels]`.
+    /// Computes the statistics of `x`, `[rows, channels]`, and, with `process_group`, of the other ranks' rows of the batch. `weight`
+    /// and `bias` are `[channels]`.
     pub(crate) fn from_batch<E: Element>(
         x: &[E],
         weight: &[f32],
         bias: &[f32],
         epsilon: f64,
-        shared: Option<&dyn StatisticsReduce>,
+        process_group: Option<&dyn StatisticsReduce>,
     ) -> Self {
         let channels = weight.len();
         let pivot: Vec<f32> = x[..channels].iter().map(|x| x.to_f32()).collect();
         let [sum, squares] = sums(x.len(), channels, |range, sum, squares| moments(&x[range], &pivot, sum, squares));
         let count = (x.len() / channels) as f64;
-        let Some(shared) = shared else {
+        let Some(process_group) = process_group else {
             let shifted = |c: usize| sum[c] / count;
             let mean = (0..channels).map(|c| (f64::from(pivot[c]) + shifted(c)) as f32).collect();
             let variance =
@@ -73,7 +73,7 @@ impl Stats {
         all.extend(
             squares.iter().zip(&sum).zip(pivots()).map(|((squares, sum), p)| squares + p * (2.0 * sum + count * p)),
         );
-        shared.all_reduce_sum(&mut all);
+        process_group.all_reduce_sum(&mut all);
         let (count, sums) = (all[0], &all[1..]);
         assert!(count > 1.0, "batch norm in training mode needs more than one value per channel");
         let mean = |c: usize| sums[c] / count;
@@ -125,7 +125,7 @@ pub(crate) fn backward<E: Element>(
     x: &[E],
     dy: &[E],
     derivative_at: DerivativeAt<'_, E>,
-    shared: Option<&dyn StatisticsReduce>,
+    process_group: Option<&dyn StatisticsReduce>,
 ) -> Grads<E> {
     let channels = stats.mean.len();
     // Write the gradient of ReLU's input once, because the residual needs it too.
@@ -141,9 +141,9 @@ pub(crate) fn backward<E: Element>(
     // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset.
     let bias: Vec<f32> = sum.iter().map(|&s| s as f32).collect();
     let weight: Vec<f32> = (0..channels).map(|c| (product[c] * f64::from(stats.inverse[c])) as f32).collect();
-    if let Some(shared) = shared {
+    if let Some(process_group) = process_group {
         let mut all = [sum.as_slice(), &product].concat();
-        shared.all_reduce_sum(&mut all);
+        process_group.all_reduce_sum(&mut all);
         product = all.split_off(channels);
         sum = all;
     }

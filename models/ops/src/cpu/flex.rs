@@ -60,7 +60,7 @@ fn norm_backward<E: Element>(saved: &SavedNorm, grad: Dense) -> BatchNormGrads<F
         None => DerivativeAt::Input(saved.options.activation),
     };
     let (x, dy) = (saved.input.values::<E>(), grad.values());
-    let grads = batch_norm::backward(&saved.stats, x, dy, derivative_at, saved.options.shared.as_deref());
+    let grads = batch_norm::backward(&saved.stats, x, dy, derivative_at, saved.options.process_group.as_deref());
     let dims = saved.input.dims4();
     BatchNormGrads {
         input: image(grads.x, dims),
@@ -108,10 +108,10 @@ impl NormKernels for Flex {
     ) -> ([FlexTensor; 3], SavedNorm) {
         let (input, residual) = (Dense::channels_last(input), residual.map(Dense::channels_last));
         let (weight, bias) = (Dense::row_major(weight), Dense::row_major(bias));
-        let NormOptions { epsilon, activation, ref shared, .. } = options;
+        let NormOptions { epsilon, activation, ref process_group, .. } = options;
         let (stats, output) = with_element!(input.dtype(), E => {
             let x = input.values::<E>();
-            let stats = Stats::from_batch(x, weight.values(), bias.values(), epsilon, shared.as_deref());
+            let stats = Stats::from_batch(x, weight.values(), bias.values(), epsilon, process_group.as_deref());
             let output = stats.apply(x, residual.as_ref().map(Dense::values::<E>), activation);
             (stats, image(output, input.dims4()))
         });

@@ -37,14 +37,14 @@ pub struct SavedNorm {
     pub(super) affine: [CubeTensor; 2],
     pub(super) activation: Activation,
     pub(super) has_residual: bool,
-    pub(super) shared: Option<Shared>,
+    pub(super) sync: Option<SyncGroup>,
     /// The batch norms whose outputs are the input and the residual.
     pub(super) sources: [Option<Arc<NormOutput>>; 2],
 }
 
 /// The ranks whose batches share statistics.
 #[derive(Debug, Clone)]
-pub(super) struct Shared {
+pub(super) struct SyncGroup {
     pub(super) ranks: Arc<dyn StatisticsReduce>,
     /// The reciprocal of the number of all ranks' rows, for each column.
     pub(super) inv_rows: CubeTensor,
@@ -147,7 +147,7 @@ pub(super) fn forward(
     residual: Option<CubeTensor>,
     options: NormOptions,
 ) -> ([CubeTensor; 3], SavedNorm) {
-    let NormOptions { epsilon, activation, running, shared } = options;
+    let NormOptions { epsilon, activation, running, process_group } = options;
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let sources = [NormOutput::read(&x), residual.as_ref().and_then(NormOutput::read)];
     let affine = [weight, bias].map(into_contiguous);
@@ -164,13 +164,13 @@ pub(super) fn forward(
     let moments = SideResults::take_moments(&x).unwrap_or_else(|| self::moments(&x, &blocks, vector));
     let batch =
         BatchStatistics { mean: &mean, inv_std: &inv_std, updated: &updated, momentum, epsilon: epsilon as f32 };
-    let (out, shared) = match shared {
+    let (out, sync) = match process_group {
         None => (normalise_own(&x, residual.as_ref(), &moments, batch, &affine, activation), None),
         Some(ranks) => {
             let inv_rows = share_statistics(&x, &*ranks, &moments, batch, (&blocks, vector));
             let statistics = Statistics::Batch { mean: &mean, inv_std: &inv_std };
             let out = apply(&x, residual.as_ref(), statistics, &affine, epsilon, activation);
-            (out, Some(Shared { ranks, inv_rows }))
+            (out, Some(SyncGroup { ranks, inv_rows }))
         }
     };
     let has_residual = residual.is_some();
@@ -180,7 +180,7 @@ pub(super) fn forward(
     let [new_mean, new_variance] = updated;
     (
         [out.into_tensor(), new_mean, new_variance],
-        SavedNorm { x, out: saved, mean, inv_std, affine, activation, has_residual, shared, sources },
+        SavedNorm { x, out: saved, mean, inv_std, affine, activation, has_residual, sync, sources },
     )
 }
 

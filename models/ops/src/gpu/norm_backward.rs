@@ -4,7 +4,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::counters::counters;
-use super::norm::{SavedNorm, Shared, gather};
+use super::norm::{SavedNorm, SyncGroup, gather};
 use super::norm_kernels::{gradient_sums, input_gradient, shared_gradients};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::{NormOutput, SideResults};
@@ -38,9 +38,9 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     let blocks = Blocks::over(x, vector);
     let own = SideResults::take_sums(&dy).unwrap_or_else(|| sums_of_gradient(&saved, &dy, &blocks, vector));
     // The gradients of weight and bias are sums over this rank's rows. They are all-reduced with all other gradients.
-    let (sums, inv_rows) = match &saved.shared {
+    let (sums, inv_rows) = match &saved.sync {
         None => (own.clone(), 1.0 / x.rows() as f32),
-        Some(shared) => (share_sums(x, shared, &own, &blocks, vector), 1.0),
+        Some(sync) => (share_sums(x, sync, &own, &blocks, vector), 1.0),
     };
     // SAFETY: as in `forward`.
     unsafe {
@@ -120,8 +120,8 @@ fn sums_of_gradient(saved: &SavedNorm, dy: &Rows, blocks: &Blocks, vector: usize
 }
 
 /// Returns the means over all ranks' rows of what [`sums_of_gradient`] sums up over this rank's.
-fn share_sums(x: &Rows, shared: &Shared, own: &CubeTensor, blocks: &Blocks, vector: usize) -> CubeTensor {
-    let (gathered, world_size) = gather(&*shared.ranks, &[own]);
+fn share_sums(x: &Rows, sync: &SyncGroup, own: &CubeTensor, blocks: &Blocks, vector: usize) -> CubeTensor {
+    let (gathered, world_size) = gather(&*sync.ranks, &[own]);
     let means = x.of_columns(2);
     // SAFETY: as in `apply`; `gathered` has two vectors per rank.
     unsafe {
@@ -131,7 +131,7 @@ fn share_sums(x: &Rows, shared: &Shared, own: &CubeTensor, blocks: &Blocks, vect
             blocks.per_column_dim(),
             vector,
             all(&gathered),
-            all(&shared.inv_rows),
+            all(&sync.inv_rows),
             all(&means),
             blocks.columns,
             world_size,
