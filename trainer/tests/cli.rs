@@ -324,6 +324,8 @@ fn the_table_reads_runs_and_their_committed_summaries() {
         (&93.02.into(), &serde_json::Value::Null, &0.into())
     );
 
+    let own = bench.run(&["table", "runs", "--save", "./runs"]).expect(2).stderr;
+    assert!(own.contains("is the run itself") && own.contains("such as results"), "{own}");
     bench.run(&["table", "runs", "--save", "results"]).expect(0);
     fs::remove_dir_all(bench.path("runs")).unwrap();
     assert_eq!(rows, table("results"));

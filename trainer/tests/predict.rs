@@ -107,6 +107,12 @@ fn csv_files_and_lists_have_the_same_predictions() {
     assert!(nowhere.contains("nodir/out.csv: cannot write") && nowhere.contains("hint: name a file"), "{nowhere}");
     let again = bench.run(&["predict", "--run", &run, "--list", "list.txt", "--to", "out.csv"]).expect(2);
     assert!(again.stderr.contains("out.csv: the file exists already") && again.stderr.contains("hint:"));
+    rustix::fs::mkfifoat(rustix::fs::CWD, bench.path("pipe.csv"), rustix::fs::Mode::RUSR).unwrap();
+    for force in [&[][..], &["--force"]] {
+        let pipe = [&["predict", "--run", &run, "photos", "--to", "pipe.csv"], force].concat();
+        let said = bench.run(&pipe).expect(2).stderr;
+        assert!(said.contains("pipe.csv: is not a regular file") && said.contains("go to standard output"), "{said}");
+    }
     bench.run(&["predict", "--run", &run, "photos", "--to", "out.csv", "--force", "--top-k", "2", "--tta"]).expect(0);
     let header = std::fs::read_to_string(bench.path("out.csv")).unwrap();
     assert!(header.starts_with("path,class,probability,class_2,probability_2,tta_class,tta_probability\n"), "{header}");

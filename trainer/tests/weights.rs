@@ -133,19 +133,26 @@ fn an_impossible_export_is_refused_and_writes_nothing() {
     let run = run.to_str().unwrap();
     fs::write(bench.path("there.safetensors"), "mine").unwrap();
     fs::create_dir(bench.path("folder.safetensors")).unwrap();
-    let cases: [(&[&str], u8, &str); 6] = [
+    rustix::fs::mkfifoat(rustix::fs::CWD, bench.path("pipe.onnx"), rustix::fs::Mode::RUSR).unwrap();
+    let cases: [(&[&str], u8, &str); 11] = [
         (&["--to", "there.safetensors"], 2, "--force"),
         (&["--to", "weights.pth"], 2, "name the file weights.safetensors"),
         (&["--to", "folder.safetensors", "--force"], 2, "is a folder"),
         (&["--to", "new.safetensors", "--checkpoint", "epoch-9"], 2, "the run has best, epoch-1, epoch-2, last"),
         (&["--to", "none/new.safetensors"], 1, "cannot write"),
-        (&["--to", "/dev/null/new.safetensors"], 1, "cannot write"),
+        (&["--to", "there.safetensors/new.safetensors"], 1, "cannot write"),
+        (&["--to", "pipe.onnx", "--force"], 2, "is not a regular file"),
+        (&["--to", "/dev/no_folder/new.onnx", "--force"], 2, "is not a regular file"),
+        (&["--to", "/proc/no_folder/new.onnx", "--force"], 2, "is not a regular file"),
+        (&["--to", "new.safetensors", "--checkpoint", ""], 2, "the run has best, epoch-1, epoch-2, last"),
+        (&["--to", "new.safetensors", "--checkpoint", "../.."], 2, "the run has best, epoch-1, epoch-2, last"),
     ];
     for (flags, code, named) in cases {
         let said = bench.run(&[&["export", "--run", run], flags].concat()).expect(code.into()).stderr;
         assert!(said.contains(named) && said.contains("hint:"), "{flags:?}: {said}");
     }
     assert_eq!(fs::read(bench.path("there.safetensors")).unwrap(), b"mine");
+    assert!(!fs::symlink_metadata(bench.path("pipe.onnx")).unwrap().is_file());
     let nowhere = bench.run(&["export", "--run", "runs", "--to", "new.safetensors"]).expect(2).stderr;
     assert!(nowhere.contains("is not a run folder") && nowhere.contains("hint:"), "{nowhere}");
     assert!(!bench.path("new.safetensors").exists());

@@ -5,7 +5,7 @@
 //! archive is indexed once. Images can then be read in any order, so shuffling, sharding and resuming work as for every other
 //! data set.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::file::read_error;
 use super::image_folder::{NOT_READ, READ};
+use super::repeated::Inode;
 use super::split_files::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
@@ -89,7 +90,27 @@ pub(crate) fn archives(dir: &Path) -> Result<[Vec<PathBuf>; 3], DataError> {
         splits[split.ok_or_else(|| DataError::new(&path, "the archive's name has no split", hint))?].push(path);
     }
     splits.iter_mut().for_each(|split| split.sort_unstable());
+    check_repeated(&splits)?;
     Ok(splits)
+}
+
+/// Checks that no archive is in two splits, or twice in one split, also not through a link.
+fn check_repeated(splits: &[Vec<PathBuf>; 3]) -> Result<(), DataError> {
+    let mut seen: HashMap<Inode, (usize, &Path)> = HashMap::new();
+    let archives = splits.iter().enumerate().flat_map(|(split, paths)| paths.iter().map(move |path| (split, path)));
+    for (split, path) in archives {
+        // A link to nothing is reported when it is opened.
+        let Ok(metadata) = std::fs::metadata(path) else { continue };
+        if let Some((other, first)) = seen.insert(Inode::of(&metadata), (split, path)) {
+            let why = match other == split {
+                true => "an archive is twice in one split",
+                false => "an archive of one split is in another one",
+            };
+            let cause = format!("is the same file as {}: {why}", first.display());
+            return Err(DataError::new(path, cause, "remove one of the two: each archive is in one split, once"));
+        }
+    }
+    Ok(())
 }
 
 /// Returns the samples of archives in their order.

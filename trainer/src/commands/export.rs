@@ -228,14 +228,19 @@ fn check_target(to: &Path, format: Option<&str>, force: bool) -> Result<FileForm
             return Err(Failure::usage(message, hint));
         }
     };
-    check_free(to, force)?;
+    check_free(to, force, "name a regular file: --to FILE")?;
     Ok(chosen)
 }
 
-/// Refuses a folder, and without `force` a file that exists already.
-pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
+/// Refuses a folder, a device and a pipe, and without `force` a file that exists already. `instead` is the hint for a device or a
+/// pipe.
+pub(super) fn check_free(to: &Path, force: bool, instead: &str) -> Result<(), Failure> {
     if to.is_dir() {
         return Err(Failure::usage(format!("--to {}: is a folder", to.display()), "name a file"));
+    }
+    // A rename would replace the device or the pipe itself.
+    if is_below_system_folder(to) || to.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(Failure::usage(format!("--to {}: is not a regular file", to.display()), instead));
     }
     if !force && to.symlink_metadata().is_ok() {
         return Err(Failure::usage(
@@ -244,4 +249,13 @@ pub(super) fn check_free(to: &Path, force: bool) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// Returns whether the path is below /dev or /proc. /dev/shm holds regular files.
+fn is_below_system_folder(to: &Path) -> bool {
+    let is_below =
+        |path: &Path| (path.starts_with("/dev") && !path.starts_with("/dev/shm")) || path.starts_with("/proc");
+    // The folder may be a link, or be written with `..`.
+    let folder = to.parent().and_then(|folder| folder.canonicalize().ok());
+    std::path::absolute(to).is_ok_and(|path| is_below(&path)) || folder.is_some_and(|folder| is_below(&folder))
 }

@@ -1,6 +1,6 @@
 //! The network of a run's checkpoint or of a weight file, for `trainer eval`, `predict` and `export`.
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 use burn::tensor::Device;
 use models::BuildError;
@@ -63,11 +63,17 @@ pub(super) fn load(folder: &RunFolder, name: Option<&str>) -> Result<LoadedCheck
         None => folder.best_checkpoint(),
         Some(name) => folder.checkpoints().join(name),
     };
-    if !path.is_dir() {
+    if name.is_some_and(|name| !is_name(name)) || !path.is_dir() {
         let message = format!("{}: no such checkpoint", path.display());
         return Err(Failure::usage(message, format!("the run has {}", list(&checkpoints(folder)))));
     }
     Ok(checkpoint::load(&path)?)
+}
+
+/// Returns whether the text is the name of a checkpoint, not a path.
+fn is_name(text: &str) -> bool {
+    let mut parts = Path::new(text).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) && !text.starts_with('.')
 }
 
 /// Returns the names of a run's checkpoints, including `best` and `last`.

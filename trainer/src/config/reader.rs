@@ -173,7 +173,10 @@ impl<'a> Reader<'a> {
     /// Explains a name at the top of the file that is not a section.
     fn explain_top_level_name(&self, name: &str, value: &DeValue<'_>) -> (String, String) {
         let flag = self.origins.set_by("", name) == SetBy::Flag;
-        if self.sections().contains(&name) && !flag {
+        if self.sections().contains(&name) && flag {
+            return (format!("`{name}` is a section, not a key"), format!("write --set {name}.KEY=VALUE"));
+        }
+        if self.sections().contains(&name) {
             let kind = if value.is_array() { "an array" } else { "a value" };
             let has_name = self.known.iter().any(|known| (known.section, known.name) == (name, "name"));
             let hint = match value.as_str().filter(|_| has_name) {

@@ -142,6 +142,34 @@ fn no_sample_is_left_out_silently() {
 }
 
 #[test]
+fn an_archive_that_is_listed_twice_is_found_through_links() {
+    let one = archive(&[("1.png", &image()), ("1.cls", b"0")]);
+    for (file, link, why) in [
+        ("train-0.tar", "train-1.tar", "an archive is twice in one split"),
+        ("train-0.tar", "test-0.tar", "an archive of one split is in another one"),
+        ("test-0.tar", "val.tar", "an archive of one split is in another one"),
+    ] {
+        for hard in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = |name: &str| folder.path().join(name);
+            for name in ["train-0.tar", "test-9.tar", file] {
+                std::fs::write(path(name), &one).unwrap();
+            }
+            assert!(load(&request("webdataset", folder.path())).is_ok());
+            if hard {
+                std::fs::hard_link(path(file), path(link)).unwrap();
+            } else {
+                std::os::unix::fs::symlink(file, path(link)).unwrap();
+            }
+            let error = load(&request("webdataset", folder.path())).unwrap_err();
+            let (name, other) = if error.file == path(link) { (link, file) } else { (file, link) };
+            assert_eq!(error.file, path(name));
+            assert_eq!(error.cause, format!("is the same file as {}: {why}", path(other).display()));
+        }
+    }
+}
+
+#[test]
 fn archives_have_the_name_of_their_split() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);

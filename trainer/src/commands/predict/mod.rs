@@ -81,7 +81,8 @@ struct Classifier {
 /// A run, a checkpoint or an image cannot be read, or the output cannot be written.
 pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
     if let Some(to) = &arguments.to {
-        super::export::check_free(to, arguments.force)?;
+        let instead = "name a regular file; without --to, predictions go to standard output";
+        super::export::check_free(to, arguments.force, instead)?;
     }
     if let Some(threads) = arguments.threads {
         // Ignore the error of a second call: this is the first use of the thread pool.

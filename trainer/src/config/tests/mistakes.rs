@@ -254,6 +254,8 @@ fn flags() {
         set(&["train.epoch=3"]),
         set(&["optimiser.lr=3"]),
         set(&["lr=3"]),
+        set(&["train=1"]),
+        set(&["train={epochs=3}"]),
         set(&["train.optimizer.lr=3"]),
         set(&["optimizer.lr"]),
         set(&["optimizer.lr="]),

@@ -33,10 +33,16 @@ const KEPT: [&str; 12] = [
 /// again, also after it has gone on.
 ///
 /// # Errors
-/// When a file cannot be read or written, or when the folder holds another run. Two runs of one network that start in the
-/// same second in two run folders have the same name.
+/// When a file cannot be read or written, or when the folder is the run's own folder or holds another run. Two runs of one network
+/// that start in the same second in two run folders have the same name.
 pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileError> {
     let folder = into.join(&run.name);
+    if let (Ok(target), Ok(own)) = (folder.canonicalize(), run.folder.path().canonicalize())
+        && target == own
+    {
+        let cause = "is the run itself: its own files would be overwritten";
+        return Err(FileError::input(&folder, cause, "name another folder, such as results: --save DIR"));
+    }
     fs::create_dir_all(&folder).map_err(|error| FileError {
         hint: "name a folder that you can write, on a disk with space: --save DIR".to_owned(),
         ..FileError::io(&folder, "create the folder", &error)
