@@ -173,6 +173,10 @@ impl Supervisor<'_> {
                 _ => {}
             }
             let failure = WorkerFailure::exited(worker, exit);
+            // Not a failure: the signal has stopped the workers of another node, and this worker has noticed that.
+            if matches!(state.phase, Phase::Stopping { .. }) && failure.consequence && state.remote_failure {
+                continue;
+            }
             state.usage_error |= failure.usage && !failure.consequence && exit.report.is_some();
             self.fail(failure, state);
         }

@@ -48,6 +48,10 @@ impl Supervisor<'_> {
         if is_second || self.on_signal == OnSignal::End {
             if !state.killed {
                 self.screen.say(&format!("{name}: ending all workers at once"));
+                // Publish first: the workers of other nodes notice the end of these.
+                if let Phase::Stopping { signal, .. } = state.phase {
+                    self.publish_stop(signal);
+                }
             }
             state.killed = true;
             self.workers.iter_mut().for_each(|worker| worker.termination_requested = true);
@@ -73,10 +77,17 @@ impl Supervisor<'_> {
 
     /// Stops the workers because a signal stops the job on another node.
     pub(super) fn stop_with_node(&mut self, node: usize, signal: i32, state: &mut SupervisorState) {
-        if !matches!(state.phase, Phase::Running) {
-            return;
+        match state.phase {
+            Phase::Running => {}
+            // The workers here have noticed the end of that node's workers before this launcher has read the reason.
+            Phase::Ending { reported: false, .. } if state.failures.iter().all(|failure| failure.consequence) => {
+                state.failures.clear();
+            }
+            // If the workers here are already stopping, they may be saving.
+            _ => return,
         }
-        (state.stopped_by, state.phase) = (Some(signal), Phase::Stopping { signal, since: Instant::now() });
+        let signal = *state.stopped_by.get_or_insert(signal);
+        state.phase = Phase::Stopping { signal, since: Instant::now() };
         let name = signals::name(signal);
         self.screen.say(&format!("{name} on node {node}: ending all workers"));
         self.abort(&format!("stopped by {name} on node {node}"));
