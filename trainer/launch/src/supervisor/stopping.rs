@@ -1,5 +1,6 @@
 //! What signals do to the workers.
 
+use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
 use rustix::process::Signal;
@@ -93,6 +94,22 @@ impl Supervisor<'_> {
         self.abort(&format!("stopped by {name} on node {node}"));
         let forwarded = Signal::from_named_raw(signal).filter(|_| self.on_signal == OnSignal::Forward);
         self.signal_workers(forwarded.unwrap_or(Signal::TERM));
+    }
+
+    /// Returns whether `worker` has ended by a signal that stops the job, or because another worker of this node has.
+    pub(super) fn ended_by_stop(&self, worker: &WorkerProcess) -> bool {
+        let mut found = Some(worker);
+        // The limit is for workers that blame each other.
+        for _ in 0..self.workers.len() {
+            let Some(exit) = found.and_then(|worker| worker.exit.as_ref()) else { return false };
+            let (code, signal) = (exit.status.code(), exit.status.signal());
+            if STOPPING.into_iter().any(|by| code == Some(128 + by) || signal == Some(by)) {
+                return true;
+            }
+            let culprit = exit.report.as_ref().filter(|report| report.consequence).and_then(|report| report.culprit);
+            found = self.workers.iter().find(|worker| Some(worker.rank) == culprit);
+        }
+        false
     }
 
     /// Forwards the signal to all workers. They have the grace time to end.

@@ -142,3 +142,19 @@ fn a_second_signal_to_one_node_stops_the_other_at_once() {
         assert!(!first.stderr.contains("error: node"), "{}", first.stderr);
     }
 }
+
+/// All failures blame other ranks. The launcher finds the cause: a rank that runs and does not come.
+#[test]
+fn a_node_that_is_done_fails_with_one_on_which_a_worker_hangs() {
+    let port = free_port().to_string();
+    let node = |rank, workers, more: &[&str]| {
+        let mut command = probe(&["--nnodes", "2", "--node-rank", rank, "--master-port", &port, "--workers", workers]);
+        command.args(["--max-restarts", "1"]).args(more);
+        Run::of(command)
+    };
+    let first = node("0", "2", &["--do", "hang@1", "--barrier-timeout", "2"]);
+    let second = node("1", "1", &["--steps", "3"]);
+    for ended in [first, second].map(Run::end) {
+        ended.said(3, &["rank 1 kept others waiting", "starting all workers again: attempt 2 of 2"]);
+    }
+}
