@@ -51,7 +51,8 @@
 //!   worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or restarts all
 //!   workers.
 //! - **A signal.** The launcher asks the workers to save a checkpoint. The workers exit with 128 + n, and so does the launcher. A
-//!   second signal kills the workers. A SIGHUP never counts as the second signal, since a closing terminal sends several.
+//!   second signal kills the workers, and the other nodes stop too. A SIGHUP never counts as the second signal, since a
+//!   closing terminal sends several.
 //! - **The launcher is killed.** The kernel kills its workers.
 //!
 //! In all cases nothing is left to clean up: shared memory has no name in any file system, and the kernel closes the sockets.

@@ -173,6 +173,11 @@ impl Supervisor<'_> {
                 _ => {}
             }
             let failure = WorkerFailure::exited(worker, exit);
+            // Not a failure: the signal has ended other workers, here or on another node, and this worker has noticed that.
+            let noticed_stop = || failure.consequence && (state.remote_failure || self.ended_by_stop(worker));
+            if matches!(state.phase, Phase::Stopping { .. }) && noticed_stop() {
+                continue;
+            }
             state.usage_error |= failure.usage && !failure.consequence && exit.report.is_some();
             self.fail(failure, state);
         }
@@ -314,7 +319,8 @@ impl Supervisor<'_> {
     fn report(&mut self, state: &mut SupervisorState) {
         // If all failures blame another rank, the cause is a rank that cannot report: a silent worker (such as one that SIGSTOP
         // has stopped), or else the rank that the others wait for.
-        if state.failures.iter().all(|failure| failure.consequence) {
+        let all_blame_others = state.failures.iter().all(|failure| failure.consequence);
+        if all_blame_others {
             let silent = self.workers.iter().filter(|worker| worker.is_alive() && worker.silent >= SUSPICIOUS_SILENCE);
             let silent: Vec<WorkerFailure> =
                 silent.map(|worker| WorkerFailure::stalled(worker, worker.silent)).collect();
@@ -336,7 +342,8 @@ impl Supervisor<'_> {
         let alive = self.workers.iter().filter(|worker| worker.is_alive()).map(|worker| worker.rank);
         let alive: Vec<usize> = alive.filter(|rank| !is_found(*rank)).collect();
         self.screen.say(&job_failure::render(&state.failures, &alive, self.node));
-        if let Some(root) = state.failures.first().filter(|root| root.consequence && !state.remote_failure) {
+        // Any other root has been published when it was noticed.
+        if let Some(root) = state.failures.first().filter(|_| all_blame_others && !state.remote_failure) {
             self.publish(root, state.restartable);
         }
     }

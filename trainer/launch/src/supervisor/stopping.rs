@@ -1,5 +1,6 @@
 //! What signals do to the workers.
 
+use std::os::unix::process::ExitStatusExt;
 use std::time::Instant;
 
 use rustix::process::Signal;
@@ -48,6 +49,10 @@ impl Supervisor<'_> {
         if is_second || self.on_signal == OnSignal::End {
             if !state.killed {
                 self.screen.say(&format!("{name}: ending all workers at once"));
+                // Publish first: the workers of other nodes notice the end of these.
+                if let Phase::Stopping { signal, .. } = state.phase {
+                    self.publish_stop(signal);
+                }
             }
             state.killed = true;
             self.workers.iter_mut().for_each(|worker| worker.termination_requested = true);
@@ -73,15 +78,38 @@ impl Supervisor<'_> {
 
     /// Stops the workers because a signal stops the job on another node.
     pub(super) fn stop_with_node(&mut self, node: usize, signal: i32, state: &mut SupervisorState) {
-        if !matches!(state.phase, Phase::Running) {
-            return;
+        match state.phase {
+            Phase::Running => {}
+            // The workers here have noticed the end of that node's workers before this launcher has read the reason.
+            Phase::Ending { reported: false, .. } if state.failures.iter().all(|failure| failure.consequence) => {
+                state.failures.clear();
+            }
+            // If the workers here are already stopping, they may be saving.
+            _ => return,
         }
-        (state.stopped_by, state.phase) = (Some(signal), Phase::Stopping { signal, since: Instant::now() });
+        let signal = *state.stopped_by.get_or_insert(signal);
+        state.phase = Phase::Stopping { signal, since: Instant::now() };
         let name = signals::name(signal);
         self.screen.say(&format!("{name} on node {node}: ending all workers"));
         self.abort(&format!("stopped by {name} on node {node}"));
         let forwarded = Signal::from_named_raw(signal).filter(|_| self.on_signal == OnSignal::Forward);
         self.signal_workers(forwarded.unwrap_or(Signal::TERM));
+    }
+
+    /// Returns whether `worker` has ended by a signal that stops the job, or because another worker of this node has.
+    pub(super) fn ended_by_stop(&self, worker: &WorkerProcess) -> bool {
+        let mut found = Some(worker);
+        // The limit is for workers that blame each other.
+        for _ in 0..self.workers.len() {
+            let Some(exit) = found.and_then(|worker| worker.exit.as_ref()) else { return false };
+            let (code, signal) = (exit.status.code(), exit.status.signal());
+            if STOPPING.into_iter().any(|by| code == Some(128 + by) || signal == Some(by)) {
+                return true;
+            }
+            let culprit = exit.report.as_ref().filter(|report| report.consequence).and_then(|report| report.culprit);
+            found = self.workers.iter().find(|worker| Some(worker.rank) == culprit);
+        }
+        false
     }
 
     /// Forwards the signal to all workers. They have the grace time to end.

@@ -123,3 +123,38 @@ fn a_node_that_cannot_start_its_workers_ends_the_other() {
         }
     }
 }
+
+/// Its workers are killed. The workers of the other node notice that, and its launcher must know the reason.
+#[test]
+fn a_second_signal_to_one_node_stops_the_other_at_once() {
+    for all_are_stopping in [false, true] {
+        let more = ["--steps", "1000000", "--max-restarts", "1", "--do", "never-stop@0", "--do", "never-stop@1"];
+        let mut nodes: [Run; 2] = job(&more);
+        nodes[0].wait_for("stdout", "step 1\n");
+        for node in nodes.iter_mut().skip(usize::from(!all_are_stopping)) {
+            node.signal(Signal::INT);
+            node.wait_for("stderr", "once more ends them at once");
+        }
+        nodes[1].signal(Signal::INT);
+        let [first, second] = nodes.map(Run::end);
+        second.said(130, &["SIGINT: ending all workers at once", "stopped by SIGINT"]);
+        first.said(130, &["stopped by SIGINT"]);
+        assert!(!first.stderr.contains("error: node"), "{}", first.stderr);
+    }
+}
+
+/// All failures blame other ranks. The launcher finds the cause: a rank that runs and does not come.
+#[test]
+fn a_node_that_is_done_fails_with_one_on_which_a_worker_hangs() {
+    let port = free_port().to_string();
+    let node = |rank, workers, more: &[&str]| {
+        let mut command = probe(&["--nnodes", "2", "--node-rank", rank, "--master-port", &port, "--workers", workers]);
+        command.args(["--max-restarts", "1"]).args(more);
+        Run::of(command)
+    };
+    let first = node("0", "2", &["--do", "hang@1", "--barrier-timeout", "2"]);
+    let second = node("1", "1", &["--steps", "3"]);
+    for ended in [first, second].map(Run::end) {
+        ended.said(3, &["rank 1 kept others waiting", "starting all workers again: attempt 2 of 2"]);
+    }
+}

@@ -98,6 +98,16 @@ fn workers_that_do_not_stop_in_time_are_named_and_ended() {
     run.end().said(3, &["SIGTERM: workers save", "error: rank", "did not stop within 2 s after SIGTERM"]);
 }
 
+/// The others lose it, which is no failure.
+#[test]
+fn a_worker_that_the_signal_ends_at_once_is_not_a_failure() {
+    let run = long(&["--do", "no-handlers@1", "--do", "never-stop@0", "--do", "never-stop@2"]);
+    run.signal(Signal::TERM);
+    let ended = run.end();
+    ended.said(143, &["SIGTERM: workers save", "stopped by SIGTERM"]);
+    assert!(!ended.stderr.contains("error: rank 1 was"), "{}", ended.stderr);
+}
+
 #[test]
 fn a_worker_that_fails_while_it_stops_is_reported() {
     let mut run = Run::start(&["--workers", "2", "--do", "hang@0", "--do", "hang@1"]);
