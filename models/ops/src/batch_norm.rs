@@ -54,8 +54,8 @@ pub struct BatchNormOutput {
 /// Applies batch norm in training mode and the epilogue in one operation, `torch.nn.functional.batch_norm(training=True)`.
 ///
 /// With `process_group`, the statistics are those of all ranks' batches (`torch.nn.SyncBatchNorm`). Their sums stay on GPUs that
-/// can exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has the
-/// updated running statistics instead of the batch's.
+/// can exchange them ([`StatisticsReduce::on_device`]), and pass through the host in f64 elsewhere. With `running`, the result has
+/// the updated running statistics instead of the batch's.
 ///
 /// Statistics, weight and bias are f32, and sums are at least f32. The output has the input's element type.
 ///

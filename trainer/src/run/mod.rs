@@ -5,8 +5,8 @@
 //! nodes. `ranks.rs` starts and joins processes, and `worker.rs` is one rank. `setup.rs` builds network and loaders.
 //! `newest_checkpoint.rs` loads the checkpoint from which a run continues. `decode_policy.rs` decides when images are decoded, and
 //! `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers.
-//! `training.rs` trains, and `finish.rs` reports the result. Smaller parts: `class_weights.rs` (weights of the loss), `memory.rs` (a
-//! lower bound of the memory, before it is used), `resume_command.rs` (the command that continues the run), `split_file.rs` (images
+//! `training.rs` trains, and `finish.rs` reports the result. Smaller parts: `class_weights.rs` (weights of the loss), `memory.rs`
+//! (a lower bound of the memory, before it is used), `resume_command.rs` (the command that continues the run), `split_file.rs` (images
 //! that were held out) and `tuned.rs` (the autotuning result of an earlier start).
 
 mod class_weights;

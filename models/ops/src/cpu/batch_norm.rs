@@ -46,8 +46,8 @@ impl Stats {
         Self { mean, variance, count, inverse, scale, shift }
     }
 
-    /// Computes the statistics of `x`, `[rows, channels]`, and, with `process_group`, of the other ranks' rows of the batch. `weight`
-    /// and `bias` are `[channels]`.
+    /// Computes the statistics of `x`, `[rows, channels]`, and, with `process_group`, of the other ranks' rows of the batch.
+    /// `weight` and `bias` are `[channels]`.
     pub(crate) fn from_batch<E: Element>(
         x: &[E],
         weight: &[f32],

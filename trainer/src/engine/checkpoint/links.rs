@@ -43,8 +43,8 @@ struct EvaluatedCheckpoint {
 
 impl CheckpointFolder {
     /// Lets `last` point to the checkpoint `loaded`, from which the run continues, and `best` to that of the best evaluation in
-    /// `progress`. If the best checkpoint is missing or damaged, or was chosen by another measure or on other images, the best one of
-    /// the others replaces it, in `progress` too. Without `policy.keep`, only removes a link `best` to another checkpoint. Returns a
+    /// `progress`. If the best checkpoint is missing or damaged, or was chosen by another measure or on other images, the best one
+    /// of the others replaces it, in `progress` too. Without `policy.keep`, only removes a link `best` to another checkpoint. Returns a
     /// warning if another checkpoint is the best one now.
     ///
     /// # Errors
@@ -123,8 +123,8 @@ impl CheckpointFolder {
     }
 }
 
-/// Chooses the best evaluation of `progress` again, among `evaluated`, if it was chosen by another measure or on other images. Returns
-/// a warning that names the change.
+/// Chooses the best evaluation of `progress` again, among `evaluated`, if it was chosen by another measure or on other images.
+/// Returns a warning that names the change.
 fn choose_again(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], policy: BestPolicy) -> Option<String> {
     let best = progress.best?;
     let by = policy.by.to_string();
