@@ -1,14 +1,16 @@
 //! The end of a job on several nodes. The launchers wait for each other in an exit barrier, as torchrun's agents do.
 //!
 //! ```text
-//! node R  sets  ended/R   its workers have ended
-//! node 0  waits for       ended/R of all nodes, or a failure
-//! node R  waits for exit  if its workers are done: another node may still fail, and then all nodes start again or fail together
-//! node 0  sets  exit      = the failure of another node, if there is one: the other nodes leave
+//! node R  sets  ended/R   = whether the node waits for exit, or leaves; its workers have ended
+//! node 0  waits for       ended/R of all nodes; a failure ends the wait, unless the job may start again
+//! node R  waits for exit  if its workers are done, or failed and may start again
+//! node 0  sets  exit      = the first failure, and a node that leaves: then no node starts its workers again
 //! node 0  waits for       the end of the other nodes' connections: it hosts both stores
 //! ```
 //!
-//! The waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal
+//! So all nodes start again, or none. A node that started again alone would wait for the others until its timeout.
+//!
+//! Before a failure the waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal
 //! ends a wait, and also stops the other nodes. Exception: if workers save a checkpoint on a signal ([`OnSignal::Save`]), a node
 //! other than node 0 leaves without stopping the other nodes, whose workers are saving already. After a failure, the other nodes
 //! have a limited time to leave.
@@ -16,21 +18,63 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::announcer::Notices;
 use super::launcher::{OnSignal, Timeouts};
 use super::node_failure::NodeFailure;
 use super::node_rendezvous::{NodeRendezvous, POLL};
 use super::screen::Screen;
 use super::supervisor::Outcome;
-use comm::ErrorKind;
+use comm::{CommError, ErrorKind};
+
+/// Values of `ended/R`. A node that leaves does not start its workers again.
+const WAITS: &[u8] = b"waits for exit";
+const LEAVES: &[u8] = b"leaves";
+
+/// Node 0's message to the other nodes, in `exit`.
+#[derive(Debug, Serialize, Deserialize)]
+struct ExitMessage {
+    /// The first failure, if there is one.
+    failure: Option<NodeFailure>,
+    /// A node that does not start its workers again, because of a signal for example. Then no node does.
+    leaving: Option<usize>,
+}
+
+/// How the workers of this node have ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct NodeEnd {
+    /// `None`: the attempt ended with an error before its workers ran.
+    pub(super) outcome: Option<Outcome>,
+    /// The job may be started again after a failure.
+    pub(super) attempts_left: bool,
+}
+
+impl NodeEnd {
+    fn is_done(self) -> bool {
+        self.outcome == Some(Outcome::Done)
+    }
+
+    /// Returns whether this node starts its workers again if all nodes do.
+    fn wants_restart(self) -> bool {
+        self.attempts_left && self.outcome == Some(Outcome::Failed { restartable: true })
+    }
+
+    /// Returns whether this node, whose workers are done, starts them again after `failure` of another node.
+    fn may_restart_after(self, failure: &NodeFailure) -> bool {
+        self.attempts_left && self.is_done() && failure.restartable && failure.broken.is_none()
+    }
+}
 
 /// How the exit barrier ended.
 #[derive(Debug)]
 pub(super) enum JobEnd {
-    /// No other node has failed.
+    /// No other node changes the outcome of this node.
     AllEnded,
     /// Another node has failed, or its launcher is gone.
     Failed(NodeFailure),
+    /// The workers failed and could start again, but this node does not.
+    NoRestart(usize),
     /// This signal has ended the wait. The other nodes get the signal too.
     Interrupted(i32),
 }
@@ -66,77 +110,131 @@ impl<'a> ExitWait<'a> {
 }
 
 impl NodeRendezvous {
-    /// Reports to the other nodes that this node's workers have ended with `outcome`, and waits for the other nodes. `None`: the
-    /// attempt ended with an error before its workers ran.
+    /// Reports to the other nodes that this node's workers have ended, and waits for the other nodes.
     ///
-    /// A node whose workers failed does not wait, since the other nodes end their workers anyway. Only node 0 waits in every case,
-    /// until the other nodes have left.
-    pub(super) fn exit_barrier(mut self, outcome: Option<Outcome>, wait: &mut ExitWait<'_>) -> JobEnd {
-        let (node_rank, nnodes) = (self.parameters.node_rank, self.parameters.nnodes);
-        // If the store is gone, the wait notices that.
-        let _ = self.client.set(&format!("ended/{node_rank}"), b"");
-        let awaited: Vec<(String, String)> = match (outcome, node_rank) {
-            (Some(Outcome::Done | Outcome::Stopped(_)), 0) => {
-                (1..nnodes).map(|node| (format!("ended/{node}"), format!("node {node}"))).collect()
-            }
-            (Some(Outcome::Done), _) => vec![("exit".to_owned(), "the other nodes".to_owned())],
-            _ => Vec::new(),
-        };
-        let mut value = Vec::new();
-        let passed = awaited.iter().try_for_each(|(key, whom)| {
-            value = self.wait_for_key(key, whom, wait)?;
-            Ok(())
+    /// A node whose workers failed and may not start again does not wait, since the other nodes end their workers anyway. Only
+    /// node 0 waits in every case, until the other nodes have left.
+    pub(super) fn exit_barrier(mut self, node: NodeEnd, wait: &mut ExitWait<'_>) -> JobEnd {
+        let waits = node.is_done() || node.wants_restart();
+        self.set_ended(if waits { WAITS } else { LEAVES });
+        if self.parameters.node_rank == 0 {
+            return self.end_all(node, wait);
+        }
+        if !waits {
+            return JobEnd::AllEnded;
+        }
+        let end = self.wait_for_key("exit", "the other nodes", None, node, wait).map(|message| {
+            let message = message.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+            message.map_or(JobEnd::AllEnded, |message| self.end_by(message, node))
         });
-        let reported = match node_rank {
-            0 => self.client.get("failed").map(Option::unwrap_or_default),
-            _ => Ok(value),
+        without_stop(end.unwrap_or_else(|end| end))
+    }
+
+    /// Waits for the other nodes on node 0, and ends the job on all nodes.
+    fn end_all(mut self, node: NodeEnd, wait: &mut ExitWait<'_>) -> JobEnd {
+        let is_good = matches!(node.outcome, Some(Outcome::Done | Outcome::Stopped(_)));
+        let mut passed = if is_good { self.wait_for_all(None, node, wait) } else { Ok(()) };
+        let failed_by = Instant::now() + wait.failure_limit;
+        let failure = match &passed {
+            Err(JobEnd::Failed(failure)) => Some(failure.clone()),
+            _ => self.reported().ok().flatten(),
         };
-        let by_report = || match (&reported, outcome) {
-            (Ok(reported), _) => self.end_by(reported),
+        let may_restart = node.wants_restart() || failure.is_some_and(|failure| node.may_restart_after(&failure));
+        if may_restart && !matches!(passed, Err(JobEnd::Interrupted(_))) {
+            passed = self.wait_for_all(Some(failed_by), node, wait);
+            // A signal may have arrived together with the last key.
+            if let (Ok(()), Some(signal)) = (&passed, (wait.interrupted)()) {
+                passed = Err(JobEnd::Interrupted(signal));
+            }
+        }
+        let is_interrupted = matches!(passed, Err(JobEnd::Interrupted(_)));
+        let message = self.reported().map(|failure| {
+            let leaving = if may_restart && !is_interrupted { self.leaving_node() } else { Some(0) };
+            ExitMessage { failure, leaving }
+        });
+        // After a broken connection the store has sent that error to all nodes, and a message that follows could be read as a good
+        // end.
+        if let Some(text) = message.as_ref().ok().and_then(|message| serde_json::to_vec(message).ok()) {
+            let _ = self.client.set("exit", &text);
+        }
+        let restarts = message.as_ref().is_ok_and(|message| message.leaving.is_none());
+        let end = without_stop(match (passed, message) {
+            (Err(end @ JobEnd::Interrupted(_)), _) => end,
+            (Err(JobEnd::Failed(failure)), _) if failure.broken.is_some() => JobEnd::Failed(failure),
+            (_, Ok(message)) => self.end_by(message, node),
             // The launcher of a node that was done is gone. The other nodes fail, so node 0 fails with them.
-            (Err(error), Some(Outcome::Done)) => JobEnd::Failed(self.broken_by(error)),
-            (Err(_), _) => JobEnd::AllEnded,
-        };
-        let end = match passed.err().unwrap_or_else(by_report) {
-            // The other node was stopped by a signal. It has not failed.
-            JobEnd::Failed(failure) if failure.stopped_by.is_some() => JobEnd::AllEnded,
-            end => end,
-        };
-        if node_rank > 0 {
-            return end;
-        }
-        // The store may end before the other nodes read another key. After a broken connection it has sent that error to all nodes,
-        // and an empty `exit` that follows would be read as a good end.
-        if let Ok(reported) = &reported {
-            let _ = self.client.set("exit", reported);
-        }
-        let failed = matches!(end, JobEnd::Failed(_)) || !matches!(outcome, Some(Outcome::Done | Outcome::Stopped(_)));
-        let limit = failed.then_some(wait.failure_limit);
-        match (self.wait_until_all_have_left(wait, limit), &end) {
+            (Ok(()), Err(error)) if node.is_done() => JobEnd::Failed(self.broken_by(&error)),
+            (passed, Err(_)) => passed.err().unwrap_or(JobEnd::AllEnded),
+        });
+        let limit = (matches!(end, JobEnd::Failed(_)) || !is_good).then_some(failed_by);
+        match (self.wait_until_all_have_left(wait, limit, restarts), &end) {
             (None, _) => end,
             // All nodes are done, so nothing is left for the signal to stop.
-            (Some(_), JobEnd::AllEnded) if outcome == Some(Outcome::Done) => end,
+            (Some(_), JobEnd::AllEnded) if node.is_done() => end,
             (Some(signal), _) => JobEnd::Interrupted(signal),
         }
     }
 
-    /// Waits until a node sets `key`, and returns its value.
-    fn wait_for_key(&mut self, key: &str, whom: &str, wait: &mut ExitWait<'_>) -> std::result::Result<Vec<u8>, JobEnd> {
+    /// Reports that this node leaves although its workers have not run: node 0 may wait for it already.
+    pub(super) fn leave_before_start(&self) {
+        self.set_ended(LEAVES);
+    }
+
+    fn set_ended(&self, value: &[u8]) {
+        // If the store is gone, the next wait notices that.
+        let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), value);
+    }
+
+    /// Waits on node 0 until the workers of all other nodes have ended, or until the time `until`.
+    fn wait_for_all(
+        &mut self,
+        until: Option<Instant>,
+        node: NodeEnd,
+        wait: &mut ExitWait<'_>,
+    ) -> std::result::Result<(), JobEnd> {
+        (1..self.parameters.nnodes).try_for_each(|other| {
+            self.wait_for_key(&format!("ended/{other}"), &format!("node {other}"), until, node, wait).map(drop)
+        })
+    }
+
+    /// Waits until a node sets `key`, and returns its value, or `None` after the time `until`.
+    fn wait_for_key(
+        &mut self,
+        key: &str,
+        whom: &str,
+        until: Option<Instant>,
+        node: NodeEnd,
+        wait: &mut ExitWait<'_>,
+    ) -> std::result::Result<Option<Vec<u8>>, JobEnd> {
+        let is_node_0 = self.parameters.node_rank == 0;
         loop {
+            let failure = self.failure();
             if let Some(signal) = (wait.interrupted)() {
+                // Node 0 reads the value again before it starts the job again.
+                self.set_ended(LEAVES);
                 // Workers that save decide together to stop, so some that still run are saving already, and may finish.
-                if wait.on_signal == OnSignal::Save && self.parameters.node_rank > 0 {
+                if wait.on_signal == OnSignal::Save && !is_node_0 && node.is_done() && failure.is_none() {
                     return Err(JobEnd::AllEnded);
                 }
-                self.publish_stop(signal);
+                // After a failure of this node, the other nodes are ending already.
+                if matches!(node.outcome, Some(Outcome::Done | Outcome::Stopped(_))) {
+                    self.publish_stop(signal);
+                }
                 return Err(JobEnd::Interrupted(signal));
             }
-            if let Some(failure) = self.failure() {
+            // After a failure that breaks no connection, node 0 sets `exit`, and has to know whether all nodes may start again.
+            let ends_wait = |failure: &NodeFailure| failure.broken.is_some() || (is_node_0 && until.is_none());
+            if let Some(failure) = failure.filter(ends_wait) {
                 return Err(JobEnd::Failed(failure));
             }
             match self.client.wait(key, POLL) {
-                Ok(value) => return Ok(value),
-                Err(error) if error.kind == ErrorKind::Timeout => wait.notify_if_due(whom),
+                Ok(value) => return Ok(Some(value)),
+                Err(error) if error.kind == ErrorKind::Timeout => {
+                    if until.is_some_and(|until| Instant::now() >= until) {
+                        return Ok(None);
+                    }
+                    wait.notify_if_due(whom);
+                }
                 Err(error) => {
                     // A report may have arrived right before the connection broke. The thread that watches has then read it.
                     self.join_watch();
@@ -146,28 +244,50 @@ impl NodeRendezvous {
         }
     }
 
-    /// Returns the end of a job in which `reported` is the first failure, if it is not empty. A node reports before it sets
-    /// `ended/R`, so node 0 then has the report, although the thread that watches may not have read it yet.
-    fn end_by(&self, reported: &[u8]) -> JobEnd {
-        let failure = serde_json::from_slice::<NodeFailure>(reported).ok();
-        match failure.filter(|failure| failure.node != self.parameters.node_rank) {
-            Some(failure) => JobEnd::Failed(failure),
+    /// Returns the failure that a node has reported. A node reports it before it sets `ended/R`, so node 0 then finds it here,
+    /// although the thread that watches may not have read it yet.
+    fn reported(&self) -> std::result::Result<Option<NodeFailure>, CommError> {
+        let reported = self.client.get("failed")?;
+        Ok(reported.and_then(|reported| serde_json::from_slice(&reported).ok()))
+    }
+
+    /// Returns a node that does not start its workers again. A node that has not ended is not one of them.
+    fn leaving_node(&self) -> Option<usize> {
+        let leaves =
+            |node: &usize| matches!(self.client.get(&format!("ended/{node}")), Ok(Some(value)) if value == LEAVES);
+        (1..self.parameters.nnodes).find(leaves)
+    }
+
+    /// Returns the end of the attempt on this node after node 0's `message`.
+    fn end_by(&self, message: ExitMessage, node: NodeEnd) -> JobEnd {
+        if node.wants_restart() {
+            return message.leaving.map_or(JobEnd::AllEnded, JobEnd::NoRestart);
+        }
+        match message.failure.filter(|failure| failure.node != self.parameters.node_rank) {
+            Some(failure) => {
+                JobEnd::Failed(NodeFailure { restartable: failure.restartable && message.leaving.is_none(), ..failure })
+            }
             None => JobEnd::AllEnded,
         }
     }
 
     /// Closes this node's connection, and waits until the other nodes have closed theirs. Otherwise they could not distinguish the
-    /// end of the store from the death of this launcher. Returns the signal that ended the wait.
-    fn wait_until_all_have_left(mut self, wait: &mut ExitWait<'_>, limit: Option<Duration>) -> Option<i32> {
+    /// end of the store from the death of this launcher. Returns the signal that ended the wait. If the job `restarts`, a signal
+    /// does not end the wait: it stops all nodes when they join again.
+    fn wait_until_all_have_left(
+        mut self,
+        wait: &mut ExitWait<'_>,
+        until: Option<Instant>,
+        restarts: bool,
+    ) -> Option<i32> {
         let server = self.server.take()?;
         drop(self);
-        let until = limit.map(|limit| Instant::now() + limit);
         while !server.wait_until_left(POLL) {
             if until.is_some_and(|until| Instant::now() >= until) {
                 wait.screen.say("warning: a node has not ended after the failure; its processes may still run");
                 break;
             }
-            if let Some(signal) = (wait.interrupted)() {
+            if !restarts && let Some(signal) = (wait.interrupted)() {
                 return Some(signal);
             }
             wait.notify_if_due("the other nodes");
@@ -181,5 +301,13 @@ impl NodeRendezvous {
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }
+    }
+}
+
+/// Returns `end` without a failure that is another node's stop by a signal: that node has not failed.
+fn without_stop(end: JobEnd) -> JobEnd {
+    match end {
+        JobEnd::Failed(failure) if failure.stopped_by.is_some() => JobEnd::AllEnded,
+        end => end,
     }
 }

@@ -12,7 +12,7 @@ use super::announcer::Announcer;
 use super::any_program;
 use super::cores::{self, CoreAssignment};
 use super::error::{LaunchError, Result};
-use super::exit_barrier::{ExitWait, JobEnd};
+use super::exit_barrier::{ExitWait, JobEnd, NodeEnd};
 use super::helper::Guard;
 use super::job_secret::{JobSecret, random_secret};
 use super::launcher::{JobFolder, LaunchConfig, system_error};
@@ -66,14 +66,20 @@ impl LaunchConfig {
         let outcome = result.as_ref().ok().copied();
         // A SIGHUP never counts as the second signal.
         let is_stopping = matches!(outcome, Some(Outcome::Stopped(_)));
+        let attempt = job.attempt;
         let signals = &mut job.signals;
         let mut interrupted = || stopping(signals).filter(|signal| !is_stopping || ends_at_once(*signal));
         let mut wait = ExitWait::new(&job.screen, &self.timeouts, self.on_signal, &mut interrupted);
-        match (rendezvous.exit_barrier(outcome, &mut wait), outcome) {
+        let node = NodeEnd { outcome, attempts_left: attempt < self.max_restarts };
+        match (rendezvous.exit_barrier(node, &mut wait), outcome) {
             (JobEnd::Interrupted(signal), Some(_)) => Ok(Outcome::Stopped(signal)),
             (JobEnd::Failed(failure), Some(Outcome::Done)) => {
                 job.screen.say(&format!("error: {}", failure.to_error()));
                 Ok(Outcome::Failed { restartable: failure.restartable })
+            }
+            (JobEnd::NoRestart(node), Some(_)) => {
+                job.screen.say(&format!("note: node {node} does not start its workers again, so the job ends"));
+                Ok(Outcome::Failed { restartable: false })
             }
             _ => result,
         }

@@ -100,11 +100,12 @@ impl NodeRendezvous {
             attempt,
             server,
         };
-        if let Err(error) = rendezvous.exchange(own, wait) {
+        let joined = wait.check_signals().and_then(|()| rendezvous.exchange(own, wait));
+        if let Err(error) = joined.and_then(|()| Ok(rendezvous.watch()?)) {
+            rendezvous.leave_before_start();
             rendezvous.publish_error(&error);
             return Err(error);
         }
-        rendezvous.watch()?;
         tracing::info!(
             nnodes,
             node_rank,
@@ -334,7 +335,10 @@ fn connect(
         if wait.is_over() || !may_change {
             return Err(cannot_join(node_rank, wait.address(), &refused).into());
         }
-        wait.check_signals_and_notify("node 0", Some(&refused.to_string()))?;
+        match attempt {
+            0 => wait.check_signals_and_notify("node 0", Some(&refused.to_string()))?,
+            _ => wait.defer_signal_and_notify("node 0", Some(&refused.to_string()))?,
+        }
         std::thread::sleep(POLL / 4);
     }
 }

@@ -1,12 +1,16 @@
 //! A launcher's wait for other launchers, with a timeout. Signals interrupt the wait, and it prints a message at intervals.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::announcer::{Notices, waiting_for};
 use super::launcher::Timeouts;
 use super::node_failure::RendezvousError;
 use super::screen::Screen;
+use super::signals;
+
+/// Longest time in which a node that a signal stops tries to join the other nodes, to stop them too.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// One wait, which starts when the value is made.
 pub(super) struct NodeWait<'a> {
@@ -17,6 +21,8 @@ pub(super) struct NodeWait<'a> {
     timeouts: Timeouts,
     notices: Notices,
     interrupted: &'a mut dyn FnMut() -> Option<i32>,
+    /// A signal that ends the wait later, and when it arrived.
+    deferred: Option<(i32, Instant)>,
 }
 
 impl<'a> NodeWait<'a> {
@@ -29,7 +35,7 @@ impl<'a> NodeWait<'a> {
     ) -> Self {
         let since = Instant::now();
         let notices = Notices::new(since, timeouts.notice);
-        Self { screen, address, since, timeouts, notices, interrupted }
+        Self { screen, address, since, timeouts, notices, interrupted, deferred: None }
     }
 
     /// Continues the wait for `whom`, and prints a message if the interval is over. `reason` is the reason for the wait, if
@@ -43,9 +49,38 @@ impl<'a> NodeWait<'a> {
         reason: Option<&str>,
     ) -> std::result::Result<(), RendezvousError> {
         self.check_signals()?;
+        self.notify_if_due(whom, reason);
+        Ok(())
+    }
+
+    fn notify_if_due(&mut self, whom: &str, reason: Option<&str>) {
         if let Some(passed) = self.notices.due() {
             self.screen.say(&waiting_for(whom, &self.address, passed, self.timeouts.join, reason));
         }
+    }
+
+    /// Does what [`check_signals_and_notify`](Self::check_signals_and_notify) does, when all nodes start again. The first signal
+    /// does not end the wait at once: this node can stop the other nodes only when it has joined them.
+    ///
+    /// # Errors
+    /// A signal has arrived [`STOP_LIMIT`] ago, or a second signal has arrived.
+    pub(super) fn defer_signal_and_notify(
+        &mut self,
+        whom: &str,
+        reason: Option<&str>,
+    ) -> std::result::Result<(), RendezvousError> {
+        match self.deferred {
+            None => {
+                self.deferred = (self.interrupted)().map(|signal| (signal, Instant::now()));
+                if let Some((signal, _)) = self.deferred {
+                    let name = signals::name(signal);
+                    self.screen.say(&format!("{name}: joining {whom} to stop all nodes; once more ends this wait"));
+                }
+            }
+            Some((_, since)) if since.elapsed() < STOP_LIMIT && (self.interrupted)().is_none() => {}
+            Some((signal, _)) => return Err(RendezvousError::Interrupted(signal)),
+        }
+        self.notify_if_due(whom, reason);
         Ok(())
     }
 
@@ -54,7 +89,8 @@ impl<'a> NodeWait<'a> {
     /// # Errors
     /// A signal has arrived.
     pub(super) fn check_signals(&mut self) -> std::result::Result<(), RendezvousError> {
-        (self.interrupted)().map_or(Ok(()), |signal| Err(RendezvousError::Interrupted(signal)))
+        let signal = self.deferred.take().map(|(signal, _)| signal).or_else(|| (self.interrupted)());
+        signal.map_or(Ok(()), |signal| Err(RendezvousError::Interrupted(signal)))
     }
 
     /// Shows a message now.

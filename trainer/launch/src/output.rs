@@ -30,6 +30,8 @@ use super::terminal_lines::{OutputTail, TerminalLines};
 const TAIL: usize = 12;
 /// Whether the screen has already shown that a log cannot be written (disk full).
 static LOG_LOST: AtomicBool = AtomicBool::new(false);
+/// The same for stdout or stderr, which may be a file on a full disk.
+static SCREEN_LOST: AtomicBool = AtomicBool::new(false);
 
 /// A worker's stdout and stderr, on the launcher's side.
 #[derive(Debug)]
@@ -205,10 +207,16 @@ impl StreamPump {
     /// Writes to the screen.
     fn show(&mut self, bytes: &[u8]) {
         if let Some(screen) = &self.screen
-            && screen.show(self.stream, bytes).is_err()
+            && let Err(error) = screen.show(self.stream, bytes)
         {
-            // The screen is closed, for example by `| head`. The run and its logs continue.
+            // The run and its logs continue. A closed screen needs no message: the user has closed it, for example by `| head`.
             self.screen = None;
+            if error.kind() != io::ErrorKind::BrokenPipe && !SCREEN_LOST.swap(true, Ordering::Relaxed) {
+                let stream = self.stream;
+                Screen::default().say(&format!(
+                    "warning: {stream} shows no more of this run: {error}\n  hint: the run continues, and its logs have all output"
+                ));
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use super::agent::{AgentHello, StartRequest};
-use super::error::{LaunchError, Result, WORKER_DIED};
+use super::error::{LaunchError, Result, USAGE, WORKER_DIED};
 use super::hosts::{self, Host, SshNodePlan};
 use super::job_secret::random_secret;
 use super::remote_host::{self, Event, RemoteHost, pump_err, pump_out};
@@ -60,7 +60,8 @@ pub struct SshLauncher {
 }
 
 impl SshLauncher {
-    /// Runs the job and returns its exit code: the code of the first node that failed, or 128 + n after signal n.
+    /// Runs the job and returns its exit code: 2 if a node has found wrong input, else the code of the first node that failed, or
+    /// 128 + n after signal n.
     ///
     /// # Errors
     /// A host cannot be reached, the host lacks the program or has another version of it, or the start request cannot be sent.
@@ -243,7 +244,7 @@ fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -
 /// The end of a job: its cause, and the time at which launchers that still run are ended.
 #[derive(Default)]
 struct Shutdown {
-    /// Exit code of the first node that failed.
+    /// Exit code of the first node that failed, or of one that has found wrong input.
     first_failure: Option<u8>,
     /// The first signal.
     stopped_by: Option<i32>,
@@ -292,6 +293,8 @@ impl Shutdown {
                     self.first_failure = Some(WORKER_DIED);
                 }
             }
+            // The other nodes fail because of it, and may end first.
+            Some(USAGE) => self.first_failure = Some(USAGE),
             _ => {}
         }
     }

@@ -40,8 +40,21 @@ pub(super) enum Stage {
     Spawned = 0,
     /// The worker runs and has not joined the other ranks yet.
     Starting = 1,
-    /// The worker has joined the other ranks.
+    /// The worker has joined the other ranks. It has nothing to save yet.
     Joined = 2,
+    /// The worker trains. On a signal the ranks agree on a step after which they save a checkpoint and exit.
+    Training = 3,
+}
+
+impl From<u8> for Stage {
+    fn from(stage: u8) -> Self {
+        match stage {
+            0 => Self::Spawned,
+            1 => Self::Starting,
+            2 => Self::Joined,
+            _ => Self::Training,
+        }
+    }
 }
 
 /// A worker's last status.
@@ -139,13 +152,9 @@ impl StatusPage {
             return Status { stage: Stage::Spawned, text, age: Duration::ZERO };
         }
         let length = usize::from(u16::from_le_bytes([record[17], record[18]])).min(TEXT);
-        let stage = match record[16] {
-            0 => Stage::Spawned,
-            1 => Stage::Starting,
-            _ => Stage::Joined,
-        };
         let text = String::from_utf8_lossy(&record[19..19 + length]).into_owned();
-        Status { stage, text, age: Duration::from_millis(now_ms().saturating_sub(word(8))) }
+        let age = Duration::from_millis(now_ms().saturating_sub(word(8)));
+        Status { stage: Stage::from(record[16]), text, age }
     }
 }
 
@@ -193,8 +202,8 @@ mod tests {
         assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Spawned, "starting, before rendezvous"));
         theirs.set_status(Stage::Joined, format_args!("all_reduce #{}, bucket {}", 17, 3));
         assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Joined, "all_reduce #17, bucket 3"));
-        theirs.set_status(Stage::Joined, format_args!("x"));
-        assert_eq!(ours.status().text, "x", "nothing is left of a longer status");
+        theirs.set_status(Stage::Training, format_args!("x"));
+        assert_eq!((ours.status().stage, ours.status().text.as_str()), (Stage::Training, "x"));
         assert_eq!(ours.heartbeats(), 0);
         theirs.send_heartbeat();
         theirs.send_heartbeat();

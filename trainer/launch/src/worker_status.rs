@@ -59,14 +59,23 @@ impl WorkerStatus {
     /// Sets the current activity: `status.set_status(format_args!("all_reduce #{n}, bucket {b}"))`. The launcher shows the text
     /// when this process dies, even by SIGKILL. Text after about 220 bytes is cut off.
     pub fn set_status(&self, text: fmt::Arguments<'_>) {
-        let joined = self.0.stage.load(Ordering::Relaxed) == Stage::Joined as u8;
-        self.0.page.set_status(if joined { Stage::Joined } else { Stage::Starting }, text);
+        self.0.page.set_status(Stage::from(self.0.stage.load(Ordering::Relaxed)), text);
         tracing::trace!(target: "launch::status", "{text}");
     }
 
     pub(super) fn set_joined(&self) {
-        self.0.stage.store(Stage::Joined as u8, Ordering::Relaxed);
-        self.set_status(format_args!("after rendezvous"));
+        self.set_stage(Stage::Joined, format_args!("after rendezvous"));
+    }
+
+    /// Reports that training starts. From now on the launcher forwards a signal to this worker, and expects that the ranks agree on
+    /// a step after which they save a checkpoint and exit. Before, the launcher ends the workers of all nodes.
+    pub fn set_training(&self) {
+        self.set_stage(Stage::Training, format_args!("before the first step"));
+    }
+
+    fn set_stage(&self, stage: Stage, text: fmt::Arguments<'_>) {
+        self.0.stage.store(stage as u8, Ordering::Relaxed);
+        self.set_status(text);
     }
 
     pub(super) fn send_heartbeat(&self) {

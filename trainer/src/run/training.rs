@@ -85,6 +85,9 @@ impl Training<'_> {
             None => Stop::on_signals()?,
         };
         stop.enter_training();
+        if let Some(rank) = self.rank {
+            rank.status.set_training();
+        }
         let checkpoint = match self.resumed {
             Some(folder) if strategy.rank() == 0 => {
                 let store = self.checkpoint_folder(folder)?;

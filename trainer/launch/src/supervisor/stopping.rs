@@ -62,15 +62,16 @@ impl Supervisor<'_> {
         if self.on_signal == OnSignal::Forward {
             return self.forward(signal);
         }
-        let joined = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Joined;
-        if self.workers.iter().all(joined) {
+        let can_save = |worker: &WorkerProcess| !worker.is_alive() || worker.page.status().stage == Stage::Training;
+        if self.workers.iter().all(can_save) {
             let Some(signal) = Signal::from_named_raw(signal) else { return };
             self.workers.iter().for_each(|worker| worker.signal(signal));
             self.screen.say(&format!("{name}: workers save a checkpoint and stop; once more ends them at once"));
         } else {
-            // There is nothing to save, and workers that wait for other ranks would not react to the signal.
+            // There is nothing to save. Workers that wait for other ranks would not react to the signal, and the workers of
+            // other nodes would notice only that these are gone.
             self.screen.say(&format!("{name}: the job has not begun: ending all workers"));
-            self.abort(&format!("stopped by {name} before all ranks had joined"));
+            self.abort(&format!("stopped by {name} before training"));
             self.signal_workers(Signal::TERM);
             self.publish_stop(signal);
         }

@@ -172,6 +172,11 @@ fn work(arguments: &Arguments, role: &WorkerRole, variables: &Variables) -> Resu
     };
     let worker = Worker::join(role, variables, status, timeouts)?;
     println!("joined at {}:{}", role.master_addr.as_deref().unwrap_or(""), role.master_port.unwrap_or(0));
+    if faults.contains(&"sleep-joined") {
+        println!("asleep");
+        std::thread::sleep(Duration::from_secs(1000));
+    }
+    worker.status.set_training();
     let code = match steps(arguments, &worker, &faults, &stop) {
         Ok(code) => code,
         Err(error) => {

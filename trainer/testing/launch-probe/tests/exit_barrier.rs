@@ -2,7 +2,7 @@
 
 mod support;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process};
 use support::{Run, free_port, probe, wait_for_states};
 
 /// Starts `N` nodes with a worker each.
@@ -156,5 +156,50 @@ fn a_node_that_is_done_fails_with_one_on_which_a_worker_hangs() {
     let second = node("1", "1", &["--steps", "3"]);
     for ended in [first, second].map(Run::end) {
         ended.said(3, &["rank 1 kept others waiting", "starting all workers again: attempt 2 of 2"]);
+    }
+}
+
+/// Otherwise the other nodes would start again and wait for this node until their timeout.
+#[test]
+fn no_node_starts_again_if_a_signal_has_stopped_one() {
+    for told in 0..3 {
+        let more = ["--steps", "1000000", "--max-restarts", "1", "--notice", "0.2"];
+        let mut nodes: [Run; 3] = job(&more);
+        nodes[0].wait_for("stdout", "step 1\n");
+        // A launcher that is stopped holds the other nodes at the end of the attempt.
+        nodes[2].signal(Signal::STOP);
+        wait_for_states(&[nodes[2].pid()], &['T']);
+        kill_process(nodes[1].workers()[0], Signal::KILL).unwrap();
+        nodes[0].wait_for("stderr", "waiting for node 2 to end, for");
+        nodes[1].wait_for("stderr", "waiting for the other nodes to end, for");
+        nodes[told].signal(Signal::INT);
+        if told == 1 {
+            nodes[1].wait_for("stderr", "stopped by SIGINT");
+        }
+        nodes[2].signal(Signal::CONT);
+        for (rank, ended) in nodes.map(Run::end).into_iter().enumerate() {
+            let is_stopped = rank == told && told < 2;
+            let note = format!("note: node {told} does not start its workers again, so the job ends");
+            ended.said(if is_stopped { 130 } else { 3 }, &["rank 1 was killed by SIGKILL"]);
+            assert_eq!(ended.stderr.contains(&note), rank != told, "node {rank}: {}", ended.stderr);
+            assert!(!ended.stderr.contains("starting all workers again"), "node {rank}: {}", ended.stderr);
+        }
+    }
+}
+
+/// The workers have joined each other, and have nothing to save.
+#[test]
+fn a_signal_to_one_node_before_training_stops_both() {
+    for told in 0..2 {
+        let mut nodes: [Run; 2] = job(&["--max-restarts", "1", "--do", "sleep-joined@0", "--do", "sleep-joined@1"]);
+        for (rank, node) in nodes.iter_mut().enumerate() {
+            node.wait_for(&format!("rank-{rank}/stdout.log"), "asleep");
+        }
+        nodes[told].signal(Signal::INT);
+        for (rank, ended) in nodes.map(Run::end).into_iter().enumerate() {
+            let text = if rank == told { "the job has not begun: ending all workers" } else { "ending all workers" };
+            ended.said(130, &["SIGINT", text, "stopped by SIGINT"]);
+            assert!(!ended.stderr.contains("error"), "node {rank}: {}", ended.stderr);
+        }
     }
 }
