@@ -31,7 +31,7 @@ pub(crate) const HELLO_BYTES: usize = 8 + 1 + 4 + 4 + NONCE;
 pub(crate) const PROOF_BYTES: usize = 32;
 pub(crate) const REPLY_BYTES: usize = MAGIC.len() + NONCE + PROOF_BYTES;
 /// Time limit of the whole handshake, on either side.
-pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum length of the reason for a refusal, in bytes.
 const MAX_REFUSAL: usize = 4096;
 /// The reasons for refusing a peer: it speaks another protocol, or does not know the secret.
@@ -245,7 +245,7 @@ impl Deadline<'_> {
 
 /// Runs the dialer's half of the handshake on a blocking stream.
 pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), HandshakeError> {
-    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
+    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_TIMEOUT };
     let hello = hello.encode();
     io.write(&hello)?;
     let mut reply = [0; REPLY_BYTES];
@@ -280,7 +280,7 @@ pub(crate) fn listen(
     secret: &Secret,
     admit: impl FnOnce(&Hello) -> std::result::Result<(), String>,
 ) -> std::result::Result<Hello, HandshakeError> {
-    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_LIMIT };
+    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_TIMEOUT };
     let mut hello = [0; HELLO_BYTES];
     io.read(&mut hello)?;
     let hello = Hello::decode(&hello).map_err(HandshakeError::Unauthenticated)?;

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::communicator::Communicator;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::Result;
-use super::shared::Shared;
+use super::shared_array::SharedArray;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct BenchConfig {
     pub dtype: DType,
     /// The reduction.
     pub op: ReduceOp,
-    /// Whether to use memory that ranks share ([`super::Shared`], as training does) where the transport has it.
+    /// Whether to use memory that ranks share ([`super::SharedArray`], as training does) where the transport has it.
     pub shared: bool,
     /// Approximate time to measure each size. The warm-up before takes a quarter of this time.
     pub time: Duration,
@@ -133,12 +133,12 @@ pub fn all_reduce(
 /// The array that is reduced in place.
 enum Array<T> {
     Ordinary(Vec<T>),
-    Shared(Shared<T>),
+    Shared(SharedArray<T>),
 }
 
 impl<T: Element> Array<T> {
     fn new(comm: &Communicator, shared: bool, count: usize) -> Result<Self> {
-        Ok(if shared { Self::Shared(comm.shared(count)?) } else { Self::Ordinary(vec![T::zeroed(); count]) })
+        Ok(if shared { Self::Shared(comm.shared_array(count)?) } else { Self::Ordinary(vec![T::zeroed(); count]) })
     }
 
     fn values(&mut self) -> &mut [T] {

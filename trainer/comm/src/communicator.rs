@@ -70,7 +70,8 @@ impl fmt::Debug for Communicator {
 
 impl Communicator {
     pub(super) fn world_of(process: Process) -> Result<Self> {
-        let group = GroupRanks { id: 0, me: process.rank, ranks: (0..process.world_size).collect(), copy_of: None };
+        let group =
+            GroupRanks { id: 0, me: process.rank, ranks: (0..process.world_size).collect(), duplicate_of: None };
         Self::on_new_stream(Arc::new(process), group)
     }
 
@@ -147,7 +148,7 @@ impl Communicator {
 
     /// Returns an error about this rank's arguments. This error ends the job, as every error does.
     pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
-        let message = format!("{what} on rank {}, in {}: {cause}", self.inner.group.job_rank(), self.inner.name);
+        let message = format!("{what} on rank {}, in {}: {cause}", self.inner.group.global_rank(), self.inner.name);
         Err(self.inner.process.fail(CommError::usage(message)))
     }
 

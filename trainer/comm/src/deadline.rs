@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 /// Longest sleep between two looks at the clock.
-const SLICE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// If more time than this passes between two looks, this process was stopped, or its machine was.
-const STOPPED: Duration = Duration::from_millis(500);
+const SUSPENDED_AFTER: Duration = Duration::from_millis(500);
 
 /// The time limit of a wait for other processes. Time during which this process was stopped (Ctrl-Z, SIGSTOP) does not count: the
 /// other processes of the job were probably stopped too, and have not had the time to arrive. A wait therefore sleeps in slices,
@@ -39,11 +39,11 @@ impl WaitDeadline {
     fn next_sleep_at(&mut self, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.last_look);
         self.last_look = now;
-        if passed > STOPPED {
+        if passed > SUSPENDED_AFTER {
             // The whole slice does not count, so that some time is left also where a stop has interrupted the last slice.
             self.until += passed;
         }
-        self.until.saturating_duration_since(now).min(SLICE)
+        self.until.saturating_duration_since(now).min(POLL_INTERVAL)
     }
 }
 
@@ -67,7 +67,7 @@ mod tests {
     fn a_wait_ends_at_its_limit_and_sleeps_in_slices() {
         let start = Instant::now();
         let mut deadline = WaitDeadline::starting_at(start, LIMIT);
-        assert_eq!(deadline.next_sleep_at(start), SLICE);
+        assert_eq!(deadline.next_sleep_at(start), POLL_INTERVAL);
         assert_eq!(sleep_to_the_end(&mut deadline, start), start + LIMIT);
         let short = Duration::from_millis(7);
         assert_eq!(WaitDeadline::starting_at(start, short).next_sleep_at(start), short);
@@ -80,7 +80,7 @@ mod tests {
         let mut deadline = WaitDeadline::starting_at(start, LIMIT);
         let mut now = start;
         while !deadline.next_sleep_at(now).is_zero() {
-            now += STOPPED;
+            now += SUSPENDED_AFTER;
         }
         assert_eq!(now, start + LIMIT);
     }

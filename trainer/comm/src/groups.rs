@@ -34,7 +34,7 @@ impl Communicator {
         }
         let Some(me) = ranks.iter().position(|r| *r == self.rank()) else { return Ok(None) };
         let ranks: Vec<usize> = ranks.iter().map(|r| self.ranks()[*r]).collect();
-        let group = GroupRanks { id: self.inner.next_group(&ranks), me, ranks, copy_of: None };
+        let group = GroupRanks { id: self.inner.next_group(&ranks), me, ranks, duplicate_of: None };
         Self::on(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
     }
 
@@ -50,8 +50,9 @@ impl Communicator {
     pub fn duplicate(&self) -> Result<Communicator> {
         self.agree_to_duplicate()?;
         let of = &self.inner.group;
-        let copy_of = Some(self.inner.name.clone());
-        let group = GroupRanks { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), copy_of };
+        let duplicate_of = Some(self.inner.name.clone());
+        let group =
+            GroupRanks { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), duplicate_of };
         Self::on_new_stream(self.inner.process.clone(), group)
     }
 }

@@ -15,7 +15,7 @@
 //! | `average_gradients` of the tutorial | [`Communicator::average_gradients`] |
 //! | `TCPStore` | [`StoreServer`] and [`StoreClient`], with a secret and with failure notifications |
 //! | backends gloo, mpi, nccl | [`TransportKind`]: `shm`, `tcp`, `mpi`; for GPUs [`cuda`]: custom kernels or NCCL |
-//! | NCCL's registered buffers | [`Shared`] |
+//! | NCCL's registered buffers | [`SharedArray`] |
 //! | `monitored_barrier`, `TORCH_DISTRIBUTED_DEBUG=DETAIL` | always on: see below |
 //!
 //! Differences: `send` and `recv` have a tag of 64 bits; [`Communicator::duplicate`] is `MPI_Comm_dup`; an error ends the job,
@@ -33,7 +33,7 @@
 //!
 //! - `communicator.rs`, `groups.rs`: [`Communicator`], which checks arguments, keeps the order of calls, and reports errors to
 //!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `messages.rs`: point-to-point messages, and the collectives
-//!   that are built on messages. `gather_v.rs`: arrays whose lengths differ. `shared.rs`: [`Shared`] arrays.
+//!   that are built on messages. `gather_v.rs`: arrays whose lengths differ. `shared_array.rs`: [`SharedArray`] arrays.
 //! - `process.rs`: the state that all groups of a process share, and the path of an error to all ranks.
 //! - `transport.rs`: the trait of a transport. `shm/` works on one host, `tcp/` between any hosts, `solo.rs` for one rank, `mpi/`
 //!   over the MPI library (feature `mpi`).
@@ -41,12 +41,12 @@
 //! - `rendezvous.rs`: joins the job and makes its communicator. `store/`: the rendezvous and the control connection, which
 //!   reports dead ranks and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
 //! - `kernels.rs`, `widen.rs`, `dtype.rs`: reductions on the CPU.
-//! - `system/`: what differs between Linux and macOS. On macOS, `no_shm.rs` replaces `shm/`, and `private_host_memory.rs`
-//!   replaces `host_memory.rs`.
+//! - `system/`: what differs between Linux and macOS. On macOS, `no_shm.rs` replaces `shm/`, and `private_node_memory.rs`
+//!   replaces `node_memory.rs`.
 //! - [`cuda`]: collectives on GPUs. Ranks connect over a communicator first.
 //! - [`mod@bench`]: the measurements of `trainer bench allreduce`.
 //!
-//! `unsafe` is allowed in `shm/`, `cuda/`, `host_memory.rs` and `fault_signals.rs`, and for single calls in `system/`.
+//! `unsafe` is allowed in `shm/`, `cuda/`, `node_memory.rs` and `fault_signals.rs`, and for single calls in `system/`.
 //! [`cuda::driver`] lists NVIDIA GPUs in every build.
 
 #![warn(clippy::missing_errors_doc)]
@@ -75,9 +75,6 @@ mod gather_v;
 mod groups;
 pub mod hex;
 pub mod host;
-#[cfg_attr(target_os = "linux", allow(unsafe_code))]
-#[cfg_attr(not(target_os = "linux"), path = "private_host_memory.rs")]
-mod host_memory;
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only `shm` has all arrays in one process"))]
 mod kernels;
 pub mod limits;
@@ -86,10 +83,13 @@ mod messages;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod net;
+#[cfg_attr(target_os = "linux", allow(unsafe_code))]
+#[cfg_attr(not(target_os = "linux"), path = "private_node_memory.rs")]
+mod node_memory;
 mod process;
 mod queue;
 mod rendezvous;
-mod shared;
+mod shared_array;
 #[cfg_attr(target_os = "linux", allow(unsafe_code))]
 #[cfg_attr(not(target_os = "linux"), path = "no_shm.rs")]
 mod shm;
@@ -107,12 +107,12 @@ pub use communicator::Communicator;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
 pub use gather_v::Gathered;
-pub use host_memory::{HostBytes, HostMemory};
 #[cfg(feature = "mpi")]
 pub use mpi::mpi_thread_support;
+pub use node_memory::{NodeBytes, NodeMemory};
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
-pub use shared::Shared;
+pub use shared_array::SharedArray;
 pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};
 #[cfg(target_os = "linux")]
 pub use system::peer_user;

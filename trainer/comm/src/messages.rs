@@ -370,7 +370,7 @@ impl Communicator {
     }
 
     fn message_timeout(&self, message: &MessageOp<'_>) -> CommError {
-        let (me, peer) = (self.inner.group.job_rank(), self.ranks()[message.peer()]);
+        let (me, peer) = (self.inner.group.global_rank(), self.ranks()[message.peer()]);
         Message::timed_out(me, &message.call, peer, self.inner.process.timeout, &self.inner.name)
     }
 }

@@ -19,7 +19,7 @@ use super::tcp::{Mesh, MeshSetup, TcpGroup};
 use super::transport::{GroupRanks, Transport};
 
 /// Longest wait for the other ranks' activities after a timeout. A rank that runs answers at once.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The current or last collective of a stream. Other ranks print it in their timeout messages.
 struct Activity {
@@ -194,7 +194,7 @@ impl Process {
         if self.abort.is_raised() {
             return error;
         }
-        let answers = store.query(self.world_size - 1, ANSWER_LIMIT);
+        let answers = store.query(self.world_size - 1, ANSWER_TIMEOUT);
         for rank in (0..self.world_size).filter(|rank| *rank != self.rank) {
             let activity = answers.iter().find(|(r, _)| *r == rank).map(|(_, text)| text.as_str());
             let activity = activity.unwrap_or("does not answer: its process is stopped, or its host out of reach");

@@ -140,7 +140,7 @@ pub fn join(config: &CommConfig) -> Result<Communicator> {
         return Err(CommError::usage(format!("there is no rank {rank} in a job of {world_size}"))
             .hint("ranks count from 0: RANK must be below WORLD_SIZE"));
     }
-    let server = StoreConfig { answer_limit: config.timeout, ..StoreConfig::new(config.secret.clone(), world_size) };
+    let server = StoreConfig { answer_timeout: config.timeout, ..StoreConfig::new(config.secret.clone(), world_size) };
     let store = StoreClient::connect(&config.store, &server, rank, config.connect_timeout)?;
     join_through(store, config)
 }

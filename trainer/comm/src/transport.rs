@@ -88,7 +88,7 @@ pub(crate) struct GroupRanks {
     /// Ranks of the whole job, by rank in the group.
     pub ranks: Vec<usize>,
     /// Name of the group that this group duplicates.
-    pub copy_of: Option<std::sync::Arc<str>>,
+    pub duplicate_of: Option<std::sync::Arc<str>>,
 }
 
 impl GroupRanks {
@@ -98,7 +98,7 @@ impl GroupRanks {
 
     /// Returns `the world`, `group [0, 2]` or `a duplicate of the world`.
     pub(crate) fn name(&self) -> String {
-        match &self.copy_of {
+        match &self.duplicate_of {
             Some(original) => format!("a duplicate of {original}"),
             None if self.id == 0 => "the world".into(),
             None => format!("group {:?}", self.ranks),
@@ -106,7 +106,7 @@ impl GroupRanks {
     }
 
     /// Returns this process's rank in the whole job.
-    pub(crate) fn job_rank(&self) -> usize {
+    pub(crate) fn global_rank(&self) -> usize {
         self.ranks[self.me]
     }
 }

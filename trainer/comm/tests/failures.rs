@@ -45,7 +45,7 @@ fn a_timeout_names_who_is_missing_and_what_all_are_doing() {
                 "{kind}: {text}"
             );
             if kind == TransportKind::Shm {
-                assert!(text.contains("rank 2 did not come within 10.0s"), "{text}");
+                assert!(text.contains("rank 2 did not arrive within 10.0s"), "{text}");
                 assert_eq!(error.culprit, Some(2));
             }
         }
@@ -175,7 +175,7 @@ fn a_rank_that_never_joins_is_named() {
         let text = message(join(&config));
         // On a busy machine rank 2 may be late for the barrier as well.
         assert!(
-            ["rank 1", "ranks 1 and 2"].iter().any(|late| text.contains(&format!("\"join\": {late} did not come"))),
+            ["rank 1", "ranks 1 and 2"].iter().any(|late| text.contains(&format!("\"join\": {late} did not arrive"))),
             "{text}"
         );
         assert_eq!(other.join().unwrap(), text, "the same error");

@@ -55,7 +55,7 @@ fn long_arrays() {
                     comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
                     let want = (world_size * (world_size - 1) / 2) as f32;
                     assert!(data.iter().all(|v| *v == want), "{kind} world {world_size} n {n}");
-                    let mut data = comm.shared(n).unwrap();
+                    let mut data = comm.shared_array(n).unwrap();
                     data.fill(comm.rank() as f32);
                     let data = comm.all_reduce_shared(data, n, ReduceOp::Sum).unwrap();
                     assert!(data.iter().all(|v| *v == want), "{kind} world {world_size} n {n}, shared");
@@ -71,7 +71,7 @@ fn a_hosts_memory_is_filled_and_read_by_all_its_ranks() {
     for kind in KINDS {
         for (world_size, len) in [(1usize, 10usize), (2, 4096), (3, 10_000), (5, 3), (2, 0)] {
             let sums = ranks(kind, world_size, move |comm| {
-                let mut memory = comm.host_memory(len).unwrap();
+                let mut memory = comm.node_memory(len).unwrap();
                 let part = memory.part();
                 memory.part_mut().iter_mut().zip(part).for_each(|(byte, i)| *byte = (i * 7 + 3) as u8);
                 let frozen = memory.freeze().unwrap();
@@ -92,7 +92,7 @@ fn memory_that_no_process_has_is_an_error_on_every_rank() {
     for kind in KINDS {
         // More than an address space, and more than a number of bytes can be.
         for len in [1usize << 60, usize::MAX - 10] {
-            let errors = ranks(kind, 2, move |comm| comm.host_memory(len).unwrap_err());
+            let errors = ranks(kind, 2, move |comm| comm.node_memory(len).unwrap_err());
             for error in errors {
                 let cause = format!("rank 0 cannot make {len} bytes of shared memory");
                 assert!(error.kind == ErrorKind::Setup && error.message.contains(&cause), "{kind}: {error}");
@@ -102,7 +102,7 @@ fn memory_that_no_process_has_is_an_error_on_every_rank() {
             [(1usize << 56, ErrorKind::Setup), (1 << 60, ErrorKind::Usage), (usize::MAX, ErrorKind::Usage)]
         {
             let errors = ranks(kind, 2, move |comm| {
-                let result = comm.shared::<f32>(len).map(drop);
+                let result = comm.shared_array::<f32>(len).map(drop);
                 // The other rank may notice the end of the job in its next call.
                 result.and_then(|()| comm.barrier()).unwrap_err().kind
             });
@@ -121,7 +121,7 @@ fn sums_are_bit_identical_on_all_ranks_and_in_all_runs() {
     fn sums(kind: TransportKind, world_size: usize, n: usize) -> Vec<Vec<u32>> {
         ranks(kind, world_size, move |comm| {
             let mut data: Vec<f32> = (0..n).map(|i| value(comm.rank(), i) as f32).collect();
-            let mut shared = comm.shared(n).unwrap();
+            let mut shared = comm.shared_array(n).unwrap();
             shared.copy_from_slice(&data);
             comm.all_reduce(&mut data, ReduceOp::Sum).unwrap();
             let shared = comm.all_reduce_shared(shared, n, ReduceOp::Sum).unwrap();

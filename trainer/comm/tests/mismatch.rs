@@ -17,7 +17,7 @@ const WRONG: [(&str, Call); 10] = [
     ("all_reduce of 12 f32 (max)", |c| c.all_reduce(&mut [0f32; 12], ReduceOp::Max)),
     ("all_gather of 12 f32", |c| c.all_gather(&[0f32; 12], &mut vec![0f32; 12 * c.world_size()])),
     ("barrier", |c| c.barrier()),
-    ("shared of 20 u8", |c| c.shared::<f32>(5).map(drop)),
+    ("shared of 20 u8", |c| c.shared_array::<f32>(5).map(drop)),
     ("all_gather_v of u8", |c| c.all_gather_v(&[1u8; 5]).map(drop)),
 ];
 
@@ -48,7 +48,7 @@ fn a_mismatch_is_the_same_error_on_every_rank() {
 fn different_shared_arrays_are_reported() {
     for kind in KINDS {
         let errors = ranks(kind, 3, move |comm| {
-            let (a, b) = (comm.shared::<f32>(50_000).unwrap(), comm.shared::<f32>(50_000).unwrap());
+            let (a, b) = (comm.shared_array::<f32>(50_000).unwrap(), comm.shared_array::<f32>(50_000).unwrap());
             let data = if comm.rank() == 2 { a } else { b };
             comm.all_reduce_shared(data, 50_000, ReduceOp::Sum).unwrap_err().message
         });
@@ -56,7 +56,7 @@ fn different_shared_arrays_are_reported() {
                     (sum) in shared array 2, collective #3 of the world";
         assert_eq!(errors, vec![want; 3], "{kind}");
         let errors = ranks(kind, 2, move |comm| {
-            let (data, other) = (comm.shared::<f32>(5).unwrap(), comm.duplicate().unwrap());
+            let (data, other) = (comm.shared_array::<f32>(5).unwrap(), comm.duplicate().unwrap());
             let count = if comm.rank() == 0 { 6 } else { 5 };
             let error = message(comm.all_reduce_shared(data, count, ReduceOp::Sum));
             assert!(message(other.barrier()).contains("the array has 5 elements, not 6"));

@@ -154,7 +154,7 @@ fn absent_rank() {
     // Long enough for the store to answer on a busy machine.
     let comm = joined(|config| config.timeout = Duration::from_secs(20)).expect("this rank joins");
     let error = if comm.rank() == 0 {
-        comm.barrier().expect_err("rank 1 does not come")
+        comm.barrier().expect_err("rank 1 does not arrive")
     } else {
         wait_until(|| comm.error().is_some());
         comm.error().expect("rank 0 has given up")

@@ -37,7 +37,7 @@ pub(super) const GREETING: &str = "trainer-agent ";
 /// Longest start request in bytes.
 const LONGEST_REQUEST: u64 = 4 << 20;
 /// Time for the launcher to save a checkpoint and to end when the ssh launcher is gone.
-const END_LIMIT: Duration = Duration::from_secs(180);
+const END_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The agent's first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,7 +119,7 @@ fn serve() -> Result<u8> {
             }
         }
         launcher.signal(Signal::TERM);
-        std::thread::sleep(END_LIMIT);
+        std::thread::sleep(END_TIMEOUT);
         // The workers die with their launcher.
         launcher.signal(Signal::KILL);
     });

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::announcer::Notices;
 use super::launcher::{OnSignal, Timeouts};
 use super::node_failure::NodeFailure;
-use super::node_rendezvous::{NodeRendezvous, POLL};
+use super::node_rendezvous::{NodeRendezvous, POLL_INTERVAL};
 use super::screen::Screen;
 use super::supervisor::Outcome;
 use comm::{CommError, ErrorKind};
@@ -84,7 +84,7 @@ pub(super) struct ExitWait<'a> {
     screen: &'a Screen,
     notices: Notices,
     /// Longest time in which the other nodes leave after a failure.
-    failure_limit: Duration,
+    failure_timeout: Duration,
     on_signal: OnSignal,
     interrupted: &'a mut dyn FnMut() -> Option<i32>,
 }
@@ -99,7 +99,7 @@ impl<'a> ExitWait<'a> {
     ) -> Self {
         let notices = Notices::new(Instant::now(), timeouts.notice);
         // A node notices a failure by missing heartbeats at the latest, and then ends its workers.
-        Self { screen, notices, failure_limit: timeouts.stall + timeouts.grace, on_signal, interrupted }
+        Self { screen, notices, failure_timeout: timeouts.stall + timeouts.grace, on_signal, interrupted }
     }
 
     fn notify_if_due(&mut self, whom: &str) {
@@ -134,7 +134,7 @@ impl NodeRendezvous {
     fn end_all(mut self, node: NodeEnd, wait: &mut ExitWait<'_>) -> JobEnd {
         let is_good = matches!(node.outcome, Some(Outcome::Done | Outcome::Stopped(_)));
         let mut passed = if is_good { self.wait_for_all(None, node, wait) } else { Ok(()) };
-        let failed_by = Instant::now() + wait.failure_limit;
+        let failed_by = Instant::now() + wait.failure_timeout;
         let failure = match &passed {
             Err(JobEnd::Failed(failure)) => Some(failure.clone()),
             _ => self.reported().ok().flatten(),
@@ -227,7 +227,7 @@ impl NodeRendezvous {
             if let Some(failure) = failure.filter(ends_wait) {
                 return Err(JobEnd::Failed(failure));
             }
-            match self.client.wait(key, POLL) {
+            match self.client.wait(key, POLL_INTERVAL) {
                 Ok(value) => return Ok(Some(value)),
                 Err(error) if error.kind == ErrorKind::Timeout => {
                     if until.is_some_and(|until| Instant::now() >= until) {
@@ -282,7 +282,7 @@ impl NodeRendezvous {
     ) -> Option<i32> {
         let server = self.server.take()?;
         drop(self);
-        while !server.wait_until_left(POLL) {
+        while !server.wait_until_left(POLL_INTERVAL) {
             if until.is_some_and(|until| Instant::now() >= until) {
                 wait.screen.say("warning: a node has not ended after the failure; its processes may still run");
                 break;

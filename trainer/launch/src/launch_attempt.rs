@@ -162,7 +162,8 @@ impl LaunchConfig {
         world_size: usize,
         screen: &Arc<Screen>,
     ) -> Result<StoreServer> {
-        let config = StoreConfig { answer_limit: self.timeouts.stall, ..StoreConfig::new(secret.clone(), world_size) };
+        let config =
+            StoreConfig { answer_timeout: self.timeouts.stall, ..StoreConfig::new(secret.clone(), world_size) };
         let announcer = Announcer {
             say: screen.message_writer(),
             member: Member::Rank,

@@ -14,7 +14,7 @@ use super::rendezvous_parameters::{MOST_MEMBERS, RendezvousParameters};
 use super::screen::Screen;
 use super::signals::{self, Signals};
 use super::supervisor::Outcome;
-use super::worker::NOTICE;
+use super::worker::NOTICE_INTERVAL;
 
 /// How long the launcher waits.
 #[derive(Debug, Clone, Copy)]
@@ -98,7 +98,7 @@ impl LaunchConfig {
                 join: Duration::from_secs(300),
                 grace: Duration::from_secs(2),
                 stop: Duration::from_secs(120),
-                notice: NOTICE,
+                notice: NOTICE_INTERVAL,
             },
             on_signal: OnSignal::Save,
             max_restarts: 0,
@@ -116,7 +116,7 @@ impl LaunchConfig {
     /// joined. So a job that cannot start leaves no folder, and the world size is known.
     ///
     /// # Errors
-    /// The job cannot be started: the port is taken, a node does not come, a process cannot be started, `folder` fails.
+    /// The job cannot be started: the port is taken, a node does not join, a process cannot be started, `folder` fails.
     pub fn run(&self, mut folder: impl FnMut(usize) -> Result<JobFolder>) -> Result<u8> {
         if self.workers == 0 {
             return Err(LaunchError::usage("a job of 0 workers", "ask for at least one: --cpus 1"));

@@ -115,5 +115,5 @@ pub use process_group::{InitOptions, ProcessGroup, best_transport, init};
 pub use rendezvous_parameters::RendezvousParameters;
 pub use ssh_launcher::SshLauncher;
 pub use system::set_parent_death_signal;
-pub use worker::{JoinTimeouts, NOTICE, Worker};
+pub use worker::{JoinTimeouts, NOTICE_INTERVAL, Worker};
 pub use worker_status::{ExplainPanic, WorkerStatus, explain_panics};

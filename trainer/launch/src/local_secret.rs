@@ -23,9 +23,9 @@ use comm::{Secret, fnv};
 /// Length of a secret's text.
 const DIGITS: usize = 64;
 /// Longest wait for the other side during an exchange. An exchange takes microseconds.
-const EXCHANGE: Duration = Duration::from_secs(30);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time until the next attempt to accept a connection after an error.
-const RETRY: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Offers a secret until this value is dropped.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl SecretOffer {
                     // Ignore errors: if the peer belongs to the job, it asks again.
                     Ok(stream) => _ = answer(stream, &text),
                     // For example, no file descriptor is left. The peer stays in the listen queue.
-                    Err(_) => std::thread::sleep(RETRY),
+                    Err(_) => std::thread::sleep(RETRY_INTERVAL),
                 }
             }
         };
@@ -91,7 +91,7 @@ impl Drop for SecretOffer {
 }
 
 fn answer(mut stream: UnixStream, text: &str) -> io::Result<()> {
-    stream.set_write_timeout(Some(EXCHANGE))?;
+    stream.set_write_timeout(Some(EXCHANGE_TIMEOUT))?;
     if owner(&stream)? != geteuid() {
         return Ok(());
     }
@@ -125,7 +125,7 @@ pub(super) fn request(name: &str) -> Result<Option<Secret>> {
     }
     let mut text = String::new();
     let read = stream
-        .set_read_timeout(Some(EXCHANGE))
+        .set_read_timeout(Some(EXCHANGE_TIMEOUT))
         .and_then(|()| Read::by_ref(&mut stream).take(DIGITS as u64).read_to_string(&mut text));
     // The offering process may have ended in between
     Ok(read.ok().and_then(|_| Secret::from_hex(&text)))

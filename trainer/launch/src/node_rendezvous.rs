@@ -34,7 +34,7 @@ use super::thread::start_thread;
 use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.
-pub(super) const POLL: Duration = Duration::from_millis(200);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A launcher's connection to the other launchers.
 pub(super) struct NodeRendezvous {
@@ -49,7 +49,7 @@ pub(super) struct NodeRendezvous {
     /// Tells the thread `watch` to end.
     pub(super) stop_watch: Arc<AtomicBool>,
     /// A connection ends when the other node has not answered for this long.
-    answer_limit: Duration,
+    answer_timeout: Duration,
     /// Number of earlier starts of the job.
     pub(super) attempt: usize,
     /// The launchers' store, on node 0.
@@ -73,7 +73,7 @@ impl NodeRendezvous {
             secret: derive(secret, "nodes", 0),
             world_size: nnodes,
             member: Member::Node,
-            answer_limit: wait.timeouts().stall,
+            answer_timeout: wait.timeouts().stall,
         };
         let (server, address) = match node_rank {
             0 => {
@@ -96,7 +96,7 @@ impl NodeRendezvous {
             client,
             failure: Arc::default(),
             stop_watch: Arc::default(),
-            answer_limit: config.answer_limit,
+            answer_timeout: config.answer_timeout,
             attempt,
             server,
         };
@@ -152,7 +152,7 @@ impl NodeRendezvous {
     /// Waits for the value of a key that `node` sets.
     ///
     /// # Errors
-    /// A node is gone or has reported a failure, the value does not come in time, or a signal ends the wait.
+    /// A node is gone or has reported a failure, no node sets the value in time, or a signal ends the wait.
     fn value(&self, key: &str, node: usize, wait: &mut NodeWait<'_>) -> std::result::Result<Vec<u8>, RendezvousError> {
         loop {
             if let Some(failure) = self.failure() {
@@ -166,13 +166,13 @@ impl NodeRendezvous {
                 }
                 return Err(failure.into());
             }
-            match self.client.wait(key, POLL) {
+            match self.client.wait(key, POLL_INTERVAL) {
                 Ok(value) => return Ok(value),
                 Err(error) if error.kind != ErrorKind::Timeout => return Err(self.lost(&error)),
                 Err(_) if wait.is_over() => {
                     return Err(LaunchError::failed(
                         format!(
-                            "node {node} did not come to {} within {:.0} s",
+                            "node {node} did not join at {} within {:.0} s",
                             wait.address(),
                             wait.timeouts().join.as_secs_f64()
                         ),
@@ -193,7 +193,7 @@ impl NodeRendezvous {
 
     /// Returns the failure for an error of the launchers' store.
     pub(super) fn broken_by(&self, error: &CommError) -> NodeFailure {
-        NodeFailure::of(&self.parameters, &self.nodes, self.answer_limit, error)
+        NodeFailure::of(&self.parameters, &self.nodes, self.answer_timeout, error)
     }
 
     /// Returns the world size and the first rank of this node.
@@ -213,7 +213,7 @@ impl NodeRendezvous {
     /// Waits for the port of the workers' store. The other nodes call this function.
     ///
     /// # Errors
-    /// A node is gone or has reported a failure, the port does not come in time, or a signal ends the wait.
+    /// A node is gone or has reported a failure, node 0 does not set the port in time, or a signal ends the wait.
     pub(super) fn workers_port(&self, wait: &mut NodeWait<'_>) -> std::result::Result<u16, RendezvousError> {
         number(&self.value("workers", 0, wait)?).ok_or_else(|| other_version(0).into())
     }
@@ -222,10 +222,10 @@ impl NodeRendezvous {
     fn watch(&mut self) -> Result<()> {
         let (client, failure, stop) =
             (Arc::clone(&self.client), Arc::clone(&self.failure), Arc::clone(&self.stop_watch));
-        let (parameters, nodes, limit) = (self.parameters.clone(), self.nodes.clone(), self.answer_limit);
+        let (parameters, nodes, limit) = (self.parameters.clone(), self.nodes.clone(), self.answer_timeout);
         let run = move || {
             let found = loop {
-                match client.wait("failed", POLL) {
+                match client.wait("failed", POLL_INTERVAL) {
                     Ok(bytes) => {
                         let found: Option<NodeFailure> = serde_json::from_slice(&bytes).ok();
                         break found.filter(|failure| failure.node != parameters.node_rank);
@@ -256,8 +256,8 @@ impl NodeRendezvous {
             RendezvousError::Lost(_) => return,
         }
         if self.server.is_some() && self.nodes.len() < self.parameters.nnodes {
-            // The store ends with this launcher, and the other nodes ask it once per `POLL`.
-            std::thread::sleep(3 * POLL);
+            // The store ends with this launcher, and the other nodes ask it once per `POLL_INTERVAL`.
+            std::thread::sleep(3 * POLL_INTERVAL);
         }
     }
 
@@ -339,7 +339,7 @@ fn connect(
             0 => wait.check_signals_and_notify("node 0", Some(&refused.to_string()))?,
             _ => wait.defer_signal_and_notify("node 0", Some(&refused.to_string()))?,
         }
-        std::thread::sleep(POLL / 4);
+        std::thread::sleep(POLL_INTERVAL / 4);
     }
 }
 

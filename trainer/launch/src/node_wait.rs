@@ -10,7 +10,7 @@ use super::screen::Screen;
 use super::signals;
 
 /// Longest time in which a node that a signal stops tries to join the other nodes, to stop them too.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One wait, which starts when the value is made.
 pub(super) struct NodeWait<'a> {
@@ -63,7 +63,7 @@ impl<'a> NodeWait<'a> {
     /// does not end the wait at once: this node can stop the other nodes only when it has joined them.
     ///
     /// # Errors
-    /// A signal has arrived [`STOP_LIMIT`] ago, or a second signal has arrived.
+    /// A signal has arrived [`STOP_TIMEOUT`] ago, or a second signal has arrived.
     pub(super) fn defer_signal_and_notify(
         &mut self,
         whom: &str,
@@ -77,7 +77,7 @@ impl<'a> NodeWait<'a> {
                     self.screen.say(&format!("{name}: joining {whom} to stop all nodes; once more ends this wait"));
                 }
             }
-            Some((_, since)) if since.elapsed() < STOP_LIMIT && (self.interrupted)().is_none() => {}
+            Some((_, since)) if since.elapsed() < STOP_TIMEOUT && (self.interrupted)().is_none() => {}
             Some((signal, _)) => return Err(RendezvousError::Interrupted(signal)),
         }
         self.notify_if_due(whom, reason);

@@ -29,7 +29,7 @@ use super::worker_environment::NOT_INHERITED;
 
 /// Longest time for which the launcher still reads the streams of a dead worker. Only a process that has left the worker's group
 /// keeps them open for so long.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Describes a worker to start.
 pub(super) struct WorkerSpec<'a> {
@@ -207,7 +207,7 @@ impl WorkerProcess {
 
     /// Waits until the logs have everything that the worker has written, but only for a short time after its end.
     pub(super) fn drain(&self) {
-        self.output.drain_until(self.started + self.ran() + DRAIN_LIMIT);
+        self.output.drain_until(self.started + self.ran() + DRAIN_TIMEOUT);
     }
 
     /// Counts the time without a heartbeat. `passed` is the time since the last call.

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::environment::{self, LauncherChoice, Role, Variables, WorkerRole, detect};
 use super::error::{LaunchError, Result};
-use super::worker::{self, JoinTimeouts, NOTICE, ShutdownBarrier, Worker};
+use super::worker::{self, JoinTimeouts, NOTICE_INTERVAL, ShutdownBarrier, Worker};
 use super::worker_status::WorkerStatus;
 use comm::{CommConfig, Communicator, TransportKind};
 
 /// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
-const SHUTDOWN: Duration = Duration::from_secs(60);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Exit code of a rank that cannot connect to the others.
 const FAILED: u8 = 1;
 
@@ -25,7 +25,7 @@ const FAILED: u8 = 1;
 /// ```
 ///
 /// # Errors
-/// The launcher's variables contradict each other, the other ranks do not come in time, or a transport cannot be set up.
+/// The launcher's variables contradict each other, the other ranks do not join in time, or a transport cannot be set up.
 pub fn init() -> Result<ProcessGroup> {
     InitOptions::default().init()
 }
@@ -59,7 +59,7 @@ impl InitOptions {
         }
         match detect(&variables, LauncherChoice::Auto, None)? {
             Role::Worker(role) => {
-                let timeouts = JoinTimeouts { join: self.join, answer: self.timeout, notice: NOTICE };
+                let timeouts = JoinTimeouts { join: self.join, answer: self.timeout, notice: NOTICE_INTERVAL };
                 let transport = self.transport.unwrap_or_else(|| best_transport(&role));
                 ProcessGroup::join(&role, &variables, transport, timeouts)
             }
@@ -165,7 +165,7 @@ struct ShutdownAtDrop(Option<ShutdownBarrier>);
 impl Drop for ShutdownAtDrop {
     fn drop(&mut self) {
         if let Some(shutdown) = self.0.take() {
-            shutdown.wait(SHUTDOWN);
+            shutdown.wait(SHUTDOWN_TIMEOUT);
         }
     }
 }

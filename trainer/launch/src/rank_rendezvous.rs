@@ -17,7 +17,7 @@ use super::worker::{self, JoinTimeouts};
 use comm::{ConnectError, Member, Secret, StoreClient, StoreConfig, StoreServer, fnv};
 
 /// Interval between attempts to reach rank 0.
-const RETRY: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of ports to try if the job's id determines the port. Another job may use the first port.
 const CANDIDATES: u64 = 8;
 
@@ -97,13 +97,13 @@ impl SecretSource {
             }
             if wait.is_over() {
                 return Err(LaunchError::failed(
-                    format!("rank 0 did not come within {:.0} s: it offers no secret on this host", wait.seconds()),
+                    format!("rank 0 did not join within {:.0} s: it offers no secret on this host", wait.seconds()),
                     "does it run, on this host and as this user? Its output may say why it does not; ranks of several hosts \
                      need LOCAL_WORLD_SIZE and TRAINER_SECRET",
                 ));
             }
             wait.notify_if_due(&mut notices, host, "it has not started on this host yet");
-            std::thread::sleep(RETRY);
+            std::thread::sleep(RETRY_INTERVAL);
         }
     }
 }
@@ -199,7 +199,7 @@ pub(super) fn connect(
             ));
         }
         wait.notify_if_due(&mut notices, host, &last);
-        std::thread::sleep(RETRY);
+        std::thread::sleep(RETRY_INTERVAL);
     }
 }
 

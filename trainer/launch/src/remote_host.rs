@@ -10,11 +10,11 @@ use super::agent::{GREETING, StartRequest};
 use super::error::{LaunchError, Result, WORKER_DIED, to_json};
 use super::output::drain_until;
 use super::screen::LineSink;
-use super::ssh_launcher::{CLOSE_LIMIT, TICK};
+use super::ssh_launcher::{CLOSE_TIMEOUT, POLL_INTERVAL};
 use super::thread::start_thread;
 
 /// Longest wait for the last lines of hosts.
-const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes that are read from a host before its agent's first line. A login shell may print a greeting.
 const MAX_LOGIN_TEXT: u64 = 64 << 10;
 
@@ -91,7 +91,7 @@ impl RemoteHost {
                 self.status = self.child.wait().ok();
                 return;
             }
-            std::thread::sleep(TICK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         drain(std::iter::once(&*self));
     }
@@ -100,12 +100,12 @@ impl RemoteHost {
 /// Waits for the last lines of hosts whose agents have ended. A process that ssh has left behind (`ControlPersist`) may keep the
 /// streams open, so all hosts share one limit.
 pub(super) fn drain<'a>(hosts: impl IntoIterator<Item = &'a RemoteHost>) {
-    drain_until(hosts.into_iter().flat_map(|host| &host.pumps), Instant::now() + DRAIN_LIMIT);
+    drain_until(hosts.into_iter().flat_map(|host| &host.pumps), Instant::now() + DRAIN_TIMEOUT);
 }
 
 impl Drop for RemoteHost {
     fn drop(&mut self) {
-        self.close(if self.start_sent { CLOSE_LIMIT } else { Duration::ZERO });
+        self.close(if self.start_sent { CLOSE_TIMEOUT } else { Duration::ZERO });
     }
 }
 

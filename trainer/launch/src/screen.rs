@@ -1,5 +1,6 @@
 //! The launcher's screen. Only this module writes to stdout and stderr, except for an agent's first line (`agent.rs`).
 
+use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -11,13 +12,22 @@ use super::signals;
 use super::thread::start_thread;
 
 /// Longest wait at the end for a screen that nobody reads.
-const END_LIMIT: Duration = Duration::from_secs(3);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The launcher's stdout or stderr.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StdStream {
     Out,
     Err,
+}
+
+impl fmt::Display for StdStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Out => "stdout",
+            Self::Err => "stderr",
+        })
+    }
 }
 
 impl StdStream {
@@ -115,9 +125,9 @@ impl Screen {
     }
 
     /// Waits until all earlier text is written. Call this function before the process ends. If nobody reads the screen, the text is
-    /// lost after [`END_LIMIT`], and from then on a signal ends the process at once: what it still writes would block it for ever.
+    /// lost after [`FLUSH_TIMEOUT`], and from then on a signal ends the process at once: what it still writes would block it for ever.
     pub(super) fn end(&self) {
-        if !self.flush(END_LIMIT) {
+        if !self.flush(FLUSH_TIMEOUT) {
             signals::end_at_once();
         }
     }

@@ -29,15 +29,15 @@ use super::{port, ssh};
 use comm::Secret;
 
 /// Interval between checks of signals and processes.
-pub(super) const TICK: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest wait for all agents, beyond ssh's own limit for a connection.
-const GREETING_LIMIT: Duration = Duration::from_secs(120);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time for the other nodes to end by themselves after one node has failed. They are notified, or notice the failure.
-const OTHERS_LIMIT: Duration = Duration::from_secs(20);
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(20);
 /// The same after a signal. All ranks stop after the same step, and rank 0 saves a checkpoint.
-const STOPPED_LIMIT: Duration = Duration::from_secs(150);
+const STOPPED_TIMEOUT: Duration = Duration::from_secs(150);
 /// Time from closing an agent's standard input to killing ssh. A host that the network does not reach never answers.
-pub(super) const CLOSE_LIMIT: Duration = Duration::from_secs(20);
+pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Number of lines of ssh that an error message shows.
 const SSH_LINES: usize = 6;
 
@@ -156,12 +156,12 @@ impl SshLauncher {
         signals: &mut Signals,
     ) -> Result<std::result::Result<Vec<AgentHello>, i32>> {
         let mut greetings: Vec<Option<AgentHello>> = vec![None; nodes.len()];
-        let until = Instant::now() + GREETING_LIMIT;
+        let until = Instant::now() + GREETING_TIMEOUT;
         while greetings.iter().any(Option::is_none) {
             if let Some(signal) = signals.take().into_iter().find(|signal| STOPPING.contains(signal)) {
                 return Ok(Err(signal));
             }
-            match happened.recv_timeout(TICK) {
+            match happened.recv_timeout(POLL_INTERVAL) {
                 Ok(Event::PreambleLine(node, line)) => {
                     nodes[node].ssh_lines.push(line);
                     let extra = nodes[node].ssh_lines.len().saturating_sub(SSH_LINES);
@@ -173,7 +173,7 @@ impl SshLauncher {
                 Ok(Event::AgentHello(node, None)) => {
                     let node = &mut nodes[node];
                     // ssh ends after its output. It does not end if a login shell has printed too much before the agent's line.
-                    node.close(CLOSE_LIMIT);
+                    node.close(CLOSE_TIMEOUT);
                     let late = happened.try_iter().filter_map(|event| match event {
                         Event::PreambleLine(_, line) => Some(line),
                         Event::AgentHello(..) => None,
@@ -184,7 +184,7 @@ impl SshLauncher {
                 Err(_) if Instant::now() >= until => {
                     let missing = greetings.iter().position(Option::is_none).unwrap_or_default();
                     return Err(LaunchError::usage(
-                        format!("{}: no answer within {:.0} s", nodes[missing].name, GREETING_LIMIT.as_secs_f64()),
+                        format!("{}: no answer within {:.0} s", nodes[missing].name, GREETING_TIMEOUT.as_secs_f64()),
                         "the host was reached, but the program did not answer: does its login shell wait for something?",
                     ));
                 }
@@ -227,7 +227,7 @@ impl SshLauncher {
 fn supervise(nodes: &mut [RemoteHost], signals: &mut Signals, screen: &Screen) -> u8 {
     let mut shutdown = Shutdown::default();
     while nodes.iter().any(RemoteHost::is_alive) {
-        std::thread::sleep(TICK);
+        std::thread::sleep(POLL_INTERVAL);
         for signal in signals.take().into_iter().filter(|signal| STOPPING.contains(signal)) {
             shutdown.forward_signal(signal, nodes);
         }
@@ -267,7 +267,7 @@ impl Shutdown {
             if !signals::ends_at_once(signal) {
                 return;
             }
-            self.close_within(OTHERS_LIMIT);
+            self.close_within(OTHERS_TIMEOUT);
         }
         self.stopped_by = self.stopped_by.or(Some(signal));
         nodes.iter_mut().for_each(|node| _ = node.send(&format!("signal {signal}")));
@@ -275,7 +275,7 @@ impl Shutdown {
 
     /// Limits the time of the other nodes after the end of node 0, or of a node that failed.
     fn node_has_ended(&mut self, index: usize, node: &RemoteHost, screen: &Screen) {
-        let limit = if self.stopped_by.is_some() { STOPPED_LIMIT } else { OTHERS_LIMIT };
+        let limit = if self.stopped_by.is_some() { STOPPED_TIMEOUT } else { OTHERS_TIMEOUT };
         match node.code() {
             // Node 0 has waited for the others, so they end now.
             Some(0) if index == 0 => self.close_within(limit),
@@ -306,7 +306,7 @@ impl Shutdown {
             self.closed = true;
             nodes.iter_mut().for_each(|node| node.input = None);
         }
-        if Instant::now() >= at + CLOSE_LIMIT {
+        if Instant::now() >= at + CLOSE_TIMEOUT {
             for node in nodes.iter_mut().filter(|node| node.is_alive()) {
                 screen.say(&format!("error: {} does not answer: its ssh is ended", node.name));
                 let _ = node.child.kill();

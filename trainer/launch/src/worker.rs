@@ -32,9 +32,9 @@ pub const FAILURE_FILE: &str = "TRAINER_FAILURE_FILE";
 /// The variable with the number of earlier starts of the job: from 0 to `--max-restarts`.
 pub const ATTEMPT: &str = "TRAINER_ATTEMPT";
 /// Interval between heartbeats.
-const HEARTBEAT: Duration = Duration::from_millis(100);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval between messages of a process that waits for others.
-pub const NOTICE: Duration = Duration::from_secs(10);
+pub const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a rank waits for other ranks.
 #[derive(Debug, Clone, Copy)]
@@ -111,8 +111,8 @@ impl Worker {
         status.set_status(format_args!("rendezvous with {} ranks at {host}", role.world_size));
         let wait = RankWait { launcher_announces: role.launcher == Launcher::Builtin, start: Instant::now(), timeouts };
         let (secret, offer) = secret.get(role, &host, &wait)?;
-        let answer_limit = timeouts.answer;
-        let config = StoreConfig { answer_limit, ..StoreConfig::new(secret.clone(), role.world_size) };
+        let answer_timeout = timeouts.answer;
+        let config = StoreConfig { answer_timeout, ..StoreConfig::new(secret.clone(), role.world_size) };
         let hosted = match (role.rank, role.launcher) {
             (_, Launcher::Builtin) | (1.., _) => None,
             (0, _) => Some(host_store(role, &host, &ports, &config, timeouts)?),
@@ -204,7 +204,7 @@ fn start_heartbeats(status: &WorkerStatus) -> Result<()> {
     let run = move || {
         loop {
             status.send_heartbeat();
-            if launcher.has_ended_within(HEARTBEAT) {
+            if launcher.has_ended_within(HEARTBEAT_INTERVAL) {
                 let _ = kill_current_process_group(Signal::KILL);
             }
         }

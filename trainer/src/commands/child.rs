@@ -28,7 +28,7 @@ const PARENT: &str = "TRAINER_PARENT";
 /// The first arguments of a run. The variables of a launcher, as in a shell of Slurm, are those of this program, not of the run.
 pub(super) const TRAIN: [&str; 3] = ["train", "--launcher", "local"];
 /// Interval between two checks of the child processes.
-pub(super) const TICK: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of lines to show from the end of a failed run's output.
 const SHOWN: usize = 12;
 
@@ -256,7 +256,7 @@ fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
                     return Err(Failure::stopped(signal, message));
                 }
             },
-            None => thread::sleep(TICK),
+            None => thread::sleep(POLL_INTERVAL),
         }
         if let (Some(number), false) = (stop.signal(), passed_on) {
             signal(&child, number);

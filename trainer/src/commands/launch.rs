@@ -13,7 +13,7 @@ use crate::run::job_flags::{LOOPBACK, NodePlacement};
 use launch::{AnyProgram, JobFolder, LaunchConfig, OnSignal, cores, find_program, secret};
 
 /// Time from SIGTERM to SIGKILL. torchrun has the same default.
-const GRACE: Duration = Duration::from_secs(30);
+const GRACE_PERIOD: Duration = Duration::from_secs(30);
 /// Default of `--rdzv-id`, as in torchrun.
 const NO_ID: &str = "none";
 
@@ -58,7 +58,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
         pin: !arguments.no_pin,
         ..LaunchConfig::of_this_program(workers)?
     };
-    config.timeouts.grace = GRACE;
+    config.timeouts.grace = GRACE_PERIOD;
     let (nodes, node_rank) = (job.nnodes.unwrap_or(1), job.node_rank.unwrap_or(0));
     if arguments.standalone && nodes > 1 {
         return Err(Failure::usage(

@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn logs_are_kept_only_after_a_failure() {
-        let error = || LaunchError::failed("node 1 did not come", "");
+        let error = || LaunchError::failed("node 1 did not join", "");
         for (result, log, kept) in [
             (Ok(0), "text", false),
             (Ok(130), "text", false),

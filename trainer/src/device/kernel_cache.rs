@@ -21,7 +21,7 @@ use super::kernel_file::{KernelFile, Visit};
 /// A folder that cannot exist, so that cubecl keeps everything in memory.
 pub(super) const NOWHERE: &str = "/dev/null/none";
 /// Interval at which new kernels are written.
-const EVERY: Duration = Duration::from_secs(2);
+const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The file of this process, and the number of entries at the last write.
 static KEPT: Mutex<Option<(KernelFile, u64)>> = Mutex::new(None);
@@ -68,7 +68,7 @@ impl KernelCache {
                     // If the thread cannot start, the kernels are still written at the end.
                     let _ = thread::Builder::new().name("kernel-cache".into()).spawn(|| {
                         while KEPT.lock().is_some() {
-                            thread::sleep(EVERY);
+                            thread::sleep(SAVE_INTERVAL);
                             keep();
                         }
                     });

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use crate::{console, failure};
 
 /// Time between two lines of a [`KernelCompileReporter`].
-const EVERY: Duration = Duration::from_secs(10);
+const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
 static LOG: LazyLock<std::sync::Arc<KernelLog>> = LazyLock::new(|| {
     std::sync::Arc::new(KernelLog {
@@ -116,7 +116,7 @@ impl KernelCompileReporter {
         let (done, waiting) = channel();
         let (start, before) = (Instant::now(), LOG.launches.load(Ordering::Relaxed));
         let report = move || {
-            while waiting.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {
+            while waiting.recv_timeout(NOTICE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let launches = LOG.launches.load(Ordering::Relaxed) - before;
                 let last = type_name_format(LOG.state.lock().last, TypeNameFormatLevel::Short);
                 console::eprint(format_args!(

@@ -30,7 +30,7 @@ pub const FILE_NAME: &str = "run.lock";
 /// only checks the lock holds it for a moment, and a holder writes its name a moment after it has taken the lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between two attempts.
-const INTERVAL: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The program that writes a run: the content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,7 +84,7 @@ impl RunLock {
         loop {
             match file.try_lock() {
                 Ok(()) => break,
-                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(INTERVAL),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
                 Err(TryLockError::WouldBlock) => return Ok(TryLock::HeldBy(read(&mut file))),
                 Err(TryLockError::Error(error)) => {
                     let path = path.display();
@@ -119,7 +119,7 @@ impl RunLock {
             let same = job.is_some() && holder.as_ref().and_then(|holder| holder.job.as_deref()) == job;
             match same {
                 true => return None,
-                false if job.is_some() && Instant::now() < until => thread::sleep(INTERVAL),
+                false if job.is_some() && Instant::now() < until => thread::sleep(RETRY_INTERVAL),
                 false => return Some(holder),
             }
         }

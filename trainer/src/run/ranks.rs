@@ -10,7 +10,7 @@ use crate::failure::{Failure, Hint};
 use crate::signals::Stop;
 use comm::{CommError, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
-    JobFolder, JoinTimeouts, LaunchConfig, NOTICE, ProcessGroup, Role, WorkerStatus, best_transport, cores,
+    JobFolder, JoinTimeouts, LaunchConfig, NOTICE_INTERVAL, ProcessGroup, Role, WorkerStatus, best_transport, cores,
     environment::{KubeflowNode, Launcher, Variables, WorkerRole},
     secret,
     worker::ShutdownBarrier,
@@ -21,9 +21,9 @@ const RUN_FOLDER: &str = "TRAINER_RUN_FOLDER";
 /// NVIDIA's variable that decides whether the driver loads kernels with their module (`EAGER`) or at their first launch.
 const MODULE_LOADING: &str = "CUDA_MODULE_LOADING";
 /// Time limit for the ranks to join at the start of a job.
-const JOIN: Duration = Duration::from_secs(300);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest wait, at shutdown, of the process that hosts the store for the other ranks.
-const SHUTDOWN: Duration = Duration::from_secs(60);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the address of a job on several nodes, and the index of this node. `None` for other jobs and for workers.
 pub(crate) fn job_of_nodes(flags: &JobArgs, role: &Role) -> Option<(String, usize)> {
@@ -58,7 +58,7 @@ pub(crate) fn launch(
 ) -> Result<u8, Failure> {
     let flags = &arguments.job;
     let mut job = LaunchConfig::of_this_program(workers)?;
-    job.timeouts.join = JOIN;
+    job.timeouts.join = JOIN_TIMEOUT;
     job.timeouts.stall = Duration::from_secs(plan.parallel.timeout_s as u64);
     // Workers stop after the step that they are in, and one step may take as long as a collective waits for the slowest rank.
     job.timeouts.stop = job.timeouts.stop.max(job.timeouts.stall);
@@ -117,7 +117,7 @@ impl JoinedRank {
     /// Leaves the job after waiting for the other ranks at the shutdown barrier.
     pub(crate) fn leave(self) {
         drop(self.comm);
-        self.shutdown.into_iter().for_each(|shutdown| shutdown.wait(SHUTDOWN));
+        self.shutdown.into_iter().for_each(|shutdown| shutdown.wait(SHUTDOWN_TIMEOUT));
     }
 }
 
@@ -227,7 +227,7 @@ pub(crate) fn join_over(
     timeout: Duration,
     stop: Stop,
 ) -> Result<JoinedRank, Failure> {
-    let timeouts = JoinTimeouts { join: JOIN, answer: timeout, notice: NOTICE };
+    let timeouts = JoinTimeouts { join: JOIN_TIMEOUT, answer: timeout, notice: NOTICE_INTERVAL };
     let (comm, status, shutdown) = ProcessGroup::join(role, variables, transport, timeouts)?.into_parts();
     Ok(JoinedRank { comm, status, stop, shutdown })
 }

@@ -23,7 +23,7 @@ fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure>
     else {
         return Ok(());
     };
-    let mut memory = comm.host_memory(split.decoded_bytes() as usize)?;
+    let mut memory = comm.node_memory(split.decoded_bytes() as usize)?;
     let decoded = encoded.decode_bytes(memory.part().start, memory.part_mut()).map_err(Failure::from);
     ddp::succeed_together(decoded, comm)?;
     split.share(SharedPixels::new(memory.freeze()?));

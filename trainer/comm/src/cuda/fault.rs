@@ -31,7 +31,7 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
     }
     let first = missing.first()?;
     let text = format!(
-        "launch #{launch} on the GPUs: {} did not come within {limit:.1?} (rank {me}'s GPU waits)",
+        "launch #{launch} on the GPUs: {} did not arrive within {limit:.1?} (rank {me}'s GPU waits)",
         ranks(&missing)
     );
     Some(CommError::new(ErrorKind::Timeout, text).blame(*first))

@@ -54,7 +54,7 @@ impl MpiGroup {
     }
 
     fn call_failed(&self, call: &CollectiveCall, error: &CallError) -> CommError {
-        let (me, place) = (self.group.job_rank(), call.position(&self.name));
+        let (me, place) = (self.group.global_rank(), call.position(&self.name));
         match error {
             CallError::Aborted => self.abort.wait(REASON_LIMIT).unwrap_or_else(|| {
                 CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive")
@@ -72,7 +72,7 @@ impl MpiGroup {
         let (mine, n) = (AlignedBytes::copy(&call.encode()), self.len());
         let lens = vec![CALL_BYTES; n];
         let all = self.run(call, move |state| calls::all_gather(&state.comm, DType::U8, &mine, &lens))?;
-        let mut comparison = CallComparison::of(self.group.job_rank(), *call);
+        let mut comparison = CallComparison::of(self.group.global_rank(), *call);
         for (rank, bytes) in self.group.ranks.iter().zip(all.get().chunks(CALL_BYTES)) {
             let theirs = CollectiveCall::decode(bytes)
                 .ok_or_else(|| CommError::system(format!("{call}: rank {rank} sent an invalid call")))?;
@@ -228,7 +228,7 @@ impl Transport for MpiGroup {
         let from = call.root_rank();
         let came = self.run(call, move |state| calls::recv(state, from, tag)).map_err(|e| self.timed_out(call, e))?;
         let (message, body) = came.ok_or_else(|| self.call_failed(call, &CallError::Aborted))?;
-        message.check(call, data.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;
+        message.check(call, data.len(), self.group.global_rank(), self.group.ranks[from], &self.name)?;
         data.copy_from_slice(body.get());
         Ok(())
     }
@@ -247,7 +247,7 @@ impl Transport for MpiGroup {
                 waiting.push((from, tag));
                 continue;
             };
-            message.check(&call, into.len(), self.group.job_rank(), self.group.ranks[from], &self.name)?;
+            message.check(&call, into.len(), self.group.global_rank(), self.group.ranks[from], &self.name)?;
             into.copy_from_slice(body.get());
             (op.is_done, moved) = (true, true);
         }
@@ -268,6 +268,6 @@ impl MpiGroup {
             return error;
         }
         let peer = self.group.ranks[call.root_rank()];
-        Message::timed_out(self.group.job_rank(), call, peer, self.timeout, &self.name)
+        Message::timed_out(self.group.global_rank(), call, peer, self.timeout, &self.name)
     }
 }

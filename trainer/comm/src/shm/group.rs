@@ -127,7 +127,7 @@ impl ShmGroup {
     /// Returns the error for ranks that make different calls. All ranks have entered.
     #[cold]
     fn disagreement(&self, call: &CollectiveCall) -> Result<()> {
-        let mut comparison = CallComparison::of(self.group.job_rank(), *call);
+        let mut comparison = CallComparison::of(self.group.global_rank(), *call);
         for rank in (0..self.len()).filter(|rank| *rank != self.me()) {
             let theirs = self.entered_with(rank, self.entered)?;
             comparison = comparison.merge(CallComparison::of(self.group.ranks[rank], theirs));
@@ -185,7 +185,7 @@ impl ShmGroup {
 
     /// Returns the error for a wait in `call` that failed.
     pub(super) fn wait_failed(&self, call: &CollectiveCall, error: WaitError) -> CommError {
-        let (me, name) = (self.group.job_rank(), self.group.name());
+        let (me, name) = (self.group.global_rank(), self.group.name());
         let place = call.position(&name);
         if error == WaitError::Aborted {
             return self.ended();
@@ -207,8 +207,9 @@ impl ShmGroup {
             let stuck = self.those(|rank| slow(CounterKind::Filled, rank) || slow(CounterKind::Reduced, rank));
             if stuck.is_empty() {
                 // The rank that was missing has come since.
-                let message =
-                    format!("{call}, {place}: a rank came too late, after more than {timeout:.1?} (rank {me} waited)");
+                let message = format!(
+                    "{call}, {place}: a rank arrived too late, after more than {timeout:.1?} (rank {me} waited)"
+                );
                 return CommError::new(ErrorKind::Timeout, message).blame(me);
             }
             return CommError::new(
@@ -219,7 +220,7 @@ impl ShmGroup {
         }
         CommError::new(
             ErrorKind::Timeout,
-            format!("{call}, {place}: {} did not come within {timeout:.1?} (rank {me} waits)", ranks(&absent)),
+            format!("{call}, {place}: {} did not arrive within {timeout:.1?} (rank {me} waits)", ranks(&absent)),
         )
         .blame(absent[0])
     }
@@ -288,7 +289,7 @@ pub(super) fn create(group: &GroupRanks, len: usize) -> Result<(Mapping, OwnedFd
             rustix::io::Errno::FBIG => "raise the limit for the size of a file (`ulimit -f`), or use --backend tcp",
             _ => "use --backend tcp, which needs no shared memory",
         };
-        CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", group.job_rank(), group.name()))
+        CommError::setup(format!("rank {} cannot make shared memory for {}: {e}", group.global_rank(), group.name()))
             .hint(hint)
     };
     Mapping::announce(len).map_err(cannot)
@@ -299,7 +300,7 @@ pub(super) fn open(group: &GroupRanks, len: usize, locator: &[u8]) -> Result<Map
     let cannot = |cause: String| {
         CommError::setup(format!(
             "rank {} cannot open the shared memory of rank {}: {cause}",
-            group.job_rank(),
+            group.global_rank(),
             group.ranks[0]
         ))
         .hint("shared memory needs all ranks on one host, in one container, under one user; the tcp backend does not")

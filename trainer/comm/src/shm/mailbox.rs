@@ -24,7 +24,7 @@ use crate::transport::{MessageBody, MessageOp};
 /// How long to wait before checking whether the other rank is in a collective.
 const PEER_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// How long a blocked sender sleeps before it checks for messages from the other rank.
-const SEND_NAP: Duration = Duration::from_micros(200);
+const SEND_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Counters of this rank's channels, and the messages that arrived before they were asked for.
 pub(super) struct Mailbox {
@@ -159,7 +159,7 @@ impl ShmGroup {
         let kept = &mut self.mailbox.unexpected[from];
         let Some(place) = kept.iter().position(|(message, _)| message.tag == tag) else { return Ok(false) };
         let Some((message, body)) = kept.remove(place) else { return Ok(false) };
-        message.check(call, into.len(), self.group.job_rank(), self.group.ranks[from], &self.group.name())?;
+        message.check(call, into.len(), self.group.global_rank(), self.group.ranks[from], &self.group.name())?;
         into.copy_from_slice(&body);
         Ok(true)
     }
@@ -170,7 +170,7 @@ impl ShmGroup {
         let counter = segment.taken(self.me(), to);
         let mut deadline = WaitDeadline::after(self.waiter.timeout);
         loop {
-            match self.waiter.wait_within(counter, target, SEND_NAP) {
+            match self.waiter.wait_within(counter, target, SEND_POLL_INTERVAL) {
                 Ok(()) => return Ok(()),
                 Err(WaitError::Timeout) => {}
                 Err(error) => return Err(self.wait_failed(call, error)),
@@ -187,7 +187,7 @@ impl ShmGroup {
     /// Returns an error if `peer` waits in a collective that this rank has not entered, since the peer will not answer before
     /// this rank enters the collective.
     fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize) -> Result<()> {
-        let me = self.group.job_rank();
+        let me = self.group.global_rank();
         if let Some(theirs) = self.ahead(peer)
             && !self.moves(call, peer)
         {
@@ -213,7 +213,7 @@ impl ShmGroup {
         if !deadline.is_over() {
             return Ok(());
         }
-        let (me, peer) = (self.group.job_rank(), self.group.ranks[peer]);
+        let (me, peer) = (self.group.global_rank(), self.group.ranks[peer]);
         Err(Message::timed_out(me, call, peer, self.waiter.timeout, &self.group.name()))
     }
 
@@ -222,7 +222,7 @@ impl ShmGroup {
         let from = call.root_rank();
         let len = data.len();
         let fits = |group: &Self, message: &Message| {
-            message.check(call, len, group.group.job_rank(), group.group.ranks[from], &group.group.name())
+            message.check(call, len, group.group.global_rank(), group.group.ranks[from], &group.group.name())
         };
         loop {
             if self.take_unexpected(call, tag, data)? {

@@ -47,7 +47,7 @@ struct ClientState {
     leaving: AtomicBool,
     /// Address of the server, for error messages.
     server: String,
-    answer_limit: Duration,
+    answer_timeout: Duration,
 }
 
 /// A rank's control connection: keys, barriers, and failure notifications. PyTorch: `TCPStore`. A dedicated thread receives, so a
@@ -76,7 +76,7 @@ impl StoreClient {
             status: Mutex::new(None),
             leaving: AtomicBool::new(false),
             server,
-            answer_limit: config.answer_limit,
+            answer_timeout: config.answer_timeout,
         });
         let weak = Arc::downgrade(&shared);
         shared.abort.on_raise(move || {
@@ -156,7 +156,7 @@ impl StoreClient {
     /// Waits until all ranks of the job have entered the barrier `name`. PyTorch: `monitored_barrier`.
     ///
     /// # Errors
-    /// [`ErrorKind::Timeout`], which names the ranks that did not come within `limit`.
+    /// [`ErrorKind::Timeout`], which names the ranks that did not arrive within `limit`.
     pub fn barrier(&self, name: &str, limit: Duration) -> Result<()> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let limit_ms = limit.as_millis() as u64;
@@ -167,7 +167,7 @@ impl StoreClient {
                 let error = CommError::new(
                     ErrorKind::Timeout,
                     format!(
-                        "barrier {name:?}: {} did not come within {limit:.0?} (seen by rank {})",
+                        "barrier {name:?}: {} did not arrive within {limit:.0?} (seen by rank {})",
                         ranks(&missing),
                         self.rank
                     ),
@@ -257,7 +257,7 @@ impl ClientState {
         match ending {
             DisconnectKind::Silent => CommError::new(
                 ErrorKind::NoAnswer,
-                format!("no answer from the rendezvous at {server} for {}", net::seconds(self.answer_limit)),
+                format!("no answer from the rendezvous at {server} for {}", net::seconds(self.answer_timeout)),
             )
             .hint(net::OUTAGE_HINT),
             DisconnectKind::Reset => CommError::new(

@@ -44,12 +44,12 @@ pub struct StoreConfig {
     pub member: Member,
     /// A connection ends when the other end's host has not answered for this long. The connection survives shorter outages of the
     /// network.
-    pub answer_limit: Duration,
+    pub answer_timeout: Duration,
 }
 
 impl StoreConfig {
-    /// Returns the settings for a rendezvous of `world_size` ranks, with an `answer_limit` of 10 minutes.
+    /// Returns the settings for a rendezvous of `world_size` ranks, with an `answer_timeout` of 10 minutes.
     pub fn new(secret: Secret, world_size: usize) -> Self {
-        Self { secret, world_size, member: Member::Rank, answer_limit: Duration::from_secs(600) }
+        Self { secret, world_size, member: Member::Rank, answer_timeout: Duration::from_secs(600) }
     }
 }

@@ -98,10 +98,10 @@ impl StoreClient {
             Hello::new(Purpose::Store, rank, config.world_size).map_err(|e| HandshakeError::Broken(e.message))?;
         let mut last = HandshakeError::Broken("the address names no host".into());
         for address in addresses {
-            match TcpStream::connect_timeout(address, auth::HANDSHAKE_LIMIT) {
+            match TcpStream::connect_timeout(address, auth::HANDSHAKE_TIMEOUT) {
                 Ok(stream) => {
                     stream.set_nodelay(true).map_err(broken)?;
-                    net::limit_silence(&stream, config.answer_limit).map_err(broken)?;
+                    net::limit_silence(&stream, config.answer_timeout).map_err(broken)?;
                     return auth::dial(&stream, &config.secret, &hello).map(|()| stream);
                 }
                 Err(e) => last = broken(e),

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::ClientMessage;
-use crate::auth::{Challenge, HANDSHAKE_LIMIT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
+use crate::auth::{Challenge, HANDSHAKE_TIMEOUT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
 use crate::net::{self, DisconnectKind};
 use crate::wire::{MAX_FRAME, split_frame};
 
@@ -87,7 +87,7 @@ impl Connection {
 
     /// Returns the time at which the server closes the connection if the peer is not a member by then.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.member().is_none().then(|| self.since + HANDSHAKE_LIMIT)
+        self.member().is_none().then(|| self.since + HANDSHAKE_TIMEOUT)
     }
 
     pub(super) fn wants_write(&self) -> bool {
@@ -259,7 +259,7 @@ mod tests {
         let (stream, peer) = listener.accept().unwrap();
         let mut connection = Connection::new(stream, peer, Duration::from_secs(60)).unwrap();
         connection.phase = Phase::Member(3);
-        let report = ClientMessage::Abort { error: CommError::new(ErrorKind::Timeout, "rank 2 did not come") };
+        let report = ClientMessage::Abort { error: CommError::new(ErrorKind::Timeout, "rank 2 did not arrive") };
         rank.write_all(&[report.frame(), ClientMessage::Goodbye.frame()].concat()).unwrap();
         rank.shutdown(Shutdown::Both).unwrap();
         drop(rank);

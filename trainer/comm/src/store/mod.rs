@@ -6,7 +6,7 @@
 //! connection, and the server reports the failure to all other ranks within one poll. The server runs in the launcher, or in
 //! rank 0 if another launcher started the job.
 //!
-//! One thread polls all connections. An unauthenticated peer has [`auth::HANDSHAKE_LIMIT`](super::auth) to prove the secret,
+//! One thread polls all connections. An unauthenticated peer has [`auth::HANDSHAKE_TIMEOUT`](super::auth) to prove the secret,
 //! and a buffer of a few hundred bytes. At most [`MAX_UNAUTHENTICATED`] such peers are connected; the server closes the oldest
 //! first. So unauthenticated peers can neither delay nor crash the members.
 //!

@@ -20,7 +20,7 @@ use crate::error::{CommError, ErrorKind, Result};
 use crate::limits;
 
 /// Longest time for which a dropped server still delivers its messages.
-const FLUSH_LIMIT: Duration = Duration::from_millis(500);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An event that the server reports to its own process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -235,7 +235,7 @@ impl EventLoop {
                     let out = self.state.abort(error);
                     self.ended(out);
                 }
-                Command::Stop => self.stop = Some(Instant::now() + FLUSH_LIMIT),
+                Command::Stop => self.stop = Some(Instant::now() + FLUSH_TIMEOUT),
             }
         }
     }
@@ -360,7 +360,7 @@ impl EventLoop {
             {
                 self.disconnect(id, Disconnect::refused("too many unauthenticated connections at once"));
             }
-            match Connection::new(stream, peer, self.config.answer_limit) {
+            match Connection::new(stream, peer, self.config.answer_timeout) {
                 Ok(connection) => drop(self.connections.insert(self.next, connection)),
                 Err(e) => (self.on_event)(StoreEvent::Refused { from: peer, cause: e.to_string() }),
             }

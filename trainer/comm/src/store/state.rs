@@ -29,7 +29,7 @@ pub(super) type Outgoing = Vec<(u32, ServerMessage)>;
 pub(super) struct StoreState {
     world_size: u32,
     member: Member,
-    answer_limit: Duration,
+    answer_timeout: Duration,
     members: BTreeSet<u32>,
     joined_before: BTreeSet<u32>,
     values: HashMap<String, Vec<u8>>,
@@ -43,7 +43,7 @@ impl StoreState {
         Self {
             world_size: config.world_size as u32,
             member: config.member,
-            answer_limit: config.answer_limit,
+            answer_timeout: config.answer_timeout,
             members: BTreeSet::new(),
             joined_before: BTreeSet::new(),
             values: HashMap::new(),
@@ -95,7 +95,7 @@ impl StoreState {
         let member = self.member;
         let error = match ending {
             DisconnectKind::Silent => {
-                let limit = net::seconds(self.answer_limit);
+                let limit = net::seconds(self.answer_timeout);
                 CommError::new(ErrorKind::NoAnswer, format!("no answer from {member} {rank} for {limit}"))
                     .hint(net::OUTAGE_HINT)
             }
@@ -202,7 +202,7 @@ mod tests {
     fn state(world_size: usize) -> StoreState {
         let limit = Duration::from_secs(10);
         let config = StoreConfig::new(Secret::random().unwrap(), world_size);
-        StoreState::new(&StoreConfig { answer_limit: limit, ..config })
+        StoreState::new(&StoreConfig { answer_timeout: limit, ..config })
     }
 
     fn get(id: u64, limit_ms: u64) -> ClientMessage {

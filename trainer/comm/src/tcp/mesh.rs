@@ -18,9 +18,9 @@ use crate::net;
 use crate::system::Wakeup;
 
 /// Longest wait for the rendezvous to report why a connection was closed, for example that the rank has died.
-const REASON: Duration = Duration::from_secs(5);
+const REASON_TIMEOUT: Duration = Duration::from_secs(5);
 /// The kernel ends a silent connection this much later than a collective ends its wait, since the collective's error says more.
-const SILENCE_GRACE: Duration = Duration::from_secs(1);
+const SILENCE_GRACE_PERIOD: Duration = Duration::from_secs(1);
 /// Number of checks of the connections before sleeping, if every rank has a core.
 const SPINS: u32 = 40;
 
@@ -90,8 +90,8 @@ pub(crate) struct Mesh {
 impl Mesh {
     /// Connects the ranks of `setup`, in a job of `world_size` ranks. Each wait in a collective takes at most `timeout`.
     pub(crate) fn new(setup: &MeshSetup<'_>, world_size: usize, timeout: Duration) -> Result<Self> {
-        let rank = setup.group.job_rank();
-        let peers = setup.connect(world_size, timeout + SILENCE_GRACE)?;
+        let rank = setup.group.global_rank();
+        let peers = setup.connect(world_size, timeout + SILENCE_GRACE_PERIOD)?;
         let wakeup =
             Wakeup::new().map_err(|e| CommError::setup(format!("rank {rank} cannot make {}: {e}", Wakeup::NAME)))?;
         let wakeup = Arc::new(wakeup);
@@ -255,12 +255,12 @@ impl Mesh {
 
     pub(super) fn broken(&self, call: &CollectiveCall, group: &str, peer: usize, broken: ConnectionError) -> CommError {
         let (me, place) = (self.rank, call.position(group));
-        if let Some(reason) = self.abort.wait(REASON) {
+        if let Some(reason) = self.abort.wait(REASON_TIMEOUT) {
             return reason;
         }
         let (kind, cause) = match broken {
             ConnectionError::Silent => {
-                let limit = net::seconds(self.timeout + SILENCE_GRACE);
+                let limit = net::seconds(self.timeout + SILENCE_GRACE_PERIOD);
                 let cause = format!("no answer from rank {peer} for {limit}, rank {me} waits in {call}, {place}");
                 return CommError::new(ErrorKind::NoAnswer, cause).hint(net::OUTAGE_HINT).blame(peer);
             }

@@ -53,7 +53,7 @@ impl TcpGroup {
         let (n, me) = (self.group.len(), self.group.me);
         let largest_power_of_two = 1 << n.ilog2();
         let extra = n - largest_power_of_two;
-        let mut comparison = CallComparison::of(self.group.job_rank(), *call);
+        let mut comparison = CallComparison::of(self.group.global_rank(), *call);
         let mut theirs = AlignedBytes::zero(data.len());
         let theirs = theirs.get_mut();
         let combine = |comparison: &CallComparison, data: &mut [u8], theirs: &[u8], mine_first: bool| {

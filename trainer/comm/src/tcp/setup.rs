@@ -21,7 +21,7 @@ use crate::transport::GroupRanks;
 /// Unauthenticated peers in a handshake at once. The listener closes further connections.
 const MAX_HANDSHAKES: usize = 64;
 /// Interval at which waits check the abort flag and the clock.
-const SLICE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The settings with which a rank connects to the other ranks.
 pub(crate) struct MeshSetup<'a> {
@@ -40,9 +40,9 @@ pub(crate) struct MeshSetup<'a> {
 impl MeshSetup<'_> {
     /// Makes a connection to every other rank of the group. Returns the connections by rank in the job of `world_size` ranks. Each
     /// rank dials the lower ranks and accepts connections of the higher ranks. Later, a connection ends when the other host has
-    /// not answered for `answer_limit`.
-    pub(super) fn connect(&self, world_size: usize, answer_limit: Duration) -> Result<Vec<Option<Peer>>> {
-        let rank = self.group.job_rank();
+    /// not answered for `answer_timeout`.
+    pub(super) fn connect(&self, world_size: usize, answer_timeout: Duration) -> Result<Vec<Option<Peer>>> {
+        let rank = self.group.global_rank();
         let until = Instant::now() + self.limit;
         let own = self.store.own_address()?;
         let bind = self.bind.unwrap_or(match own {
@@ -70,9 +70,9 @@ impl MeshSetup<'_> {
             .spawn(move || acceptor.run(&sender))
             .map_err(failed)?;
         for lower in self.group.ranks.iter().copied().filter(|lower| *lower < rank) {
-            peers[lower] = Some(self.dial(lower, world_size, until, answer_limit)?);
+            peers[lower] = Some(self.dial(lower, world_size, until, answer_timeout)?);
         }
-        self.receive(&arrivals, &mut peers, until, answer_limit)?;
+        self.receive(&arrivals, &mut peers, until, answer_timeout)?;
         drop(arrivals);
         let _ = acceptor_thread.join();
         Ok(peers)
@@ -85,11 +85,11 @@ impl MeshSetup<'_> {
 
     /// Returns the ranks that dial this rank.
     fn higher(&self) -> impl Iterator<Item = usize> {
-        self.group.ranks.iter().copied().filter(|rank| *rank > self.group.job_rank())
+        self.group.ranks.iter().copied().filter(|rank| *rank > self.group.global_rank())
     }
 
-    fn dial(&self, to: usize, world_size: usize, until: Instant, answer_limit: Duration) -> Result<Peer> {
-        let rank = self.group.job_rank();
+    fn dial(&self, to: usize, world_size: usize, until: Instant, answer_timeout: Duration) -> Result<Peer> {
+        let rank = self.group.global_rank();
         let left = || until.saturating_duration_since(Instant::now());
         let address = String::from_utf8_lossy(&self.store.wait(&self.key(to), left())?).into_owned();
         let failed = |cause: String| {
@@ -107,17 +107,17 @@ impl MeshSetup<'_> {
                 let broken = |e: std::io::Error| HandshakeError::Broken(e.to_string());
                 let hello =
                     Hello::new(Purpose::Mesh, rank, world_size).map_err(|e| HandshakeError::Broken(e.message))?;
-                let stream =
-                    TcpStream::connect_timeout(&address, left().clamp(SLICE, auth::HANDSHAKE_LIMIT)).map_err(broken)?;
+                let stream = TcpStream::connect_timeout(&address, left().clamp(POLL_INTERVAL, auth::HANDSHAKE_TIMEOUT))
+                    .map_err(broken)?;
                 auth::dial(&stream, self.secret, &hello)?;
                 Ok(stream)
             };
             match attempt() {
-                Ok(stream) => return Peer::new(stream, answer_limit).map_err(|e| failed(e.to_string())),
+                Ok(stream) => return Peer::new(stream, answer_timeout).map_err(|e| failed(e.to_string())),
                 Err(HandshakeError::Unauthenticated(cause)) => return Err(failed(cause.into())),
                 Err(HandshakeError::Refused(cause)) => return Err(failed(cause)),
                 Err(HandshakeError::Broken(cause)) if left().is_zero() => return Err(failed(cause)),
-                Err(HandshakeError::Broken(_)) => std::thread::sleep(SLICE.min(left())),
+                Err(HandshakeError::Broken(_)) => std::thread::sleep(POLL_INTERVAL.min(left())),
             }
         }
     }
@@ -128,16 +128,16 @@ impl MeshSetup<'_> {
         arrivals: &Receiver<(usize, TcpStream)>,
         peers: &mut [Option<Peer>],
         until: Instant,
-        answer_limit: Duration,
+        answer_timeout: Duration,
     ) -> Result<()> {
-        let rank = self.group.job_rank();
+        let rank = self.group.global_rank();
         let missing = |peers: &[Option<Peer>]| self.higher().filter(|r| peers[*r].is_none()).collect::<Vec<_>>();
         while let Some(missing) = Some(missing(peers)).filter(|m| !m.is_empty()) {
             self.store.abort_flag().check()?;
-            match arrivals.recv_timeout(SLICE) {
+            match arrivals.recv_timeout(POLL_INTERVAL) {
                 Ok((from, stream)) => {
                     let failed = |e: std::io::Error| CommError::setup(format!("connection from rank {from}: {e}"));
-                    peers[from] = Some(Peer::new(stream, answer_limit).map_err(failed)?);
+                    peers[from] = Some(Peer::new(stream, answer_timeout).map_err(failed)?);
                 }
                 Err(RecvTimeoutError::Timeout) if Instant::now() < until => {}
                 Err(_) => {
@@ -174,7 +174,7 @@ impl Acceptor {
         let arrived = Arc::new(Mutex::new(BTreeSet::new()));
         while arrived.lock().len() < self.higher.len() && Instant::now() < self.until && !self.abort.is_raised() {
             let mut fds = [PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN)];
-            let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
+            let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(POLL_INTERVAL.subsec_nanos()) };
             // Waits are short, since the handshake threads change the number of arrivals meanwhile.
             let _ = poll(&mut fds, Some(&nap));
             loop {
@@ -183,7 +183,7 @@ impl Acceptor {
                     Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                     Err(_) => {
                         // For example, no file descriptors are left: the connection stays in the listen queue.
-                        std::thread::sleep(SLICE);
+                        std::thread::sleep(POLL_INTERVAL);
                         break;
                     }
                 };

@@ -30,7 +30,7 @@ pub fn collectives<T: Number>(comm: &Communicator, n: usize) {
     let name = |what: &str| format!("{what} {} n={n} world={world_size} {} rank {me}", T::DTYPE, comm.transport());
     let mine = |op, len: usize| -> Vec<T> { (0..len).map(|i| T::of(input(op, me, i))).collect() };
     // One array for both turns, longer than the part that is reduced.
-    let mut shared = Some(comm.shared::<T>(n + 3).unwrap());
+    let mut shared = Some(comm.shared_array::<T>(n + 3).unwrap());
     for op in ops::<T>() {
         // The same in both turns.
         let given = mine(op, (n * world_size).max(n + 3));

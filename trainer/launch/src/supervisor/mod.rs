@@ -36,7 +36,7 @@ use comm::StoreServer;
 use phase::Phase;
 
 /// Interval between checks of heartbeats, other nodes and timeouts, which have no file descriptor to poll.
-const TICK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest time from the first failure to its report, and to SIGTERM for workers that have not ended. Workers that end by
 /// themselves need less, also on a busy machine, and the report follows the last one's end.
 const REPORT_DELAY: Duration = Duration::from_secs(5);
@@ -133,7 +133,7 @@ impl Supervisor<'_> {
         let mut fds = vec![PollFd::from_borrowed_fd(self.signals.fd(), PollFlags::IN)];
         let alive = self.workers.iter().filter(|worker| worker.is_alive());
         fds.extend(alive.filter_map(|worker| Some(PollFd::from_borrowed_fd(worker.fd()?, PollFlags::IN))));
-        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as i64 };
+        let tick = Timespec { tv_sec: 0, tv_nsec: POLL_INTERVAL.as_nanos() as i64 };
         match poll(&mut fds, Some(&tick)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
@@ -189,7 +189,7 @@ impl Supervisor<'_> {
     fn check_heartbeats(&mut self, state: &mut SupervisorState) {
         let now = Instant::now();
         let elapsed = now.duration_since(state.last_tick);
-        let passed = elapsed.min(5 * TICK);
+        let passed = elapsed.min(5 * POLL_INTERVAL);
         state.last_tick = now;
         state.phase.postpone(elapsed - passed, now);
         self.workers.iter_mut().filter(|worker| worker.is_alive()).for_each(|worker| worker.check_heartbeat(passed));

@@ -226,7 +226,7 @@ fn train(out: &Path, sweep: &mut Sweep, slots: &mut DeviceSlots, stop: &Stop) ->
         if running.is_empty() && (waiting.is_empty() || stop.signal().is_some()) {
             return Ok(stop.signal());
         }
-        thread::sleep(child::TICK);
+        thread::sleep(child::POLL_INTERVAL);
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use comm::Shared;
+use comm::SharedArray;
 
 /// The free arrays of the buckets, by bucket. An array is free while no tensor uses it. Ranks reduce arrays in place, and then
 /// the arrays are the memory of the step's gradients.
@@ -16,24 +16,24 @@ use comm::Shared;
 /// earlier step is still a view of the old array. All ranks keep the same tensors, so all ranks make arrays in the same order,
 /// as collectives require.
 #[derive(Debug, Default)]
-pub(super) struct BucketArrays(Mutex<Vec<Option<Shared<f32>>>>);
+pub(super) struct BucketArrays(Mutex<Vec<Option<SharedArray<f32>>>>);
 
 impl BucketArrays {
     /// Takes the array of `bucket`, if the array is free.
-    pub(super) fn take(&self, bucket: usize) -> Option<Shared<f32>> {
+    pub(super) fn take(&self, bucket: usize) -> Option<SharedArray<f32>> {
         self.0.lock().get_mut(bucket)?.take()
     }
 
     /// Wraps `values`, the reduced array of `bucket`, for use as the memory of tensors. The array becomes free again when the
     /// last of these tensors is dropped.
-    pub(super) fn lend(self: &Arc<Self>, bucket: usize, values: Shared<f32>) -> BucketView {
+    pub(super) fn lend(self: &Arc<Self>, bucket: usize, values: SharedArray<f32>) -> BucketView {
         BucketView { values: Some(values), bucket, arrays: self.clone() }
     }
 }
 
 /// The array of a bucket while tensors are views of it.
 pub(super) struct BucketView {
-    values: Option<Shared<f32>>,
+    values: Option<SharedArray<f32>>,
     bucket: usize,
     arrays: Arc<BucketArrays>,
 }

@@ -36,7 +36,7 @@ use parking_lot::Mutex;
 use super::bucket_arrays::BucketArrays;
 use super::reducer::{BucketResult, DeviceCollectives};
 use crate::{device::StreamEvent, timeline::BucketSpan};
-use comm::Shared;
+use comm::SharedArray;
 
 /// Gradients that are reduced in one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,7 +100,7 @@ pub(super) enum BucketValues {
     /// Flat, in ordinary memory.
     Host(Vec<f32>),
     /// Flat, in the bucket's array, which all ranks of this host map.
-    Shared(Shared<f32>),
+    Shared(SharedArray<f32>),
     /// One tensor per gradient, on the gradients' device, and an event that was recorded after the work that computes them.
     Device(Vec<Tensor<1>>, StreamEvent),
     /// The sum, which the device computes beside the backward pass.

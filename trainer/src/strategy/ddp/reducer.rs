@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use super::buckets::{self, Bucket, BucketValues, BucketWork, GradientBuckets};
 use crate::{config::Compression, device::StreamEvent, failure::Failure, optim::FlatGradients, timeline::BucketSpan};
-use comm::{CommError, Communicator, ReduceOp, Shared};
+use comm::{CommError, Communicator, ReduceOp, SharedArray};
 use launch::WorkerStatus;
 
 /// The result of a step's reductions.
@@ -280,7 +280,7 @@ impl ReducerOptions {
 }
 
 /// Sums a bucket in its array. Returns the sum and the bytes that this rank contributes.
-fn all_reduce_shared(values: Shared<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
+fn all_reduce_shared(values: SharedArray<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
     let (count, bytes) = (values.len(), size_of_val(&*values));
     Ok((BucketValues::Shared(comm.all_reduce_shared(values, count, ReduceOp::Sum)?), bytes))
 }
@@ -292,9 +292,9 @@ enum CompressHook {
     /// No compression. Each bucket gets its own array, and keeps it.
     F32,
     /// f16. All buckets use one array in turn. It is as long as the longest bucket so far.
-    F16(Option<Shared<f16>>),
+    F16(Option<SharedArray<f16>>),
     /// bf16, with one array as for `F16`.
-    Bf16(Option<Shared<bf16>>),
+    Bf16(Option<SharedArray<bf16>>),
 }
 
 impl CompressHook {
@@ -313,7 +313,7 @@ impl CompressHook {
                 let count = values.len();
                 let mut array = match $array.take().filter(|array| array.len() >= count) {
                     Some(array) => array,
-                    None => comm.shared::<$ty>(count)?,
+                    None => comm.shared_array::<$ty>(count)?,
                 };
                 comm::round_to_16_bits(&values, &mut array[..count]);
                 let array = $array.insert(comm.all_reduce_shared(array, count, ReduceOp::Sum)?);
@@ -323,7 +323,7 @@ impl CompressHook {
         }
         match self {
             Self::F32 => {
-                let mut array = comm.shared(values.len())?;
+                let mut array = comm.shared_array(values.len())?;
                 array.copy_from_slice(&values);
                 drop(values);
                 all_reduce_shared(array, comm)

@@ -313,7 +313,7 @@ fn an_array_is_free_again_when_the_last_tensor_that_uses_it_is_dropped() {
     let comm = comm::solo().unwrap();
     let arrays = Arc::new(BucketArrays::default());
     assert!(arrays.take(1).is_none(), "no array was made");
-    let mut array = comm.shared::<f32>(3).unwrap();
+    let mut array = comm.shared_array::<f32>(3).unwrap();
     array.copy_from_slice(&[1.0, 2.0, 3.0]);
     let tensor = ops::tensor_from_blob(arrays.lend(1, array), &Device::flex());
     let view = tensor.slice(1..2);

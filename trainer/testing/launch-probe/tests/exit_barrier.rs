@@ -143,7 +143,7 @@ fn a_second_signal_to_one_node_stops_the_other_at_once() {
     }
 }
 
-/// All failures blame other ranks. The launcher finds the cause: a rank that runs and does not come.
+/// All failures blame other ranks. The launcher finds the cause: a rank that runs and does not reach the barrier.
 #[test]
 fn a_node_that_is_done_fails_with_one_on_which_a_worker_hangs() {
     let port = free_port().to_string();

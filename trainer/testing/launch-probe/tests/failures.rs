@@ -174,7 +174,7 @@ fn a_worker_that_keeps_others_waiting_is_named() {
             "error: rank 1 kept others waiting",
             "it was doing: step 3, forward",
             "because of it: rank 0 failed",
-            "did not come",
+            "did not arrive",
         ],
     );
 }

@@ -107,7 +107,7 @@ fn nodes_start_again_together() {
 
 #[test]
 fn a_node_that_does_not_come_is_named() {
-    node("0", &free_port(), "1", &["--join-timeout", "1"]).end().said(3, &["error: node 1 did not come to 127.0.0.1:"]);
+    node("0", &free_port(), "1", &["--join-timeout", "1"]).end().said(3, &["error: node 1 did not join at 127.0.0.1:"]);
     node("1", &free_port(), "1", &["--join-timeout", "1"])
         .end()
         .said(3, &["error: node 1 cannot join node 0", "hint: "]);

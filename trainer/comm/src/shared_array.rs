@@ -11,11 +11,11 @@ use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, Result};
 use super::shm::Window;
 
-/// A rank's array, made by [`Communicator::shared`] together with the other ranks' arrays.
+/// A rank's array, made by [`Communicator::shared_array`] together with the other ranks' arrays.
 ///
 /// With `shm` the other ranks map the array too, and [`Communicator::all_reduce_shared`] reduces it in place, without a copy.
 /// With other transports it is ordinary memory.
-pub struct Shared<T> {
+pub struct SharedArray<T> {
     memory: Memory<T>,
     /// Id of the group that made the array, and the array's number in the group.
     group: u64,
@@ -27,7 +27,7 @@ enum Memory<T> {
     Window(Window),
 }
 
-impl<T: Element> Deref for Shared<T> {
+impl<T: Element> Deref for SharedArray<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -38,7 +38,7 @@ impl<T: Element> Deref for Shared<T> {
     }
 }
 
-impl<T: Element> DerefMut for Shared<T> {
+impl<T: Element> DerefMut for SharedArray<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match &mut self.memory {
             Memory::Ordinary(values) => values,
@@ -47,9 +47,9 @@ impl<T: Element> DerefMut for Shared<T> {
     }
 }
 
-impl<T: Element> fmt::Debug for Shared<T> {
+impl<T: Element> fmt::Debug for SharedArray<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shared({} {})", self.len(), T::DTYPE)
+        write!(f, "SharedArray({} {})", self.len(), T::DTYPE)
     }
 }
 
@@ -59,7 +59,7 @@ impl Communicator {
     ///
     /// # Errors
     /// See [`Communicator`]. [`super::ErrorKind::Setup`] if the system refuses memory of this length.
-    pub fn shared<T: Element>(&self, len: usize) -> Result<Shared<T>> {
+    pub fn shared_array<T: Element>(&self, len: usize) -> Result<SharedArray<T>> {
         self.synchronize();
         // The arrays of all ranks may be one mapping, with a header.
         let all = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_mul(self.world_size()));
@@ -72,7 +72,7 @@ impl Communicator {
             Some(window) => Memory::Window(window),
             None => Memory::Ordinary(self.zeros(len)?),
         };
-        Ok(Shared { memory, group: self.inner.group.id, number })
+        Ok(SharedArray { memory, group: self.inner.group.id, number })
     }
 
     /// Allocates `len` zeros.
@@ -88,13 +88,18 @@ impl Communicator {
     }
 
     /// Reduces the first `count` elements of `data` over all ranks; every rank gets the result. All ranks pass the array that
-    /// the same call of [`Communicator::shared`] made.
+    /// the same call of [`Communicator::shared_array`] made.
     ///
     /// # Errors
     /// See [`Communicator`]. After an error the caller does not get the array back, since other ranks may still access the array.
-    pub fn all_reduce_shared<T: Element>(&self, data: Shared<T>, count: usize, op: ReduceOp) -> Result<Shared<T>> {
+    pub fn all_reduce_shared<T: Element>(
+        &self,
+        data: SharedArray<T>,
+        count: usize,
+        op: ReduceOp,
+    ) -> Result<SharedArray<T>> {
         self.synchronize();
-        let Shared { memory, group, number } = data;
+        let SharedArray { memory, group, number } = data;
         if group != self.inner.group.id {
             return self.refuse("all_reduce_shared", "the array belongs to another communicator".into());
         }
@@ -114,6 +119,6 @@ impl Communicator {
             }
             Memory::Window(window) => Ok(Memory::Window(transport.all_reduce_shared(call, window)?)),
         })?;
-        Ok(Shared { memory, group, number })
+        Ok(SharedArray { memory, group, number })
     }
 }

@@ -1,4 +1,4 @@
-//! Replaces `host_memory.rs` on systems other than Linux. Each rank has private memory, as if it were alone on its host.
+//! Replaces `node_memory.rs` on systems other than Linux. Each rank has private memory, as if it were alone on its host.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,16 +6,16 @@ use std::ops::Range;
 use super::communicator::Communicator;
 use super::error::{CommError, Result};
 
-/// Bytes, zero at first, that this rank fills. Made by [`Communicator::host_memory`].
-pub struct HostMemory {
+/// Bytes, zero at first, that this rank fills. Made by [`Communicator::node_memory`].
+pub struct NodeMemory {
     comm: Communicator,
     bytes: Vec<u8>,
 }
 
-/// Bytes that this rank reads, made by [`HostMemory::freeze`].
-pub struct HostBytes(Vec<u8>);
+/// Bytes that this rank reads, made by [`NodeMemory::freeze`].
+pub struct NodeBytes(Vec<u8>);
 
-impl HostMemory {
+impl NodeMemory {
     /// Returns the range of this rank's part: all bytes.
     pub fn part(&self) -> Range<usize> {
         0..self.bytes.len()
@@ -30,28 +30,28 @@ impl HostMemory {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn freeze(self) -> Result<HostBytes> {
+    pub fn freeze(self) -> Result<NodeBytes> {
         // Waits as on Linux does, so that a wrong order of calls fails on every system.
         self.comm.barrier()?;
-        Ok(HostBytes(self.bytes))
+        Ok(NodeBytes(self.bytes))
     }
 }
 
-impl AsRef<[u8]> for HostBytes {
+impl AsRef<[u8]> for NodeBytes {
     fn as_ref(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl fmt::Debug for HostMemory {
+impl fmt::Debug for NodeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostMemory({} bytes)", self.bytes.len())
+        write!(f, "NodeMemory({} bytes)", self.bytes.len())
     }
 }
 
-impl fmt::Debug for HostBytes {
+impl fmt::Debug for NodeBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostBytes({})", self.0.len())
+        write!(f, "NodeBytes({})", self.0.len())
     }
 }
 
@@ -60,12 +60,12 @@ impl Communicator {
     ///
     /// # Errors
     /// [`super::ErrorKind::Setup`] if the system refuses memory of this length.
-    pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
+    pub fn node_memory(&self, len: usize) -> Result<NodeMemory> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| {
-            CommError::setup(format!("rank {} cannot make {len} bytes of memory", self.inner.group.job_rank()))
+            CommError::setup(format!("rank {} cannot make {len} bytes of memory", self.inner.group.global_rank()))
         })?;
         bytes.resize(len, 0);
-        Ok(HostMemory { comm: self.clone(), bytes })
+        Ok(NodeMemory { comm: self.clone(), bytes })
     }
 }

@@ -8,22 +8,22 @@ use super::error::{CommError, Result};
 use super::host;
 use super::shm::{HEADER, Mapping};
 
-/// Bytes, zero at first, that the ranks of this host fill together. Made by [`Communicator::host_memory`].
-pub struct HostMemory {
+/// Bytes, zero at first, that the ranks of this host fill together. Made by [`Communicator::node_memory`].
+pub struct NodeMemory {
     comm: Communicator,
     memory: Mapping,
     len: usize,
     part: Range<usize>,
 }
 
-/// Read-only bytes that all ranks of this host share, made by [`HostMemory::freeze`]. The kernel frees them when the last rank
+/// Read-only bytes that all ranks of this host share, made by [`NodeMemory::freeze`]. The kernel frees them when the last rank
 /// has dropped its value.
-pub struct HostBytes {
+pub struct NodeBytes {
     memory: Mapping,
     len: usize,
 }
 
-impl HostMemory {
+impl NodeMemory {
     /// Returns the range of this rank's part. The parts of a host's ranks follow each other, and their lengths are about equal.
     pub fn part(&self) -> Range<usize> {
         self.part.clone()
@@ -40,30 +40,30 @@ impl HostMemory {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn freeze(self) -> Result<HostBytes> {
+    pub fn freeze(self) -> Result<NodeBytes> {
         // The barrier publishes the bytes that this rank wrote. After the barrier no rank can write: `freeze` takes `self` by
         // value.
         self.comm.barrier()?;
-        Ok(HostBytes { memory: self.memory, len: self.len })
+        Ok(NodeBytes { memory: self.memory, len: self.len })
     }
 }
 
-impl AsRef<[u8]> for HostBytes {
+impl AsRef<[u8]> for NodeBytes {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: in bounds. Only `HostMemory` writes, and each rank has consumed its `HostMemory` (`freeze`).
+        // SAFETY: in bounds. Only `NodeMemory` writes, and each rank has consumed its `NodeMemory` (`freeze`).
         unsafe { self.memory.slice(HEADER, self.len) }
     }
 }
 
-impl fmt::Debug for HostMemory {
+impl fmt::Debug for NodeMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostMemory({} bytes, {:?} of this rank)", self.len, self.part)
+        write!(f, "NodeMemory({} bytes, {:?} of this rank)", self.len, self.part)
     }
 }
 
-impl fmt::Debug for HostBytes {
+impl fmt::Debug for NodeBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostBytes({})", self.len)
+        write!(f, "NodeBytes({})", self.len)
     }
 }
 
@@ -78,7 +78,7 @@ impl Communicator {
     ///
     /// The kernel allocates a page when a rank first writes it. So this function succeeds on a host with too little memory for all
     /// pages, and the kernel kills processes later. Check the host's memory first.
-    pub fn host_memory(&self, len: usize) -> Result<HostMemory> {
+    pub fn node_memory(&self, len: usize) -> Result<NodeMemory> {
         let hosts = self.texts(&host::shared_memory_domain())?;
         let own = &hosts[self.rank()];
         let ranks: Vec<usize> = (0..self.world_size()).filter(|&rank| hosts[rank] == *own).collect();
@@ -104,7 +104,7 @@ impl Communicator {
         let memory = memory.map_err(CommError::setup)?;
         let each = len.div_ceil(ranks.len());
         let part = (me * each).min(len)..((me + 1) * each).min(len);
-        Ok(HostMemory { comm: self.clone(), memory, len, part })
+        Ok(NodeMemory { comm: self.clone(), memory, len, part })
     }
 
     /// Returns the texts of all ranks.
