@@ -1,4 +1,4 @@
-//! Every model against PyTorch's float64 values. `reference/README.md` describes the files.
+//! Networks against PyTorch's float64 values. `reference/README.md` describes the files.
 
 use std::collections::BTreeMap;
 

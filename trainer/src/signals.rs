@@ -202,7 +202,7 @@ impl Announcement {
 pub fn install_for_every_command() -> Result<(), Failure> {
     // Nothing reads the flag. The handler is only needed because it replaces the default action.
     flag::register(SIGXFSZ, Arc::default()).map_err(refused)?;
-    comm::fault_signals::end_when_sent().map_err(refused)
+    comm::fault_signals::install_handlers().map_err(refused)
 }
 
 fn refused(error: io::Error) -> Failure {

@@ -127,7 +127,7 @@ pub struct RunProgress {
     /// The name of `checkpoint.best`, by which `best` was chosen. Absent in checkpoints of older versions.
     #[serde(default)]
     pub best_by: Option<String>,
-    /// Checksum of the images of the evaluations ([`Loader::fingerprint`](data::loader::Loader::fingerprint)). Absent in checkpoints
+    /// Checksum of the images of the evaluations ([`Loader::eval_checksum`](data::loader::Loader::eval_checksum)). Absent in checkpoints
     /// of older versions.
     #[serde(default)]
     pub eval_crc: Option<u32>,

@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 31] = [
+const FOREIGN_FLAGS: [&str; 36] = [
     "amp",
     "amp-dtype",
     "bench",
@@ -28,17 +28,22 @@ const FOREIGN_FLAGS: [&str; 31] = [
     "mixup",
     "model-ema",
     "model-ema-decay",
+    "module",
     "no-fail-fast",
     "no-python",
     "nproc-per-node",
     "nproc_per_node",
+    "rdzv-backend",
+    "rdzv-conf",
     "rdzv-endpoint",
+    "redirects",
     "release",
     "remode",
     "reprob",
     "smoothing",
     "standalone",
     "target",
+    "tee",
     "warmup-epochs",
 ];
 /// Sections of a configuration.

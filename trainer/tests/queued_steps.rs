@@ -8,7 +8,7 @@ use crate::engine::{self, Purpose};
 use data::loader::Batch;
 use serde_json::Value;
 use trainer::{
-    engine::{Loaders, RunEnd, RunOutcome, checkpoint},
+    engine::{Loaders, RunOutcome, RunResult, checkpoint},
     failure::Failure,
     report::RunFolder,
     signals::{Stop, StopReason},
@@ -94,7 +94,7 @@ fn loaders() -> Loaders {
     }
 }
 
-fn run(folder: &RunFolder, strategy: &mut dyn Strategy, stop: Stop) -> Result<RunEnd, Failure> {
+fn run(folder: &RunFolder, strategy: &mut dyn Strategy, stop: Stop) -> Result<RunResult, Failure> {
     engine::run(folder, &engine::plan(PLAN), strategy, loaders(), stop)
 }
 

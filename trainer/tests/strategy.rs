@@ -245,7 +245,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
             let device = device::cpu().device().inner();
             let [train, eval] =
                 [&loaders[0], &loaders[1]].map(|loader| DeviceDataset::new(&set, loader.pipeline().clone(), &device));
-            strategy.keep_on_device(DeviceDatasets { train, eval }).expect("one device");
+            strategy.set_device_datasets(DeviceDatasets { train, eval }).expect("one device");
         }
         let losses: Vec<u64> = (1..3)
             .flat_map(|epoch| loaders[0].epoch(epoch, 0))

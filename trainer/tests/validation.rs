@@ -7,7 +7,7 @@ use crate::engine::{self, Purpose};
 use data::loader::Batch;
 use serde_json::Value;
 use trainer::{
-    engine::{Loaders, RunEnd, RunOutcome, checkpoint},
+    engine::{Loaders, RunOutcome, RunResult, checkpoint},
     failure::Failure,
     report::RunFolder,
     signals::{Stop, StopReason},
@@ -181,7 +181,7 @@ impl Strategy for Stopped {
 }
 
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
-fn run(folder: &RunFolder, at: usize) -> RunEnd {
+fn run(folder: &RunFolder, at: usize) -> RunResult {
     let (plan, stop) = (engine::plan(""), Stop::never());
     let mut strategy = Stopped { inner: engine::single(&plan), stop: stop.clone(), at, evaluations: 0 };
     let train = engine::loader(40, 0, Purpose::Training);

@@ -155,7 +155,7 @@ fn measure(
     {
         let mut strategy = shared::strategy(name, &spec, precision, graph, &selected.device())?;
         if options.gpu {
-            strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
+            strategy.set_device_datasets(DeviceDatasets { train: resident(), eval: resident() })?;
         }
         let first_step_s = steps(&mut strategy, &batches, 1, selected)?.step / 1000.0;
         // The next two steps allocate memory, and the fourth one is captured as a CUDA graph (in bf16 the fifth).
@@ -188,7 +188,7 @@ fn measure(
         let kernels = match options.kernels && side.graph {
             true => {
                 let mut strategy = shared::strategy(name, &spec, side.precision, false, &selected.device())?;
-                strategy.keep_on_device(DeviceDatasets { train: resident(), eval: resident() })?;
+                strategy.set_device_datasets(DeviceDatasets { train: resident(), eval: resident() })?;
                 Some(kernels::measure(&mut strategy, &resident(), &batches, options.steps, selected)?)
             }
             false => None,

@@ -93,7 +93,7 @@ pub struct Mix {
 }
 
 /// The images of a batch during assembly.
-enum Pixels {
+enum AugmentedPixels {
     /// Augmented and normalised.
     Done(Vec<f32>),
     /// The parameters with which a device augments each image.
@@ -102,14 +102,14 @@ enum Pixels {
 
 /// Minimum number of images in memory per task. Smaller tasks cost more to schedule than they save. An encoded image is a task
 /// of its own, because decoding takes longer.
-const MIN_IMAGES: usize = 16;
+const MIN_IMAGES_PER_TASK: usize = 16;
 
 /// Maximum number of images that are tried in place of one that cannot be decoded. If all of them fail, the whole data set
 /// is probably damaged.
 const MAX_REPLACEMENTS: usize = 100;
 
 /// The batches of one epoch. Any batch can be assembled at any time.
-pub(super) struct Epoch {
+pub(super) struct EpochBatches {
     pub(super) shared: Arc<LoaderState>,
     pub(super) epoch: usize,
     /// Samples of all ranks, in the epoch's order.
@@ -118,7 +118,7 @@ pub(super) struct Epoch {
     pub(super) repetitions: Vec<u32>,
 }
 
-impl Epoch {
+impl EpochBatches {
     /// Assembles batch `index` on the pool of the calling thread.
     ///
     /// # Errors
@@ -131,11 +131,11 @@ impl Epoch {
         let mine: Vec<usize> = global.clone().skip(config.rank).step_by(config.world_size).collect();
         if !config.pixels {
             let params = mine.iter().map(|&position| self.params(position)).collect();
-            return Ok(self.assemble(index, global, &mine, Pixels::OnDevice(params), None));
+            return Ok(self.assemble(index, global, &mine, AugmentedPixels::OnDevice(params), None));
         }
         let one = self.views() * shape.len();
         let mut images = vec![0.0; mine.len() * one];
-        let per_task = if dataset.encoded.is_some() { 1 } else { MIN_IMAGES };
+        let per_task = if dataset.encoded.is_some() { 1 } else { MIN_IMAGES_PER_TASK };
         let chunks = images.par_chunks_mut(one).with_min_len(per_task);
         let mixing =
             if config.evaluation { None } else { self.shared.mixing.params(config.seed, self.epoch, index, *shape) };
@@ -164,14 +164,21 @@ impl Epoch {
         }
         let smaller = config.shape_in(self.epoch, *shape);
         let images = if smaller == *shape { images } else { resize(&images, *shape, smaller) };
-        let batch = self.assemble(index, global, &mine, Pixels::Done(images), mix);
+        let batch = self.assemble(index, global, &mine, AugmentedPixels::Done(images), mix);
         Ok(Batch { replaced, shape: smaller, ..batch })
     }
 
-    fn assemble(&self, index: usize, global: Range<usize>, mine: &[usize], pixels: Pixels, mix: Option<Mix>) -> Batch {
+    fn assemble(
+        &self,
+        index: usize,
+        global: Range<usize>,
+        mine: &[usize],
+        pixels: AugmentedPixels,
+        mix: Option<Mix>,
+    ) -> Batch {
         let (images, params) = match pixels {
-            Pixels::Done(images) => (images, Vec::new()),
-            Pixels::OnDevice(params) => (Vec::new(), params),
+            AugmentedPixels::Done(images) => (images, Vec::new()),
+            AugmentedPixels::OnDevice(params) => (Vec::new(), params),
         };
         let weights = &self.shared.config.class_weights;
         let global_len = global.len();

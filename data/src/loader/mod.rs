@@ -52,10 +52,11 @@ pub struct LoaderConfig {
     pub sampler_weights: Vec<f64>,
     /// Weight of each class in [`Batch::global_weight`], `[classes]`. Empty: every image counts 1.
     pub class_weights: Vec<f64>,
-    /// Augments and normalises the images. Otherwise batches hold only each image's augmentation parameters, for a device
-    /// that holds the data set and augments there; such a loader cannot mix images or change their colours.
+    /// Whether the loader augments and normalises the pixels on the host. If false, batches hold only each image's augmentation
+    /// parameters, for a device that holds the data set and augments there; such a loader cannot mix images or change their
+    /// colours.
     pub pixels: bool,
-    /// What to do about an encoded image that cannot be read or decoded.
+    /// How to handle an encoded image that cannot be read or decoded.
     pub on_error: OnError,
     /// For evaluation: each image as ten crops of its file's pixels (torchvision's `TenCrop`).
     pub ten_crop: bool,
@@ -72,7 +73,7 @@ impl LoaderConfig {
     }
 }
 
-/// What a loader does about an encoded image that cannot be read or decoded.
+/// How a loader handles an encoded image that cannot be read or decoded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OnError {
     /// The batch is an error.
@@ -184,9 +185,9 @@ impl Loader {
         self.shared.dataset.len()
     }
 
-    /// Returns a checksum (CRC-32C) of what an evaluation measures: labels, image size, normalisation, and the pixels of up to 16
+    /// Returns a checksum (CRC-32C) of an evaluation's inputs: labels, image size, normalisation, and the pixels of up to 16
     /// images. An image that cannot be read counts as empty.
-    pub fn fingerprint(&self) -> u32 {
+    pub fn eval_checksum(&self) -> u32 {
         const IMAGES: usize = 16;
         let (dataset, config) = (&self.shared.dataset, &self.shared.config);
         let ImageShape { channels, height, width } = dataset.shape;
@@ -246,7 +247,7 @@ impl Loader {
         let mut repetitions = if weighted { repetitions(&order, len) } else { Vec::new() };
         resize_repeating(&mut order, self.total);
         resize_repeating(&mut repetitions, if weighted { self.total } else { 0 });
-        let epoch = batch::Epoch { shared: Arc::clone(&self.shared), epoch, order, repetitions };
+        let epoch = batch::EpochBatches { shared: Arc::clone(&self.shared), epoch, order, repetitions };
         let first = first_batch.min(self.batches);
         let work = move |index| epoch.batch(index);
         prefetch::Prefetch::new(Arc::clone(&self.pool), first, self.batches, config.prefetch, work)
@@ -283,7 +284,7 @@ fn check_dataset(dataset: &Dataset) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Checks that nothing that needs one class per image is used with a multi-label data set.
+/// Checks that a multi-label data set is not used with options that need one class per image.
 fn check_multi_label(config: &LoaderConfig, dataset: &Dataset) -> Result<(), DataError> {
     let used = [
         ("mixup", config.mixup.is_some()),

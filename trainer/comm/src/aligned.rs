@@ -2,7 +2,7 @@
 
 use bytemuck::cast_slice_mut;
 
-/// See the module.
+/// Bytes that can be viewed as a slice of any element type.
 pub(crate) struct AlignedBytes {
     words: Vec<u64>,
     len: usize,

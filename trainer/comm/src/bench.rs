@@ -11,7 +11,7 @@ use super::dtype::{DType, Element, ReduceOp};
 use super::error::Result;
 use super::shared_array::SharedArray;
 
-/// What to measure.
+/// The settings of a measurement.
 #[derive(Clone, Debug)]
 pub struct BenchConfig {
     /// Sizes of the array that each rank contributes, in bytes; rounded down to whole elements.
@@ -62,7 +62,9 @@ pub struct BenchRow {
 
 /// An element type whose reductions can be predicted exactly.
 trait Exact: Element {
+    /// Converts a small integer.
     fn small(value: u32) -> Self;
+    /// Returns the value as `f64`.
     fn value(self) -> f64;
 }
 

@@ -13,7 +13,7 @@ use super::wire::Reader;
 /// The collective operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum OpKind {
+pub enum OpType {
     /// Every rank gets the reduction.
     AllReduce = 1,
     /// Every rank gets the root's data.
@@ -48,45 +48,45 @@ pub enum OpKind {
     AllToAllV = 16,
 }
 
-impl OpKind {
-    const ALL: [OpKind; 16] = [
-        OpKind::AllReduce,
-        OpKind::Broadcast,
-        OpKind::Reduce,
-        OpKind::AllGather,
-        OpKind::AllGatherV,
-        OpKind::Gather,
-        OpKind::Scatter,
-        OpKind::ReduceScatter,
-        OpKind::AllToAll,
-        OpKind::Barrier,
-        OpKind::Send,
-        OpKind::Recv,
-        OpKind::Group,
-        OpKind::Duplicate,
-        OpKind::Share,
-        OpKind::AllToAllV,
+impl OpType {
+    const ALL: [OpType; 16] = [
+        OpType::AllReduce,
+        OpType::Broadcast,
+        OpType::Reduce,
+        OpType::AllGather,
+        OpType::AllGatherV,
+        OpType::Gather,
+        OpType::Scatter,
+        OpType::ReduceScatter,
+        OpType::AllToAll,
+        OpType::Barrier,
+        OpType::Send,
+        OpType::Recv,
+        OpType::Group,
+        OpType::Duplicate,
+        OpType::Share,
+        OpType::AllToAllV,
     ];
 
     /// Returns the name of the method.
     pub fn name(self) -> &'static str {
         match self {
-            OpKind::AllReduce => "all_reduce",
-            OpKind::Broadcast => "broadcast",
-            OpKind::Reduce => "reduce",
-            OpKind::AllGather => "all_gather",
-            OpKind::AllGatherV => "all_gather_v",
-            OpKind::Gather => "gather",
-            OpKind::Scatter => "scatter",
-            OpKind::ReduceScatter => "reduce_scatter",
-            OpKind::AllToAll => "all_to_all",
-            OpKind::Barrier => "barrier",
-            OpKind::Send => "send",
-            OpKind::Recv => "recv",
-            OpKind::Group => "group",
-            OpKind::Duplicate => "duplicate",
-            OpKind::Share => "shared",
-            OpKind::AllToAllV => "all_to_all_v",
+            OpType::AllReduce => "all_reduce",
+            OpType::Broadcast => "broadcast",
+            OpType::Reduce => "reduce",
+            OpType::AllGather => "all_gather",
+            OpType::AllGatherV => "all_gather_v",
+            OpType::Gather => "gather",
+            OpType::Scatter => "scatter",
+            OpType::ReduceScatter => "reduce_scatter",
+            OpType::AllToAll => "all_to_all",
+            OpType::Barrier => "barrier",
+            OpType::Send => "send",
+            OpType::Recv => "recv",
+            OpType::Group => "group",
+            OpType::Duplicate => "duplicate",
+            OpType::Share => "shared",
+            OpType::AllToAllV => "all_to_all_v",
         }
     }
 }
@@ -94,7 +94,7 @@ impl OpKind {
 /// One call of one rank. `count` is in elements and has the same meaning on every rank of the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CollectiveCall {
-    pub op: OpKind,
+    pub op: OpType,
     pub dtype: DType,
     pub reduce: Option<ReduceOp>,
     pub root: Option<u32>,
@@ -137,7 +137,7 @@ impl CollectiveCall {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut r = Reader::new(bytes);
         let op = r.u8()?;
-        let op = OpKind::ALL.into_iter().find(|o| *o as u8 == op)?;
+        let op = OpType::ALL.into_iter().find(|o| *o as u8 == op)?;
         let dtype = DType::from_code(r.u8()?)?;
         let reduce = match r.u8()? {
             0 => None,
@@ -153,7 +153,7 @@ impl CollectiveCall {
     /// Describes the position of the call for error messages: `collective #17 of the world`.
     pub(crate) fn position(&self, group: &str) -> String {
         match self.op {
-            OpKind::Send | OpKind::Recv => format!("in {group}"),
+            OpType::Send | OpType::Recv => format!("in {group}"),
             _ => format!("collective #{} of {group}", self.sequence),
         }
     }
@@ -163,8 +163,8 @@ impl fmt::Display for CollectiveCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.op.name())?;
         match self.op {
-            OpKind::Barrier | OpKind::Group | OpKind::Duplicate => {}
-            OpKind::AllGatherV | OpKind::AllToAllV => write!(f, " of {}", self.dtype)?,
+            OpType::Barrier | OpType::Group | OpType::Duplicate => {}
+            OpType::AllGatherV | OpType::AllToAllV => write!(f, " of {}", self.dtype)?,
             _ => write!(f, " of {} {}", self.count, self.dtype)?,
         }
         if let Some(reduce) = self.reduce {
@@ -176,8 +176,8 @@ impl fmt::Display for CollectiveCall {
         // Other numbers of ranks in messages count within the job.
         let of_group = if self.group == 0 { "" } else { "group " };
         match (self.op, self.root) {
-            (OpKind::Send, Some(peer)) => write!(f, " to {of_group}rank {peer}"),
-            (OpKind::Recv, Some(peer)) => write!(f, " from {of_group}rank {peer}"),
+            (OpType::Send, Some(peer)) => write!(f, " to {of_group}rank {peer}"),
+            (OpType::Recv, Some(peer)) => write!(f, " from {of_group}rank {peer}"),
             (_, Some(root)) => write!(f, " with root {root}"),
             (_, None) => Ok(()),
         }
@@ -267,16 +267,16 @@ impl CallComparison {
 mod tests {
     use super::*;
 
-    fn call(op: OpKind, count: u64) -> CollectiveCall {
-        let reduce = (op == OpKind::AllReduce).then_some(ReduceOp::Sum);
-        let root = (op == OpKind::Broadcast).then_some(0);
+    fn call(op: OpType, count: u64) -> CollectiveCall {
+        let reduce = (op == OpType::AllReduce).then_some(ReduceOp::Sum);
+        let root = (op == OpType::Broadcast).then_some(0);
         CollectiveCall { op, dtype: DType::F32, reduce, root, memory: None, count, group: 0, sequence: 17 }
     }
 
     #[test]
     fn both_sides_are_named() {
-        let comparison = CallComparison::of(0, call(OpKind::AllReduce, 12))
-            .merge(CallComparison::of(1, call(OpKind::Broadcast, 10)));
+        let comparison = CallComparison::of(0, call(OpType::AllReduce, 12))
+            .merge(CallComparison::of(1, call(OpType::Broadcast, 10)));
         let error = comparison.check("the world").unwrap_err();
         assert_eq!(
             error.message,
@@ -290,7 +290,7 @@ mod tests {
     fn merging_in_any_pattern_has_one_result() {
         let calls = [12u64, 12, 9, 12, 9, 7];
         let ranks: Vec<CallComparison> =
-            calls.iter().enumerate().map(|(r, c)| CallComparison::of(r, call(OpKind::AllReduce, *c))).collect();
+            calls.iter().enumerate().map(|(r, c)| CallComparison::of(r, call(OpType::AllReduce, *c))).collect();
         let forward = ranks.iter().copied().reduce(CallComparison::merge).unwrap();
         let backward = ranks.iter().rev().copied().reduce(CallComparison::merge).unwrap();
         let tree = ranks[4].merge(ranks[1]).merge(ranks[5].merge(ranks[0])).merge(ranks[2].merge(ranks[3]));
@@ -303,8 +303,8 @@ mod tests {
 
     #[test]
     fn damaged_calls_are_refused() {
-        let good = call(OpKind::AllReduce, 3).encode();
-        assert_eq!(CollectiveCall::decode(&good), Some(call(OpKind::AllReduce, 3)));
+        let good = call(OpType::AllReduce, 3).encode();
+        assert_eq!(CollectiveCall::decode(&good), Some(call(OpType::AllReduce, 3)));
         for (place, value) in [(0, 0u8), (0, 99), (1, 0), (2, 77)] {
             let mut bad = good;
             bad[place] = value;

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use bytemuck::{cast_slice, cast_slice_mut};
 use parking_lot::Mutex;
 
-use super::call::{CollectiveCall, OpKind};
+use super::call::{CollectiveCall, OpType};
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, ErrorKind, Result};
 use super::fnv;
-use super::messages::MessageBatch;
+use super::point_to_point::MessageBatch;
 use super::process::{CommStream, Process};
 use super::rendezvous::TransportKind;
 use super::transport::{GroupRanks, Transport};
 
 /// One rank's state of a group.
-pub(super) struct Inner {
+pub(super) struct CommunicatorState {
     pub(super) group: GroupRanks,
     pub(super) name: Arc<str>,
     /// The number of collectives so far, and the transport.
@@ -28,7 +28,7 @@ pub(super) struct Inner {
     pub(super) process: Arc<Process>,
 }
 
-impl Inner {
+impl CommunicatorState {
     /// Returns an id for a new group of `ranks`. All ranks compute the same id, because all ranks have called the
     /// same number of collectives.
     pub(super) fn next_group(&self, ranks: &[usize]) -> u64 {
@@ -59,7 +59,7 @@ impl Inner {
 /// An error ends the job: every later call on any rank returns the first error.
 #[derive(Clone)]
 pub struct Communicator {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<CommunicatorState>,
 }
 
 impl fmt::Debug for Communicator {
@@ -69,22 +69,22 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    pub(super) fn world_of(process: Process) -> Result<Self> {
+    pub(super) fn for_world(process: Process) -> Result<Self> {
         let group =
             GroupRanks { id: 0, me: process.rank, ranks: (0..process.world_size).collect(), duplicate_of: None };
-        Self::on_new_stream(Arc::new(process), group)
+        Self::with_new_stream(Arc::new(process), group)
     }
 
-    pub(super) fn on_new_stream(process: Arc<Process>, group: GroupRanks) -> Result<Self> {
+    pub(super) fn with_new_stream(process: Arc<Process>, group: GroupRanks) -> Result<Self> {
         let stream = CommStream::new(&process, &group).map_err(|e| process.fail(e))?;
-        Self::on(Arc::new(stream), process, group)
+        Self::with_stream(Arc::new(stream), process, group)
     }
 
-    pub(super) fn on(stream: Arc<CommStream>, process: Arc<Process>, group: GroupRanks) -> Result<Self> {
+    pub(super) fn with_stream(stream: Arc<CommStream>, process: Arc<Process>, group: GroupRanks) -> Result<Self> {
         let transport = stream.transport(&process, &group).map_err(|e| process.fail(e))?;
         let name = group.name().into();
         let (transport, messages) = (Mutex::new((0, transport)), Mutex::default());
-        Ok(Self { inner: Arc::new(Inner { group, name, transport, stream, messages, process }) })
+        Ok(Self { inner: Arc::new(CommunicatorState { group, name, transport, stream, messages, process }) })
     }
 
     /// Returns this process's rank in the group.
@@ -120,7 +120,7 @@ impl Communicator {
         self.inner.process.abort.error()
     }
 
-    pub(super) fn call(&self, op: OpKind, dtype: DType, count: usize) -> CollectiveCall {
+    pub(super) fn call(&self, op: OpType, dtype: DType, count: usize) -> CollectiveCall {
         let group = self.inner.group.id;
         CollectiveCall { op, dtype, reduce: None, root: None, memory: None, count: count as u64, group, sequence: 0 }
     }
@@ -135,7 +135,7 @@ impl Communicator {
         let mut guard = self.inner.transport.lock();
         let (sequence, transport) = &mut *guard;
         process.abort.check()?;
-        if !matches!(call.op, OpKind::Send | OpKind::Recv) {
+        if !matches!(call.op, OpType::Send | OpType::Recv) {
             *sequence += 1;
             call.sequence = *sequence;
         }
@@ -146,8 +146,8 @@ impl Communicator {
         result
     }
 
-    /// Returns an error about this rank's arguments. This error ends the job, as every error does.
-    pub(super) fn refuse<R>(&self, what: &str, cause: String) -> Result<R> {
+    /// Ends the job with an error about this rank's arguments, and returns this error.
+    pub(super) fn fail_usage<R>(&self, what: &str, cause: String) -> Result<R> {
         let message = format!("{what} on rank {}, in {}: {cause}", self.inner.group.global_rank(), self.inner.name);
         Err(self.inner.process.fail(CommError::usage(message)))
     }
@@ -155,20 +155,23 @@ impl Communicator {
     /// Checks that `bytes` are whole, aligned elements, and returns their number.
     fn elements(&self, what: &str, bytes: &[u8], dtype: DType) -> Result<usize> {
         if !bytes.len().is_multiple_of(dtype.size()) || !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
-            return self.refuse(what, format!("the buffer is not an aligned array of {dtype}"));
+            return self.fail_usage(what, format!("the buffer is not an aligned array of {dtype}"));
         }
         Ok(bytes.len() / dtype.size())
     }
 
+    // Each `_now` method runs a collective on the calling thread. The public method waits for the queue first. The queue's thread
+    // runs the asynchronous calls.
+
     pub(super) fn all_reduce_now(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         let count = self.elements("all_reduce", data, dtype)?;
-        let call = CollectiveCall { reduce: Some(op), ..self.call(OpKind::AllReduce, dtype, count) };
+        let call = CollectiveCall { reduce: Some(op), ..self.call(OpType::AllReduce, dtype, count) };
         self.run(call, |t, call| t.all_reduce(call, data))
     }
 
     pub(super) fn broadcast_now(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
         let count = self.elements("broadcast", data, dtype)?;
-        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpKind::Broadcast, dtype, count) };
+        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpType::Broadcast, dtype, count) };
         self.run(call, |t, call| t.broadcast(call, data))
     }
 
@@ -176,16 +179,16 @@ impl Communicator {
         let count = self.elements("all_gather", send, dtype)?;
         if recv.len() != send.len() * self.world_size() {
             let (have, want) = (recv.len() / dtype.size(), count * self.world_size());
-            return self.refuse("all_gather", format!("the receiver has {have} elements, {want} will arrive"));
+            return self.fail_usage("all_gather", format!("the receiver has {have} elements, {want} will arrive"));
         }
         let lens = vec![send.len(); self.world_size()];
-        self.run(self.call(OpKind::AllGather, dtype, count), |t, call| t.all_gather(call, send, recv, &lens))
+        self.run(self.call(OpType::AllGather, dtype, count), |t, call| t.all_gather(call, send, recv, &lens))
     }
 
     pub(super) fn reduce_scatter_now(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
         let count = self.elements("reduce_scatter", recv, dtype)?;
         self.parts("reduce_scatter", send.len(), recv.len(), dtype)?;
-        let call = CollectiveCall { reduce: Some(op), ..self.call(OpKind::ReduceScatter, dtype, count) };
+        let call = CollectiveCall { reduce: Some(op), ..self.call(OpType::ReduceScatter, dtype, count) };
         self.run(call, |t, call| t.reduce_scatter(call, send, recv))
     }
 
@@ -195,7 +198,7 @@ impl Communicator {
             return Ok(());
         }
         let (whole, part) = (whole / dtype.size(), part / dtype.size());
-        self.refuse(what, format!("{whole} elements are not {part} for each of {} ranks", self.world_size()))
+        self.fail_usage(what, format!("{whole} elements are not {part} for each of {} ranks", self.world_size()))
     }
 
     pub(super) fn synchronize(&self) {
@@ -246,7 +249,7 @@ impl Communicator {
     }
 
     pub(super) fn reduce_now<T: Element>(&self, data: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        let call = self.call(OpKind::Reduce, T::DTYPE, data.len());
+        let call = self.call(OpType::Reduce, T::DTYPE, data.len());
         let call = CollectiveCall { reduce: Some(op), root: Some(root as u32), ..call };
         self.run(call, |t, call| t.reduce(call, cast_slice_mut(data)))
     }
@@ -283,7 +286,7 @@ impl Communicator {
         if self.rank() == root {
             self.parts("gather", size_of_val(recv), size_of_val(send), T::DTYPE)?;
         }
-        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpKind::Gather, T::DTYPE, send.len()) };
+        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpType::Gather, T::DTYPE, send.len()) };
         self.run(call, |t, call| t.gather(call, cast_slice(send), cast_slice_mut(recv)))
     }
 
@@ -301,7 +304,7 @@ impl Communicator {
         if self.rank() == root {
             self.parts("scatter", size_of_val(send), size_of_val(recv), T::DTYPE)?;
         }
-        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpKind::Scatter, T::DTYPE, recv.len()) };
+        let call = CollectiveCall { root: Some(root as u32), ..self.call(OpType::Scatter, T::DTYPE, recv.len()) };
         self.run(call, |t, call| t.scatter(call, cast_slice(send), cast_slice_mut(recv)))
     }
 
@@ -328,14 +331,14 @@ impl Communicator {
         let count = send.len() / self.world_size();
         self.parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
         self.parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
-        self.run(self.call(OpKind::AllToAll, T::DTYPE, count), |t, call| {
+        self.run(self.call(OpType::AllToAll, T::DTYPE, count), |t, call| {
             t.all_to_all(call, cast_slice(send), cast_slice_mut(recv))
         })
     }
 
     pub(super) fn agree_to_duplicate(&self) -> Result<()> {
         self.synchronize();
-        self.run(self.call(OpKind::Duplicate, DType::U8, 0), |t, call| t.barrier(call))
+        self.run(self.call(OpType::Duplicate, DType::U8, 0), |t, call| t.barrier(call))
     }
 
     /// Waits until all ranks of the group have called it.
@@ -348,11 +351,11 @@ impl Communicator {
     }
 
     pub(super) fn barrier_now(&self) -> Result<()> {
-        self.run(self.call(OpKind::Barrier, DType::U8, 0), |t, call| t.barrier(call))
+        self.run(self.call(OpType::Barrier, DType::U8, 0), |t, call| t.barrier(call))
     }
 }
 
-/// Refuses calls that cannot work whatever the other ranks call.
+/// Checks the arguments that are wrong on any rank: the root, and the mean of integers.
 pub(super) fn check(call: &CollectiveCall, world_size: usize) -> Result<()> {
     if let Some(root) = call.root.filter(|root| *root as usize >= world_size) {
         return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world_size}")));

@@ -40,7 +40,7 @@ impl WaitDeadline {
         let passed = now.saturating_duration_since(self.last_look);
         self.last_look = now;
         if passed > SUSPENDED_AFTER {
-            // The whole slice does not count, so that some time is left also where a stop has interrupted the last slice.
+            // Exclude the whole slice, so that time is left even if the stop interrupted the last slice.
             self.until += passed;
         }
         self.until.saturating_duration_since(now).min(POLL_INTERVAL)

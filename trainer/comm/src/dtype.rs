@@ -144,8 +144,8 @@ macro_rules! element {
 
 element!(f32 => F32, f64 => F64, f16 => F16, bf16 => BF16, i32 => I32, i64 => I64, u8 => U8);
 
-/// Cuts `len` bytes into `parts` parts of whole elements of `element` bytes, as even as possible: the first parts are one
-/// element longer. Returns `parts + 1` byte offsets, the same on every rank.
+/// Divides `len` bytes into `parts` parts of almost equal length. An element has `element` bytes, and no element is divided. The
+/// first parts may be one element longer. Returns `parts + 1` byte offsets, the same on every rank.
 pub(crate) fn split(len: usize, element: usize, parts: usize) -> Vec<usize> {
     let count = len / element;
     let (base, extra) = (count / parts, count % parts);

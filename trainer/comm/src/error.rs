@@ -14,7 +14,7 @@ pub enum ErrorKind {
     PeerLost = 3,
     /// A rank or the launcher aborted the job.
     Aborted = 4,
-    /// A call that cannot work whatever the other ranks call: wrong length, root out of range, mean of integers.
+    /// Invalid arguments of a call: wrong length, root out of range, mean of integers.
     Usage = 5,
     /// The job could not be started: rendezvous, secret, shared memory, addresses.
     Setup = 6,
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn travels_unchanged() {
+    fn an_encoded_error_decodes_to_the_same_error() {
         let error = CommError::new(ErrorKind::Timeout, "no sign of rank 3").hint("look at its log").blame(3);
         let mut out = Writer::default();
         error.encode(&mut out);
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_read_well() {
+    fn rank_lists_are_formatted_for_messages() {
         assert_eq!(ranks(&[2]), "rank 2");
         assert_eq!(ranks(&[0, 1, 5]), "ranks 0, 1 and 5");
     }

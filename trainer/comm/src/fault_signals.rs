@@ -15,15 +15,15 @@ use libc::{SA_ONSTACK, SA_SIGINFO, SIG_DFL, SIG_IGN, SIGBUS, SIGSEGV, c_int, c_v
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
 /// The handlers of Rust's runtime for SIGSEGV and SIGBUS. 0: none.
-static RUNTIME: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+static RUNTIME_HANDLERS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 /// Installs the handlers: a SIGSEGV or SIGBUS that another process sends then ends this process, as a fault does. Call this
 /// function once, at the start.
 ///
 /// # Errors
 /// The kernel refuses a handler.
-pub fn end_when_sent() -> io::Result<()> {
-    for (signal, runtime) in [SIGSEGV, SIGBUS].into_iter().zip(&RUNTIME) {
+pub fn install_handlers() -> io::Result<()> {
+    for (signal, runtime) in [SIGSEGV, SIGBUS].into_iter().zip(&RUNTIME_HANDLERS) {
         let mut action = MaybeUninit::<sigaction>::zeroed();
         // SAFETY: both pointers are null or point to a `sigaction`. Zeros are a valid one: the default action, no flags.
         let old = unsafe {
@@ -62,7 +62,7 @@ pub fn is_ignored(signal: i32) -> bool {
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t` to a handler with `SA_SIGINFO`.
     let sent = unsafe { (*info).si_code } <= 0;
-    let runtime = RUNTIME[usize::from(signal == SIGBUS)].load(Ordering::Relaxed);
+    let runtime = RUNTIME_HANDLERS[usize::from(signal == SIGBUS)].load(Ordering::Relaxed);
     if sent || runtime == 0 {
         // SAFETY: both functions are safe in a handler. The signal is blocked here, so the raised one ends the process when this
         // function returns.
@@ -72,7 +72,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         }
         return;
     }
-    // SAFETY: `end_when_sent` stored the address of a handler with `SA_SIGINFO`, whose type is `Handler`.
+    // SAFETY: `install_handlers` stored the address of a handler with `SA_SIGINFO`, whose type is `Handler`.
     let runtime: Handler = unsafe { transmute(runtime) };
     runtime(signal, info, context);
 }

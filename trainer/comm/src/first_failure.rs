@@ -4,8 +4,9 @@ use super::communicator::Communicator;
 use super::error::Result;
 
 impl Communicator {
-    /// Gathers why a step failed on each rank: `own` is this rank's reason, or empty where the step succeeded. Every rank gets the
-    /// same result: the reason of the first of [`Self::ranks`] that failed, with its rank in the job; `None` if none did.
+    /// Returns the first failure of a step that may fail on some ranks. `own` is this rank's reason, or empty if the step
+    /// succeeded. Every rank gets the same result: the reason of the first of [`Self::ranks`] that failed, with its rank in the job;
+    /// `None` if none did.
     ///
     /// # Errors
     /// See [`Communicator`].

@@ -9,7 +9,7 @@ pub fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn published_values() {
+    fn hashes_equal_the_published_test_vectors() {
         assert_eq!(super::hash([]), 0xcbf2_9ce4_8422_2325);
         assert_eq!(super::hash(*b"a"), 0xaf63_dc4c_8601_ec8c);
         assert_eq!(super::hash(*b"foobar"), 0x8594_4171_f739_67e8);

@@ -2,7 +2,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::call::OpKind;
+use super::call::OpType;
 use super::communicator::Communicator;
 use super::dtype::Element;
 use super::error::Result;
@@ -31,11 +31,11 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`].
     pub fn all_gather_v<T: Element>(&self, send: &[T]) -> Result<Gathered<T>> {
-        self.gather_v(OpKind::AllGatherV, send)
+        self.gather_v(OpType::AllGatherV, send)
     }
 
     /// Does what [`all_gather_v`](Self::all_gather_v) does, as the call `op` in error messages.
-    pub(super) fn gather_v<T: Element>(&self, op: OpKind, send: &[T]) -> Result<Gathered<T>> {
+    pub(super) fn gather_v<T: Element>(&self, op: OpType, send: &[T]) -> Result<Gathered<T>> {
         self.synchronize();
         let call = self.call(op, T::DTYPE, 0);
         let mut counts = vec![0u64; self.world_size()];

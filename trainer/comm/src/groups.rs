@@ -1,6 +1,6 @@
 //! Sub-groups and duplicates.
 
-use super::call::OpKind;
+use super::call::OpType;
 use super::communicator::Communicator;
 use super::error::{CommError, ErrorKind, Result};
 use super::transport::GroupRanks;
@@ -17,12 +17,14 @@ impl Communicator {
         for rank in ranks {
             match seen.get_mut(*rank) {
                 Some(seen) if !*seen => *seen = true,
-                Some(_) => return self.refuse("group", format!("rank {rank} is listed twice")),
-                None => return self.refuse("group", format!("there is no rank {rank} among {}", self.world_size())),
+                Some(_) => return self.fail_usage("group", format!("rank {rank} is listed twice")),
+                None => {
+                    return self.fail_usage("group", format!("there is no rank {rank} among {}", self.world_size()));
+                }
             }
         }
         let list: Vec<i64> = ranks.iter().map(|r| *r as i64).collect();
-        let all = self.gather_v(OpKind::Group, &list)?;
+        let all = self.gather_v(OpType::Group, &list)?;
         let lists: Vec<&[i64]> = all.parts().collect();
         if let Some(other) = lists.iter().position(|l| *l != lists[0]) {
             let (first, rank) = (self.ranks()[0], self.ranks()[other]);
@@ -35,7 +37,7 @@ impl Communicator {
         let Some(me) = ranks.iter().position(|r| *r == self.rank()) else { return Ok(None) };
         let ranks: Vec<usize> = ranks.iter().map(|r| self.ranks()[*r]).collect();
         let group = GroupRanks { id: self.inner.next_group(&ranks), me, ranks, duplicate_of: None };
-        Self::on(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
+        Self::with_stream(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
     }
 
     /// Makes a communicator of the same ranks that is independent of this one, as `MPI_Comm_dup` does. Collectives of both may
@@ -53,6 +55,6 @@ impl Communicator {
         let duplicate_of = Some(self.inner.name.clone());
         let group =
             GroupRanks { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), duplicate_of };
-        Self::on_new_stream(self.inner.process.clone(), group)
+        Self::with_new_stream(self.inner.process.clone(), group)
     }
 }

@@ -32,12 +32,12 @@
 //! # Code map, from the top
 //!
 //! - `communicator.rs`, `groups.rs`: [`Communicator`], which checks arguments, keeps the order of calls, and reports errors to
-//!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `messages.rs`: point-to-point messages, and the collectives
+//!   all ranks. `async_calls.rs`, `queue.rs`: asynchronous calls. `point_to_point.rs`: point-to-point messages, and the collectives
 //!   that are built on messages. `gather_v.rs`: arrays whose lengths differ. `shared_array.rs`: [`SharedArray`] arrays.
 //! - `process.rs`: the state that all groups of a process share, and the path of an error to all ranks.
 //! - `transport.rs`: the trait of a transport. `shm/` works on one host, `tcp/` between any hosts, `solo.rs` for one rank, `mpi/`
 //!   over the MPI library (feature `mpi`).
-//! - `call.rs`: compares the calls of all ranks. `message.rs`: compares a send with its receive.
+//! - `call.rs`: compares the calls of all ranks. `message_header.rs`: compares a send with its receive.
 //! - `rendezvous.rs`: joins the job and makes its communicator. `store/`: the rendezvous and the control connection, which
 //!   reports dead ranks and errors. `auth.rs`: the secret that keeps unauthenticated peers out.
 //! - `kernels.rs`, `widen.rs`, `dtype.rs`: reductions on the CPU.
@@ -78,14 +78,14 @@ pub mod host;
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "only `shm` has all arrays in one process"))]
 mod kernels;
 pub mod limits;
-mod message;
-mod messages;
+mod message_header;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod net;
 #[cfg_attr(target_os = "linux", allow(unsafe_code))]
 #[cfg_attr(not(target_os = "linux"), path = "private_node_memory.rs")]
 mod node_memory;
+mod point_to_point;
 mod process;
 mod queue;
 mod rendezvous;
@@ -102,7 +102,7 @@ mod widen;
 mod wire;
 
 pub use auth::Secret;
-pub use call::OpKind;
+pub use call::OpType;
 pub use communicator::Communicator;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{CommError, ErrorKind, Result};
@@ -113,7 +113,7 @@ pub use node_memory::{NodeBytes, NodeMemory};
 pub use queue::Work;
 pub use rendezvous::{CommConfig, TransportKind, join, join_through, solo};
 pub use shared_array::SharedArray;
-pub use store::{ConnectError, Member, StoreClient, StoreConfig, StoreEvent, StoreServer};
+pub use store::{ConnectError, MemberKind, StoreClient, StoreConfig, StoreEvent, StoreServer};
 #[cfg(target_os = "linux")]
 pub use system::peer_user;
 pub use widen::{round_to_16_bits, widen_16_bits};

@@ -57,7 +57,7 @@ impl TaskQueue {
     }
 }
 
-/// See the module. The first submission starts the thread.
+/// The queue of a stream: one thread runs its tasks in order. The first submission starts the thread.
 #[derive(Default)]
 pub(crate) struct Queue {
     shared: Arc<TaskQueue>,

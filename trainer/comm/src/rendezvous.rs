@@ -166,7 +166,7 @@ pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communica
         let hint = "start all ranks with the same backend: parallel.backend or --backend";
         return Err(process.fail(CommError::usage(error).hint(hint)));
     }
-    Communicator::world_of(process)
+    Communicator::for_world(process)
 }
 
 /// Makes a job of one rank, which needs no rendezvous.
@@ -175,7 +175,7 @@ pub fn join_through(store: StoreClient, config: &CommConfig) -> Result<Communica
 /// None in practice. The return type is the same as that of [`join`].
 pub fn solo() -> Result<Communicator> {
     let limit = Duration::from_secs(1);
-    Communicator::world_of(Process::new(0, 1, TransportKind::Shm, limit, limit, None))
+    Communicator::for_world(Process::new(0, 1, TransportKind::Shm, limit, limit, None))
 }
 
 #[cfg(test)]

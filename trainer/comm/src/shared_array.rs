@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::call::{CollectiveCall, OpKind};
+use super::call::{CollectiveCall, OpType};
 use super::communicator::Communicator;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, Result};
@@ -64,9 +64,10 @@ impl Communicator {
         // The arrays of all ranks may be one mapping, with a header.
         let all = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_mul(self.world_size()));
         if all.is_none_or(|bytes| bytes > isize::MAX as usize / 2) {
-            return self.refuse("shared", format!("{len} {} on each rank are more than an array can have", T::DTYPE));
+            return self
+                .fail_usage("shared", format!("{len} {} on each rank are more than an array can have", T::DTYPE));
         }
-        let call = self.call(OpKind::Share, DType::U8, len * size_of::<T>());
+        let call = self.call(OpType::Share, DType::U8, len * size_of::<T>());
         let (number, window) = self.run(call, |transport, call| Ok((call.sequence as u32, transport.share(call)?)))?;
         let memory = match window {
             Some(window) => Memory::Window(window),
@@ -101,16 +102,16 @@ impl Communicator {
         self.synchronize();
         let SharedArray { memory, group, number } = data;
         if group != self.inner.group.id {
-            return self.refuse("all_reduce_shared", "the array belongs to another communicator".into());
+            return self.fail_usage("all_reduce_shared", "the array belongs to another communicator".into());
         }
         let have = match &memory {
             Memory::Ordinary(values) => values.len(),
             Memory::Window(window) => window.bytes().len() / size_of::<T>(),
         };
         if count > have {
-            return self.refuse("all_reduce_shared", format!("the array has {have} elements, not {count}"));
+            return self.fail_usage("all_reduce_shared", format!("the array has {have} elements, not {count}"));
         }
-        let call = self.call(OpKind::AllReduce, T::DTYPE, count);
+        let call = self.call(OpType::AllReduce, T::DTYPE, count);
         let call = CollectiveCall { reduce: Some(op), memory: Some(number), ..call };
         let memory = self.run(call, |transport, call| match memory {
             Memory::Ordinary(mut values) => {

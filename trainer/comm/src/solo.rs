@@ -4,7 +4,7 @@ use super::call::CollectiveCall;
 use super::error::{CommError, Result};
 use super::transport::{MessageOp, Transport};
 
-/// See the module.
+/// The transport of a group of one rank.
 pub(crate) struct Solo;
 
 impl Transport for Solo {

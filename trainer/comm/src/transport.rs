@@ -1,12 +1,12 @@
 //! The trait of a transport. Lengths, roots and types are checked before a method is called. Data is plain bytes.
 
-use super::call::{CollectiveCall, OpKind};
+use super::call::{CollectiveCall, OpType};
 use super::error::{CommError, Result};
 use super::shm::Window;
 
 /// Longest wait for the error message of an abort, after the abort itself was noticed.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "`tcp` waits for the reason in its own way"))]
-pub(crate) const REASON_LIMIT: std::time::Duration = std::time::Duration::from_secs(30);
+pub(crate) const ABORT_REASON_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The collectives of one group. Every collective first compares the calls of all ranks. If two calls differ, the collective
 /// fails on all ranks. `call.sequence` counts the group's collectives from 1. Slices have the alignment of `call.dtype`. After
@@ -67,7 +67,7 @@ impl<'a> MessageOp<'a> {
     pub(crate) fn new(call: CollectiveCall, tag: u64, body: MessageBody<'a>) -> Self {
         debug_assert!(matches!(
             (call.op, &body),
-            (OpKind::Send, MessageBody::Send(_)) | (OpKind::Recv, MessageBody::Recv(_))
+            (OpType::Send, MessageBody::Send(_)) | (OpType::Recv, MessageBody::Recv(_))
         ));
         Self { call, tag, body, sent: 0, is_done: false }
     }

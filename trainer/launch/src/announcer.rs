@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::Result;
 use super::thread::start_thread;
-use comm::{Member, StoreEvent};
+use comm::{MemberKind, StoreEvent};
 
 /// Number of refused connections that are shown. A port scan must not fill the screen.
 const SHOWN: usize = 5;
@@ -40,7 +40,7 @@ impl Notices {
 pub(super) struct Announcer<S> {
     /// Writes one message to the screen.
     pub(super) say: S,
-    pub(super) member: Member,
+    pub(super) member: MemberKind,
     pub(super) world_size: usize,
     /// Host and port, for messages.
     pub(super) place: String,
@@ -117,7 +117,7 @@ impl Announcements {
         None
     }
 
-    fn waiting(&mut self, member: Member, place: &str, passed: Duration, limit: Duration) -> Option<String> {
+    fn waiting(&mut self, member: MemberKind, place: &str, passed: Duration, limit: Duration) -> Option<String> {
         self.notices += 1;
         if self.has_ended || self.missing.is_empty() {
             return None;
@@ -135,7 +135,7 @@ pub(super) fn waiting_for(whom: &str, place: &str, passed: Duration, limit: Dura
 }
 
 /// Lists members: `nodes 1, 2`.
-fn list(member: Member, missing: &[usize]) -> String {
+fn list(member: MemberKind, missing: &[usize]) -> String {
     let listed: Vec<String> = missing.iter().take(LISTED).map(usize::to_string).collect();
     let plural = if missing.len() == 1 { "" } else { "s" };
     let others = match missing.len().saturating_sub(LISTED) {
@@ -157,7 +157,7 @@ mod tests {
     fn the_missing_are_named_until_all_are_there() {
         let limit = Duration::from_secs(300);
         let mut state = Announcements::new(3);
-        let say = |state: &mut Announcements, s| state.waiting(Member::Node, "h:1", Duration::from_secs(s), limit);
+        let say = |state: &mut Announcements, s| state.waiting(MemberKind::Node, "h:1", Duration::from_secs(s), limit);
         assert_eq!(state.take(StoreEvent::Joined(0)), None);
         assert_eq!(say(&mut state, 10).unwrap(), "waiting for nodes 1, 2 at h:1 (10 s of 300 s)");
         state.take(StoreEvent::Joined(2));
@@ -165,7 +165,7 @@ mod tests {
         state.take(StoreEvent::Joined(1));
         assert_eq!(say(&mut state, 30), None);
         let all: Vec<usize> = (0..1000).collect();
-        assert_eq!(list(Member::Rank, &all), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 others");
+        assert_eq!(list(MemberKind::Rank, &all), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 992 others");
     }
 
     #[test]
@@ -194,7 +194,8 @@ mod tests {
         let say = move |text: &str| _ = sender.send(text.to_owned());
         let interval = Duration::from_millis(5);
         let limit = Duration::from_secs(300);
-        let announcer = Announcer { say, member: Member::Node, world_size: 2, place: "h:1".into(), interval, limit };
+        let announcer =
+            Announcer { say, member: MemberKind::Node, world_size: 2, place: "h:1".into(), interval, limit };
         let mut take = announcer.start().unwrap();
         take(StoreEvent::Joined(0));
         let next = |part: &str| {

@@ -10,10 +10,13 @@
 //!
 //! So all nodes start again, or none. A node that started again alone would wait for the others until its timeout.
 //!
-//! Before a failure the waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another node. A signal
-//! ends a wait, and also stops the other nodes. Exception: if workers save a checkpoint on a signal ([`OnSignal::Save`]), a node
-//! other than node 0 leaves without stopping the other nodes, whose workers are saving already. After a failure, the other nodes
-//! have a limited time to leave.
+//! Before a failure the waits have no limit (torchrun's is 300 s), because workers that are any program may run longer on another
+//! node. After a failure the other nodes have a limited time to end and to leave.
+//!
+//! A signal ends a wait. Before a failure it also stops the other nodes. Exception: if workers save a checkpoint on a signal
+//! ([`OnSignal::Save`]), a node other than node 0 leaves without stopping the other nodes, whose workers are saving already. After a
+//! failure the other nodes end anyway, and do not start again. If node 0 has already decided that all nodes start again, the signal
+//! stops them when they have joined again.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,9 +28,12 @@ use super::launcher::{OnSignal, Timeouts};
 use super::node_failure::NodeFailure;
 use super::node_rendezvous::{NodeRendezvous, POLL_INTERVAL};
 use super::screen::Screen;
-use super::supervisor::Outcome;
+use super::signals;
+use super::supervisor::{Outcome, REMOTE_REPORT_DELAY};
 use comm::{CommError, ErrorKind};
 
+/// Longest wait of a node that leaves for a message that node 0 may have sent already.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Values of `ended/R`. A node that leaves does not start its workers again.
 const WAITS: &[u8] = b"waits for exit";
 const LEAVES: &[u8] = b"leaves";
@@ -35,7 +41,7 @@ const LEAVES: &[u8] = b"leaves";
 /// Node 0's message to the other nodes, in `exit`.
 #[derive(Debug, Serialize, Deserialize)]
 struct ExitMessage {
-    /// The first failure, if there is one.
+    /// The failure that a node has reported, if there is one.
     failure: Option<NodeFailure>,
     /// A node that does not start its workers again, because of a signal for example. Then no node does.
     leaving: Option<usize>,
@@ -56,7 +62,7 @@ impl NodeEnd {
     }
 
     /// Returns whether this node starts its workers again if all nodes do.
-    fn wants_restart(self) -> bool {
+    pub(super) fn wants_restart(self) -> bool {
         self.attempts_left && self.outcome == Some(Outcome::Failed { restartable: true })
     }
 
@@ -75,7 +81,7 @@ pub(super) enum JobEnd {
     Failed(NodeFailure),
     /// The workers failed and could start again, but this node does not.
     NoRestart(usize),
-    /// This signal has ended the wait. The other nodes get the signal too.
+    /// This signal has ended the wait.
     Interrupted(i32),
 }
 
@@ -99,7 +105,8 @@ impl<'a> ExitWait<'a> {
     ) -> Self {
         let notices = Notices::new(Instant::now(), timeouts.notice);
         // A node notices a failure by missing heartbeats at the latest, and then ends its workers.
-        Self { screen, notices, failure_timeout: timeouts.stall + timeouts.grace, on_signal, interrupted }
+        let failure_timeout = timeouts.stall.max(REMOTE_REPORT_DELAY) + timeouts.grace;
+        Self { screen, notices, failure_timeout, on_signal, interrupted }
     }
 
     fn notify_if_due(&mut self, whom: &str) {
@@ -123,11 +130,28 @@ impl NodeRendezvous {
         if !waits {
             return JobEnd::AllEnded;
         }
-        let end = self.wait_for_key("exit", "the other nodes", None, node, wait).map(|message| {
-            let message = message.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-            message.map_or(JobEnd::AllEnded, |message| self.end_by(message, node))
-        });
-        without_stop(end.unwrap_or_else(|end| end))
+        // Node 0 waits for at most `failure_timeout`, so after twice that time it hangs.
+        let until = node.wants_restart().then(|| Instant::now() + 2 * wait.failure_timeout);
+        let end = match self.wait_for_key("exit", "the other nodes", until, node, wait) {
+            Ok(Some(message)) => self.end_by_bytes(&message, node),
+            Ok(None) => JobEnd::NoRestart(0),
+            Err(JobEnd::Interrupted(signal)) if node.wants_restart() => self.interrupt_restart(signal),
+            Err(end) => end,
+        };
+        without_stop(end)
+    }
+
+    /// Ends the wait of a node whose workers failed and that a signal stops. If node 0 has decided that all nodes start again, the
+    /// signal stops them when they join again. So this function raises the signal again, and this node starts again too.
+    fn interrupt_restart(&self, signal: i32) -> JobEnd {
+        // Node 0 has decided already, or finds that this node leaves.
+        let message = self.client.wait("exit", EXIT_TIMEOUT).ok();
+        match message.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            Some(ExitMessage { leaving: None, .. }) if signal_hook::low_level::raise(signal).is_ok() => {
+                JobEnd::AllEnded
+            }
+            _ => JobEnd::Interrupted(signal),
+        }
     }
 
     /// Waits for the other nodes on node 0, and ends the job on all nodes.
@@ -143,7 +167,9 @@ impl NodeRendezvous {
         if may_restart && !matches!(passed, Err(JobEnd::Interrupted(_))) {
             passed = self.wait_for_all(Some(failed_by), node, wait);
             // A signal may have arrived together with the last key.
-            if let (Ok(()), Some(signal)) = (&passed, (wait.interrupted)()) {
+            if passed.is_ok()
+                && let Some(signal) = (wait.interrupted)()
+            {
                 passed = Err(JobEnd::Interrupted(signal));
             }
         }
@@ -157,16 +183,20 @@ impl NodeRendezvous {
         if let Some(text) = message.as_ref().ok().and_then(|message| serde_json::to_vec(message).ok()) {
             let _ = self.client.set("exit", &text);
         }
-        let restarts = message.as_ref().is_ok_and(|message| message.leaving.is_none());
+        let all_restart = message.as_ref().is_ok_and(|message| message.leaving.is_none());
         let end = without_stop(match (passed, message) {
             (Err(end @ JobEnd::Interrupted(_)), _) => end,
             (Err(JobEnd::Failed(failure)), _) if failure.broken.is_some() => JobEnd::Failed(failure),
             (_, Ok(message)) => self.end_by(message, node),
-            // The launcher of a node that was done is gone. The other nodes fail, so node 0 fails with them.
-            (Ok(()), Err(error)) if node.is_done() => JobEnd::Failed(self.broken_by(&error)),
+            // The launcher of another node is gone. The other nodes fail, so node 0 fails with them.
+            (Ok(()), Err(error)) if node.is_done() || node.wants_restart() => JobEnd::Failed(self.broken_by(&error)),
             (passed, Err(_)) => passed.err().unwrap_or(JobEnd::AllEnded),
         });
         let limit = (matches!(end, JobEnd::Failed(_)) || !is_good).then_some(failed_by);
+        // After an outage of the network, each node starts again by its own decision.
+        let after_outage =
+            |failure: &NodeFailure| node.attempts_left && failure.broken.is_some() && failure.restartable;
+        let restarts = all_restart || matches!(&end, JobEnd::Failed(failure) if after_outage(failure));
         match (self.wait_until_all_have_left(wait, limit, restarts), &end) {
             (None, _) => end,
             // All nodes are done, so nothing is left for the signal to stop.
@@ -238,7 +268,13 @@ impl NodeRendezvous {
                 Err(error) => {
                     // A report may have arrived right before the connection broke. The thread that watches has then read it.
                     self.join_watch();
-                    return Err(JobEnd::Failed(self.failure().unwrap_or_else(|| self.broken_by(&error))));
+                    let broken = self.broken_by(&error);
+                    return Err(JobEnd::Failed(match self.failure() {
+                        Some(failure) => {
+                            NodeFailure { restartable: failure.restartable && broken.restartable, ..failure }
+                        }
+                        None => broken,
+                    }));
                 }
             }
         }
@@ -251,11 +287,15 @@ impl NodeRendezvous {
         Ok(reported.and_then(|reported| serde_json::from_slice(&reported).ok()))
     }
 
-    /// Returns a node that does not start its workers again. A node that has not ended is not one of them.
+    /// Returns a node that does not start its workers again: it leaves, or has not ended in time.
     fn leaving_node(&self) -> Option<usize> {
-        let leaves =
-            |node: &usize| matches!(self.client.get(&format!("ended/{node}")), Ok(Some(value)) if value == LEAVES);
-        (1..self.parameters.nnodes).find(leaves)
+        let waits =
+            |node: usize| matches!(self.client.get(&format!("ended/{node}")), Ok(Some(value)) if value == WAITS);
+        (1..self.parameters.nnodes).find(|node| !waits(*node))
+    }
+
+    fn end_by_bytes(&self, message: &[u8], node: NodeEnd) -> JobEnd {
+        serde_json::from_slice(message).map_or(JobEnd::AllEnded, |message| self.end_by(message, node))
     }
 
     /// Returns the end of the attempt on this node after node 0's `message`.
@@ -272,8 +312,8 @@ impl NodeRendezvous {
     }
 
     /// Closes this node's connection, and waits until the other nodes have closed theirs. Otherwise they could not distinguish the
-    /// end of the store from the death of this launcher. Returns the signal that ended the wait. If the job `restarts`, a signal
-    /// does not end the wait: it stops all nodes when they join again.
+    /// end of the store from the death of this launcher. Returns the signal that ended the wait. If the job `restarts`, the first
+    /// signal does not end the wait, but is raised again afterwards: it stops all nodes when they join again.
     fn wait_until_all_have_left(
         mut self,
         wait: &mut ExitWait<'_>,
@@ -282,17 +322,26 @@ impl NodeRendezvous {
     ) -> Option<i32> {
         let server = self.server.take()?;
         drop(self);
+        let mut deferred = None;
         while !server.wait_until_left(POLL_INTERVAL) {
             if until.is_some_and(|until| Instant::now() >= until) {
                 wait.screen.say("warning: a node has not ended after the failure; its processes may still run");
                 break;
             }
-            if !restarts && let Some(signal) = (wait.interrupted)() {
-                return Some(signal);
+            // A SIGHUP never counts as the second signal.
+            let counts = |signal: &i32| deferred.is_none() || signals::ends_at_once(*signal);
+            if let Some(signal) = (wait.interrupted)().filter(counts) {
+                if !restarts || deferred.is_some() {
+                    return Some(signal);
+                }
+                deferred = Some(signal);
+                let name = signals::name(signal);
+                wait.screen
+                    .say(&format!("{name}: all nodes stop when they have joined again; once more ends this wait"));
             }
             wait.notify_if_due("the other nodes");
         }
-        None
+        deferred.filter(|signal| signal_hook::low_level::raise(*signal).is_err())
     }
 
     /// Ends the thread that watches the other nodes.

@@ -28,7 +28,7 @@ use super::secret::derive;
 use super::signals::{STOPPING, Signals, ends_at_once};
 use super::supervisor::{Outcome, Supervisor};
 use super::worker_environment::{WorkerEnvironment, threads_of_any_program};
-use comm::{Member, Secret, StoreConfig, StoreServer};
+use comm::{MemberKind, Secret, StoreConfig, StoreServer};
 use folder::Folder;
 
 /// The state of a job that lasts from one attempt to the next.
@@ -72,7 +72,13 @@ impl LaunchConfig {
         let mut wait = ExitWait::new(&job.screen, &self.timeouts, self.on_signal, &mut interrupted);
         let node = NodeEnd { outcome, attempts_left: attempt < self.max_restarts };
         match (rendezvous.exit_barrier(node, &mut wait), outcome) {
-            (JobEnd::Interrupted(signal), Some(_)) => Ok(Outcome::Stopped(signal)),
+            (JobEnd::Interrupted(signal), Some(Outcome::Done | Outcome::Stopped(_))) => Ok(Outcome::Stopped(signal)),
+            (JobEnd::Interrupted(signal), _) if node.wants_restart() => Ok(Outcome::Stopped(signal)),
+            // The launcher of another node has ended after the failure, and does not come back.
+            (JobEnd::Failed(failure), _) if node.wants_restart() && !failure.restartable => {
+                job.screen.say(&format!("error: {}", failure.to_error()));
+                Ok(Outcome::Failed { restartable: false })
+            }
             (JobEnd::Failed(failure), Some(Outcome::Done)) => {
                 job.screen.say(&format!("error: {}", failure.to_error()));
                 Ok(Outcome::Failed { restartable: failure.restartable })
@@ -166,7 +172,7 @@ impl LaunchConfig {
             StoreConfig { answer_timeout: self.timeouts.stall, ..StoreConfig::new(secret.clone(), world_size) };
         let announcer = Announcer {
             say: screen.message_writer(),
-            member: Member::Rank,
+            member: MemberKind::Rank,
             world_size,
             place: host.clone(),
             interval: self.timeouts.notice,

@@ -44,7 +44,8 @@ pub struct JobFolder {
 /// The launcher's reaction to the first signal. A second signal ends the workers at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnSignal {
-    /// Asks the workers to save a checkpoint and exit.
+    /// Asks the workers to save a checkpoint and exit. Ends them with SIGTERM if one of them does not train yet
+    /// ([`WorkerStatus::set_training`](crate::WorkerStatus::set_training)).
     Save,
     /// Ends the workers at once, since they have nothing to save.
     End,

@@ -50,9 +50,10 @@
 //!   store then notifies all ranks, which leave their collectives at once. The launcher reports the root cause with the
 //!   worker's last status and last lines, ends the other workers (SIGTERM, then SIGKILL), and exits with 3 or restarts all
 //!   workers.
-//! - **A signal.** The launcher asks the workers to save a checkpoint. The workers exit with 128 + n, and so does the launcher. A
-//!   second signal kills the workers, and the other nodes stop too. A SIGHUP never counts as the second signal, since a
-//!   closing terminal sends several.
+//! - **A signal.** The launcher asks the workers to save a checkpoint. The workers exit with 128 + n, and so does the launcher. If a
+//!   worker of the node does not train yet ([`WorkerStatus::set_training`]), the launcher ends the workers with SIGTERM, and the
+//!   other nodes stop too. A second signal kills the workers, and the other nodes stop too. A SIGHUP never counts as the second
+//!   signal, since a closing terminal sends several.
 //! - **The launcher is killed.** The kernel kills its workers.
 //!
 //! In all cases nothing is left to clean up: shared memory has no name in any file system, and the kernel closes the sockets.

@@ -33,7 +33,7 @@ pub(super) struct NodeFailure {
 impl NodeFailure {
     /// Makes the failure for an error of the launchers' store. The store's members are nodes, and node 0 hosts the store.
     ///
-    /// A launcher that has ended closes its connections, and does not come back. After an outage of the network both launchers
+    /// A launcher that has ended closes its connections, and does not join again. After an outage of the network both launchers
     /// still run, so the job may be started again.
     pub(super) fn of(
         parameters: &RendezvousParameters,

@@ -31,7 +31,7 @@ use super::rendezvous_parameters::RendezvousParameters;
 use super::secret::derive;
 use super::signals;
 use super::thread::start_thread;
-use comm::{CommError, ConnectError, ErrorKind, Member, Secret, StoreClient, StoreConfig, StoreServer};
+use comm::{CommError, ConnectError, ErrorKind, MemberKind, Secret, StoreClient, StoreConfig, StoreServer};
 
 /// Longest request to the store, after which the launcher checks its signals again.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -72,7 +72,7 @@ impl NodeRendezvous {
         let config = StoreConfig {
             secret: derive(secret, "nodes", 0),
             world_size: nnodes,
-            member: Member::Node,
+            member: MemberKind::Node,
             answer_timeout: wait.timeouts().stall,
         };
         let (server, address) = match node_rank {
@@ -102,8 +102,8 @@ impl NodeRendezvous {
         };
         let joined = wait.check_signals().and_then(|()| rendezvous.exchange(own, wait));
         if let Err(error) = joined.and_then(|()| Ok(rendezvous.watch()?)) {
-            rendezvous.leave_before_start();
             rendezvous.publish_error(&error);
+            rendezvous.leave_before_start();
             return Err(error);
         }
         tracing::info!(
@@ -155,6 +155,13 @@ impl NodeRendezvous {
     /// A node is gone or has reported a failure, no node sets the value in time, or a signal ends the wait.
     fn value(&self, key: &str, node: usize, wait: &mut NodeWait<'_>) -> std::result::Result<Vec<u8>, RendezvousError> {
         loop {
+            // Read the key first. If workers of another node run already and one has failed, all nodes have to join before they
+            // start again together.
+            match self.client.wait(key, POLL_INTERVAL) {
+                Ok(value) => return Ok(value),
+                Err(error) if error.kind != ErrorKind::Timeout => return Err(self.lost(&error)),
+                Err(_) => {}
+            }
             if let Some(failure) = self.failure() {
                 return Err(failure.into());
             }
@@ -166,23 +173,18 @@ impl NodeRendezvous {
                 }
                 return Err(failure.into());
             }
-            match self.client.wait(key, POLL_INTERVAL) {
-                Ok(value) => return Ok(value),
-                Err(error) if error.kind != ErrorKind::Timeout => return Err(self.lost(&error)),
-                Err(_) if wait.is_over() => {
-                    return Err(LaunchError::failed(
-                        format!(
-                            "node {node} did not join at {} within {:.0} s",
-                            wait.address(),
-                            wait.timeouts().join.as_secs_f64()
-                        ),
-                        "is the job started on it, with the same --nnodes, --master-addr and --master-port?",
-                    )
-                    .into());
-                }
+            if wait.is_over() {
+                let limit = wait.timeouts().join.as_secs_f64();
+                return Err(LaunchError::failed(
+                    format!("node {node} did not join at {} within {limit:.0} s", wait.address()),
+                    "is the job started on it, with the same --nnodes, --master-addr and --master-port?",
+                )
+                .into());
+            }
+            match self.parameters.node_rank {
                 // On node 0 the store's announcer prints all missing nodes.
-                Err(_) if self.parameters.node_rank == 0 => wait.check_signals()?,
-                Err(_) => wait.check_signals_and_notify(&format!("node {node}"), None)?,
+                0 => wait.check_signals()?,
+                _ => wait.check_signals_and_notify(&format!("node {node}"), None)?,
             }
         }
     }
@@ -256,8 +258,9 @@ impl NodeRendezvous {
             RendezvousError::Lost(_) => return,
         }
         if self.server.is_some() && self.nodes.len() < self.parameters.nnodes {
-            // The store ends with this launcher, and the other nodes ask it once per `POLL_INTERVAL`.
-            std::thread::sleep(3 * POLL_INTERVAL);
+            // The store ends with this launcher, and the other nodes ask it once per `POLL_INTERVAL`. After a restart they may still
+            // be joining.
+            std::thread::sleep(if self.attempt == 0 { 3 } else { 10 } * POLL_INTERVAL);
         }
     }
 
@@ -294,7 +297,7 @@ fn host_store(parameters: &RendezvousParameters, config: &StoreConfig, wait: &No
     let host = listen_address(master_addr, true, |note| screen.say(note));
     let announcer = Announcer {
         say: screen.message_writer(),
-        member: Member::Node,
+        member: MemberKind::Node,
         world_size: nnodes,
         place: port::host_port(master_addr, master_port),
         interval: timeouts.notice,

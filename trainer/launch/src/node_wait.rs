@@ -77,7 +77,10 @@ impl<'a> NodeWait<'a> {
                     self.screen.say(&format!("{name}: joining {whom} to stop all nodes; once more ends this wait"));
                 }
             }
-            Some((_, since)) if since.elapsed() < STOP_TIMEOUT && (self.interrupted)().is_none() => {}
+            // A SIGHUP never counts as the second signal.
+            Some((_, since))
+                if since.elapsed() < STOP_TIMEOUT
+                    && (self.interrupted)().filter(|second| signals::ends_at_once(*second)).is_none() => {}
             Some((signal, _)) => return Err(RendezvousError::Interrupted(signal)),
         }
         self.notify_if_due(whom, reason);

@@ -14,7 +14,7 @@ use super::port;
 use super::screen::Screen;
 use super::secret;
 use super::worker::{self, JoinTimeouts};
-use comm::{ConnectError, Member, Secret, StoreClient, StoreConfig, StoreServer, fnv};
+use comm::{ConnectError, MemberKind, Secret, StoreClient, StoreConfig, StoreServer, fnv};
 
 /// Interval between attempts to reach rank 0.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -216,7 +216,7 @@ pub(super) fn host_store(
     for port in ports {
         let announcer = Announcer {
             say: |text: &str| Screen::default().say(text),
-            member: Member::Rank,
+            member: MemberKind::Rank,
             world_size: role.world_size,
             place: port::host_port(host, *port),
             interval: timeouts.notice,

@@ -60,8 +60,8 @@ pub struct SshLauncher {
 }
 
 impl SshLauncher {
-    /// Runs the job and returns its exit code: 2 if a node has found wrong input, else the code of the first node that failed, or
-    /// 128 + n after signal n.
+    /// Runs the job and returns its exit code: 128 + n after signal n, else 2 if a node has found wrong input, else the code of the
+    /// first node that failed.
     ///
     /// # Errors
     /// A host cannot be reached, the host lacks the program or has another version of it, or the start request cannot be sent.
@@ -355,7 +355,29 @@ fn command_name(host: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::ExitStatus;
+
     use super::*;
+
+    #[test]
+    fn wrong_input_on_any_node_decides_the_exit_code() {
+        for (codes, expected) in [([3, 2], 2), ([2, 3], 2), ([3, 1], 3), ([1, 3], 1), ([0, 0], 0)] {
+            let mut shutdown = Shutdown::default();
+            for (index, code) in codes.into_iter().enumerate() {
+                let node = RemoteHost {
+                    name: "a".into(),
+                    child: Command::new("true").spawn().unwrap(),
+                    input: None,
+                    pumps: Vec::new(),
+                    status: Some(ExitStatus::from_raw(code << 8)),
+                    ssh_lines: Vec::new(),
+                    start_sent: false,
+                };
+                shutdown.node_has_ended(index, &node, &Screen::default());
+            }
+            assert_eq!(shutdown.exit_code(), expected, "{codes:?}");
+        }
+    }
 
     #[test]
     fn another_program_is_refused() {

@@ -77,7 +77,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             let selected = target.select(&local_rank)?;
             // A measurement has nothing to save, so signals keep their default action: they end the process.
             let rank = ranks::join_over(&role, &variables, backend.transport(&role), TIMEOUT, Stop::never())?;
-            let result = ranks::one_gpu_each(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
+            let result = ranks::check_gpus_unique(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, backend, &config, &role, &rank, &selected));
             if let Err(failure) = &result {
                 rank.record_failure(failure);

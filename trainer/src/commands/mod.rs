@@ -1,4 +1,4 @@
-//! One file per subcommand.
+//! One file or folder per subcommand, and helpers that they share: `child`, `hosts`, `saved_network`, `temporary_logs`, `views`.
 
 mod bench;
 mod child;

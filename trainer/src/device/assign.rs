@@ -35,7 +35,7 @@ impl LocalRank {
 
 /// Returns the index of a process's GPU among the `gpus` that the process sees: its local rank. With `--oversubscribe`, ranks
 /// take the GPUs in turn. A worker of another launcher that sees a single GPU takes that GPU, because the launcher has assigned
-/// it (Slurm's `--gpus-per-task`). If a launcher assigned the same GPU to several workers, `ranks::one_gpu_each` detects that
+/// it (Slurm's `--gpus-per-task`). If a launcher assigned the same GPU to several workers, `ranks::check_gpus_unique` detects that
 /// after the ranks have joined.
 ///
 /// # Errors

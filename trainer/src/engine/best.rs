@@ -1,6 +1,6 @@
 //! The best evaluation of a run, by `checkpoint.best`, and early stopping.
 
-use super::{Engine, RunOutput, checkpoint::Links, eval_record};
+use super::{Engine, RunOutput, checkpoint::LinkUpdate, eval_record};
 use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::{EvalRecord, Evaluated};
@@ -8,7 +8,7 @@ use crate::strategy::EvalCounts;
 use crate::text::counted;
 
 impl Engine<'_> {
-    /// Notes an evaluation as the last one of the run. Returns whether it is the best one so far.
+    /// Records an evaluation as the run's last evaluation. Returns whether it is the best one so far.
     pub(super) fn record_evaluation(&mut self, epoch: usize, eval: EvalRecord) -> bool {
         let is_best = self.is_best(&eval);
         let evaluated = Evaluated { epoch, eval };
@@ -25,9 +25,9 @@ impl Engine<'_> {
     pub(super) fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         let keep_best = is_best && self.plan.checkpoint.keep_best;
         if let Some(RunOutput { store, .. }) = self.output.as_ref().filter(|_| is_best && !keep_best) {
-            store.forget_best()?;
+            store.remove_best_link()?;
         }
-        self.save(name, if keep_best { Links::LastAndBest } else { Links::Last })
+        self.save(name, if keep_best { LinkUpdate::LastAndBest } else { LinkUpdate::Last })
     }
 
     /// Returns whether an evaluation is better than the best one so far.

@@ -9,7 +9,7 @@ use crate::text::counted;
 
 /// The number of steps of a run and of its epochs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lengths {
+pub struct RunLength {
     /// Training images.
     pub images: usize,
     /// Images of a batch over all ranks.
@@ -26,7 +26,7 @@ pub struct Lengths {
     pub last_step: u64,
 }
 
-impl Lengths {
+impl RunLength {
     /// Computes the lengths from the plan and the loader of the training images.
     pub fn new(plan: &RunPlan, loader: &Loader) -> Self {
         let batches_per_epoch = loader.batches_per_epoch();
@@ -44,7 +44,7 @@ impl Lengths {
     }
 
     /// Returns a note if the warm-up is as long as the run, or longer. The learning rate then does not reach its highest value.
-    pub fn long_warmup(&self, plan: &RunPlan) -> Option<String> {
+    pub fn long_warmup_note(&self, plan: &RunPlan) -> Option<String> {
         let steps = (plan.schedule.warmup_epochs * self.steps_per_epoch as f64).round() as u64;
         let is_long = plan.schedule.kind != ScheduleKind::OneCycle
             && steps > 0
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_resumed_run_must_keep_its_steps_per_epoch_and_inside_an_epoch_its_batches() {
-        let lengths = Lengths {
+        let lengths = RunLength {
             images: 80,
             global_batch: 4,
             batches_per_epoch: 20,

@@ -7,16 +7,16 @@ mod evaluation;
 mod lengths;
 mod replaced;
 mod time_limit;
-mod tuned;
+mod tuning_report;
 
 use std::time::Instant;
 
 use data::loader::Loader;
 
-use self::checkpoint::{CheckpointFolder, Links};
+use self::checkpoint::{CheckpointFolder, LinkUpdate};
 use self::epoch::EpochEnd;
 pub use self::evaluation::eval_record;
-pub use self::lengths::Lengths;
+pub use self::lengths::RunLength;
 pub use self::replaced::ReplacedImages;
 use crate::config::{CheckpointConfig, RunPlan};
 use crate::console;
@@ -70,7 +70,7 @@ pub struct Loaders {
 }
 
 /// The end of a run.
-pub struct RunEnd {
+pub struct RunResult {
     /// How the run ended.
     pub outcome: RunOutcome,
     /// The evaluation of [`Loaders::test`] and the epoch of the evaluated weights. None for an interrupted run.
@@ -88,7 +88,7 @@ pub struct Engine<'a> {
     plan: &'a RunPlan,
     strategy: &'a mut dyn Strategy,
     loaders: Loaders,
-    lengths: Lengths,
+    lengths: RunLength,
     schedule: Schedule,
     lr_scale_factor: f64,
     /// Set on rank 0 only, since one process writes the run folder.
@@ -97,7 +97,7 @@ pub struct Engine<'a> {
     progress: RunProgress,
     timeline: Timeline,
     /// Kinds of work that this process has not done yet. The first time, a GPU compiles and tunes kernels.
-    not_done_yet: Vec<WorkKind>,
+    not_yet_compiled: Vec<WorkKind>,
     replaced: ReplacedImages,
     /// Whether autotuning is still running.
     tunes: bool,
@@ -138,19 +138,19 @@ impl<'a> Engine<'a> {
         stop: Stop,
         mut progress: RunProgress,
     ) -> Self {
-        let lengths = Lengths::new(plan, &loaders.train);
+        let lengths = RunLength::new(plan, &loaders.train);
         progress.steps_per_epoch = Some(lengths.steps_per_epoch);
         progress.batches_per_epoch = Some(lengths.batches_per_epoch);
         progress.images = Some(lengths.images);
         progress.global_batch = Some(lengths.global_batch);
         progress.best_by = Some(plan.best_by().to_string());
-        // Only the rank with checkpoints compares it.
-        progress.eval_crc = output.is_some().then(|| loaders.eval.fingerprint());
+        // Only rank 0 has checkpoints, so only rank 0 compares this checksum.
+        progress.eval_crc = output.is_some().then(|| loaders.eval.eval_checksum());
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let lr_scale_factor = lr_scale_factor(plan, strategy.devices());
         let timeline = Timeline::off();
-        let (not_done_yet, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
+        let (not_yet_compiled, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();
         Self {
             plan,
@@ -163,7 +163,7 @@ impl<'a> Engine<'a> {
             stop,
             progress,
             timeline,
-            not_done_yet,
+            not_yet_compiled,
             replaced,
             tunes,
         }
@@ -173,8 +173,8 @@ impl<'a> Engine<'a> {
     /// for later steps and evaluations, on ranks other than 0, and if a timeline is on: cubecl allows only one observer of kernels,
     /// and the timeline is this observer.
     fn report_kernel_compiles(&mut self, kind: WorkKind) -> Option<KernelCompileReporter> {
-        let first = self.not_done_yet.contains(&kind);
-        self.not_done_yet.retain(|other| *other != kind);
+        let first = self.not_yet_compiled.contains(&kind);
+        self.not_yet_compiled.retain(|other| *other != kind);
         let what = match kind {
             WorkKind::Step => "first step",
             WorkKind::Evaluation => "first evaluation",
@@ -197,7 +197,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// A loss that is not finite, a batch that cannot be read, a file that cannot be written.
-    pub fn run(mut self) -> Result<RunEnd, Failure> {
+    pub fn run(mut self) -> Result<RunResult, Failure> {
         let mut outcome = self.train_to_the_end()?;
         if !matches!(outcome, RunOutcome::Interrupted { .. }) {
             self.note_unfinished_tuning()?;
@@ -221,7 +221,7 @@ impl<'a> Engine<'a> {
                 Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
             }
         }
-        Ok(RunEnd { outcome, test, test_counts, progress: self.progress, replaced: self.replaced.count() })
+        Ok(RunResult { outcome, test, test_counts, progress: self.progress, replaced: self.replaced.count() })
     }
 
     fn train_to_the_end(&mut self) -> Result<RunOutcome, Failure> {
@@ -283,7 +283,7 @@ impl<'a> Engine<'a> {
             self.note_complete_run(early_stop);
             let evaluation = self.evaluate()?;
             if let (Evaluation::Done(counts), None) = (&evaluation, self.progress.best) {
-                // The best evaluation was of other images than this one.
+                // No evaluation counts as the best any more, for example because earlier ones used other images.
                 let eval = eval_record(counts);
                 let is_best = self.record_evaluation(self.progress.epoch - usize::from(self.progress.batch == 0), eval);
                 self.save_evaluated(&self.checkpoint_name(), is_best)?;
@@ -367,11 +367,11 @@ impl<'a> Engine<'a> {
 
     /// Saves a checkpoint that is named after the current step. `best` does not point to it.
     fn save_at_step(&mut self) -> Result<(), Failure> {
-        self.save(&format!("step-{}", self.progress.step), Links::Last)
+        self.save(&format!("step-{}", self.progress.step), LinkUpdate::Last)
     }
 
     /// Saves a checkpoint, after all earlier reports are on disk.
-    fn save(&mut self, name: &str, links: Links) -> Result<(), Failure> {
+    fn save(&mut self, name: &str, links: LinkUpdate) -> Result<(), Failure> {
         if let Some(RunOutput { reporter, store }) = &mut self.output {
             reporter.flush()?;
             let start = Instant::now();

@@ -6,7 +6,7 @@ use ops::{StepScalars, UpdateRule};
 
 /// The parameters that an update rule updates with the same scalars, as PyTorch's parameter groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct RateGroup {
+pub(crate) struct ParameterGroup {
     /// The factor of the learning rate.
     pub(super) factor: f64,
     /// The steps without a gradient, which AdamW's bias correction does not count.
@@ -20,7 +20,7 @@ pub(crate) struct DeviceRates {
     /// The loss of the step, `[1]`. If it is not finite, the kernels do not change the weights.
     pub(crate) loss: Tensor<1>,
     /// [`UpdateRule::scalars`] for each group.
-    groups: Vec<(RateGroup, Tensor<1>)>,
+    groups: Vec<(ParameterGroup, Tensor<1>)>,
 }
 
 impl DeviceRates {
@@ -30,7 +30,7 @@ impl DeviceRates {
     }
 
     /// Returns the scalars of `group`. Adds the group with the scalars of `rule` if it is new.
-    pub(super) fn scalars(&mut self, group: RateGroup, rule: &UpdateRule) -> StepScalars {
+    pub(super) fn scalars(&mut self, group: ParameterGroup, rule: &UpdateRule) -> StepScalars {
         let found = self.groups.iter().find(|(other, _)| *other == group);
         let scalars = match found {
             Some((_, scalars)) => scalars.clone(),
@@ -49,7 +49,7 @@ impl DeviceRates {
     }
 
     /// Returns the scalars of `rule(group)` for all groups, in the order of [`DeviceRates::tensors`].
-    pub(super) fn values(&self, rule: impl Fn(RateGroup) -> UpdateRule) -> Vec<f32> {
+    pub(super) fn values(&self, rule: impl Fn(ParameterGroup) -> UpdateRule) -> Vec<f32> {
         self.groups.iter().flat_map(|(group, _)| rule(*group).scalars()).collect()
     }
 }

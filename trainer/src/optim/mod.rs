@@ -30,7 +30,7 @@ use ops::{self, ParameterUpdate, UpdateRule, UpdatedParameter};
 
 use crate::config::{OptimizerConfig, OptimizerKind};
 use crate::state_file::NamedTensor;
-use device_rates::RateGroup;
+use device_rates::ParameterGroup;
 use muon::{MuonOptions, MuonStep};
 
 /// One state tensor of one parameter: flat, on the parameter's device, without autodiff; `None` before its first step.
@@ -133,7 +133,7 @@ impl Optimizer {
         let mut values = Vec::with_capacity(parameters.len());
         let updated_by_muon = self.updated_by_muon(parameters.iter().map(|((info, _), _)| info));
         let mut muon_updates = Vec::new();
-        let mut parameter_groups: Vec<(RateGroup, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
+        let mut parameter_groups: Vec<(ParameterGroup, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
         for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
             let Some(gradient) = gradient else {
                 values.push(Some(value));
@@ -145,7 +145,7 @@ impl Optimizer {
             // The rules multiply the decay by the learning rate. Divide, so that norm_bias_lr_factor does not change the decay.
             let weight_decay = self.weight_decay(&info) / self.norm_bias_factor(&info);
             let update = ParameterUpdate { value, gradient, weight_decay, state: slots };
-            // The update fills it.
+            // Placeholder: the update below sets the value.
             values.push(None);
             if updated_by_muon[index] {
                 let OptimizerConfig { momentum, nesterov, .. } = self.config;
@@ -153,7 +153,7 @@ impl Optimizer {
                 muon_updates.push(MuonStep { index, options, info, update });
                 continue;
             }
-            let group = RateGroup { factor, skipped_steps: self.skipped_steps[index] };
+            let group = ParameterGroup { factor, skipped_steps: self.skipped_steps[index] };
             match parameter_groups.iter_mut().find(|(other, ..)| *other == group) {
                 Some((_, indices, updates)) => {
                     indices.push(index);

@@ -181,8 +181,8 @@ pub(super) fn check_batches(
 }
 
 /// Returns the smallest number of images in a step that batch norm normalises together: those of a device, or with synchronised
-/// batch norm those of all devices. `None` for several processes with synchronised batch norm, whose steps have an image for each
-/// of them.
+/// batch norm those of all devices. Returns `None` for several processes with synchronised batch norm, because each process has at
+/// least one image in every step.
 fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usize> {
     let together = plan.parallel.batch_norm == config::BatchNormPolicy::Sync;
     if together && plan.parallel.mode == config::Mode::Ddp {

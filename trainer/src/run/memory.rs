@@ -9,16 +9,17 @@ use crate::text::counted;
 /// Hint for a refusal.
 pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size with train.accumulate";
 
-/// Smaller images are not checked, since the estimate takes tenths of a second, unless a step has many of them.
-const MANY_PIXELS: usize = 128 * 128;
-const MANY_PIXELS_OF_A_STEP: usize = 2048 * 2048;
+/// Pixels of an image from which memory is checked. Smaller images are skipped, because the estimate takes tenths of a second.
+const MIN_CHECKED_PIXELS: usize = 128 * 128;
+/// Pixels of a step from which memory is checked, also for smaller images.
+const MIN_CHECKED_STEP_PIXELS: usize = 2048 * 2048;
 
 /// The use of the memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MemoryUse {
     /// Forward and backward of `batch` images, for each of the `accumulate` batches of a step.
     Training { batch: usize, accumulate: usize, bytes_per_element: usize },
-    /// Evaluation, one image at a time or more.
+    /// Evaluation. Counts one image, since an evaluation needs at least one.
     Evaluation,
 }
 
@@ -30,7 +31,7 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
         MemoryUse::Training { batch, accumulate, .. } => batch * accumulate,
         MemoryUse::Evaluation => 1,
     };
-    if height * width < MANY_PIXELS && images * height * width < MANY_PIXELS_OF_A_STEP {
+    if height * width < MIN_CHECKED_PIXELS && images * height * width < MIN_CHECKED_STEP_PIXELS {
         return None;
     }
     let memory = data::total_memory()? as f64;

@@ -7,7 +7,7 @@
 //! `shared_images.rs` decodes them once for all processes. `fine_tune.rs` loads initial weights and checks frozen layers.
 //! `training.rs` trains, and `finish.rs` reports the result. Smaller parts: `class_weights.rs` (weights of the loss), `memory.rs`
 //! (a lower bound of the memory, before it is used), `resume_command.rs` (the command that continues the run), `split_file.rs` (images
-//! that were held out) and `tuned.rs` (the autotuning result of an earlier start).
+//! that were held out) and `saved_tuning.rs` (the autotuning result of an earlier start).
 
 mod class_weights;
 mod decode_policy;
@@ -21,11 +21,11 @@ pub(crate) mod plan;
 pub(crate) mod ranks;
 mod resume_command;
 pub(crate) mod run_data;
+mod saved_tuning;
 mod setup;
 mod shared_images;
 pub(crate) mod split_file;
 mod training;
-mod tuned;
 mod worker;
 
 use std::path::Path;
@@ -37,7 +37,7 @@ use self::resume_command::resume_command;
 pub(crate) use self::resume_command::shell_command;
 use data::Splits;
 
-use self::plan::{Access, PlanSource, PlannedRun, note_unused_parallel_keys, print_notes};
+use self::plan::{FolderAccess, PlanSource, PlannedRun, note_unused_parallel_keys, print_notes};
 use self::run_data::{PixelAccess, read_data};
 use self::setup::{DeviceAssignment, device_request, dry_run, note_missing_gpu};
 use self::training::Training;
@@ -138,16 +138,16 @@ fn folder_access<'a>(
     role: &Role,
     job: Option<&'a (String, usize)>,
     launcher_folder: Option<&'a Path>,
-) -> Access<'a> {
+) -> FolderAccess<'a> {
     match (launcher_folder, role, job) {
-        (Some(folder), ..) => Access::Given(folder),
-        _ if arguments.dry_run => Access::Read,
+        (Some(folder), ..) => FolderAccess::Given(folder),
+        _ if arguments.dry_run => FolderAccess::Read,
         // Rank 0 locks the run later, once all ranks have opened it. Until then, only check that no other program writes the run.
-        (_, Role::Worker(_), _) => Access::Check(None),
+        (_, Role::Worker(_), _) => FolderAccess::Check(None),
         // If the nodes share the folder, node 0 locks it. The other nodes lock their folders once node 0 has joined.
-        (_, _, Some((job, 1..))) => Access::Check(Some(job)),
-        (_, _, Some((job, 0))) => Access::Write(Some(job)),
-        (_, _, None) => Access::Write(None),
+        (_, _, Some((job, 1..))) => FolderAccess::Check(Some(job)),
+        (_, _, Some((job, 0))) => FolderAccess::Write(Some(job)),
+        (_, _, None) => FolderAccess::Write(None),
     }
 }
 
@@ -210,6 +210,6 @@ impl WorkerLaunch<'_> {
 
 /// Returns whether flags or the plan ask for GPUs. A mistake in them is reported when the plan is read.
 pub(crate) fn asks_for_gpus(arguments: &TrainArgs) -> bool {
-    let devices = PlanSource::find(arguments, Access::Read).ok().and_then(|source| source.devices());
+    let devices = PlanSource::find(arguments, FolderAccess::Read).ok().and_then(|source| source.devices());
     matches!(devices, Some(Devices::Gpus(_)))
 }

@@ -2,7 +2,7 @@
 
 use super::{
     job_flags,
-    plan::{Access, PlanSource, PlannedRun},
+    plan::{FolderAccess, PlanSource, PlannedRun},
 };
 use crate::{
     cli::TrainArgs,
@@ -22,7 +22,7 @@ pub(crate) fn check_plan(
 ) -> Result<RunPlan, Failure> {
     let source = match source {
         Some(text) => PlanSource::of_text(arguments, text.clone()),
-        None => PlanSource::find(arguments, Access::Read)?,
+        None => PlanSource::find(arguments, FolderAccess::Read)?,
     };
     let PlannedRun { plan, .. } = source.read(several)?;
     let nodes = arguments.job.nnodes.unwrap_or(1);

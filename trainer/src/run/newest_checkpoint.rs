@@ -9,7 +9,7 @@ use crate::failure::Failure;
 use crate::optim;
 use crate::report::RunFolder;
 use crate::snapshot::DatasetRecord;
-use crate::strategy::OTHER_OPTIMIZER;
+use crate::strategy::RESUME_MISMATCH_HINT;
 use crate::text::counted;
 
 /// Loads the newest complete checkpoint. Returns `None` for a run that was killed before its first checkpoint.
@@ -87,7 +87,7 @@ fn fit_optimizer_state(plan: &RunPlan, loaded: &mut LoadedCheckpoint) -> Result<
     let kind = plan.optimizer.kind;
     if let Some(tensor) = tensors.iter().find(|tensor| optim::is_of_another_optimizer(kind, tensor)) {
         let cause = format!("{path}: `{}` is state of another optimizer, which {kind} cannot continue", tensor.name);
-        return Err(plan.mistake(&["optimizer.kind"], cause, OTHER_OPTIMIZER).into());
+        return Err(plan.mistake(&["optimizer.kind"], cause, RESUME_MISMATCH_HINT).into());
     }
     let count = tensors.len();
     let is_frozen = |name: &str| plan.model.freeze.iter().any(|layer| state::is_within(name, layer));

@@ -30,7 +30,7 @@ pub(super) struct PlannedRun {
 
 /// The access of this process to the folder of the run to continue. The text is the job's address, in a job on several nodes.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Access<'a> {
+pub(super) enum FolderAccess<'a> {
     /// Reads the plan only.
     Read,
     /// Writes the folder, so locks it now.
@@ -41,7 +41,7 @@ pub(super) enum Access<'a> {
     Given(&'a Path),
 }
 
-impl Access<'_> {
+impl FolderAccess<'_> {
     /// Opens the run that `--resume` names, or the newest run that no other program writes.
     fn open(self, named: Option<&Path>, run_dir: &Path) -> Result<RunFolder, FileError> {
         let claim = |folder: &mut RunFolder| match self {
@@ -67,8 +67,8 @@ impl Access<'_> {
     }
 }
 
-/// The text of the plan: the file of `--config`, or the `config.toml` of the run to continue. It is read once, since it may be a
-/// pipe.
+/// The text of the plan: the file of `--config`, or the `config.toml` of the run to continue. The text is read once, since the file
+/// may be a pipe.
 pub(super) struct PlanSource<'a> {
     arguments: &'a TrainArgs,
     text: Result<ConfigSource, ConfigError>,
@@ -80,12 +80,12 @@ impl<'a> PlanSource<'a> {
     ///
     /// # Errors
     /// No flag names a file, or the run to continue cannot be opened, or another program writes it.
-    pub(super) fn find(arguments: &'a TrainArgs, access: Access<'_>) -> Result<Self, Failure> {
+    pub(super) fn find(arguments: &'a TrainArgs, access: FolderAccess<'_>) -> Result<Self, Failure> {
         let Some(run) = &arguments.resume else {
             let path = match access {
                 // The launcher has written the plan there. The user may have changed the file of --config since, and a worker that
                 // is started again must not train something else.
-                Access::Given(folder) => RunFolder::open(folder)?.config(),
+                FolderAccess::Given(folder) => RunFolder::open(folder)?.config(),
                 _ => arguments.config.clone().ok_or_else(|| {
                     Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
                 })?,
@@ -128,7 +128,7 @@ impl<'a> PlanSource<'a> {
         let mut plan = self.resolve(&overrides)?;
         plan.parallel.devices = self.devices();
         if let (Some(folder), Some(path)) = (&self.resumed, &self.arguments.config) {
-            same_plan(path, &overrides, folder, &plan)?;
+            check_same_plan(path, &overrides, folder, &plan)?;
         }
         check_backend(&plan)?;
         Ok(PlannedRun { plan, resumed: self.resumed })
@@ -162,7 +162,7 @@ fn check_backend(plan: &RunPlan) -> Result<(), Failure> {
 
 /// Checks that `--config` and the resumed run have equal settings. The run's own config.toml may have additional keys: the
 /// values that the data set determines, the mode and the devices.
-fn same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
+fn check_same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: &RunPlan) -> Result<(), Failure> {
     let mut asked = read(path, overrides)?;
     if asked.set_by("parallel", "mode") == SetBy::Default {
         asked.parallel.mode = run.parallel.mode;

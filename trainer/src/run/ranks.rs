@@ -173,7 +173,7 @@ pub(crate) fn limit_threads(rank: &JoinedRank) -> Result<(), Failure> {
 ///
 /// # Errors
 /// Two ranks have the same GPU. The error names both ranks, and every rank gets the same error. Also: a rank has left the job.
-pub(crate) fn one_gpu_each(rank: &JoinedRank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
+pub(crate) fn check_gpus_unique(rank: &JoinedRank, gpu: Option<&Gpu>, oversubscribe: bool) -> Result<(), Failure> {
     const BYTES: usize = 64;
     let mut own = gpu.map(|gpu| gpu.uuid.clone()).unwrap_or_default().into_bytes();
     own.resize(BYTES, 0);

@@ -123,7 +123,7 @@ pub(super) fn build_loaders(
         let on_device = |set: &Dataset, loader: &Loader| {
             DeviceDataset::new(set, loader.pipeline().clone(), &device.clone().inner())
         };
-        strategy.keep_on_device(DeviceDatasets {
+        strategy.set_device_datasets(DeviceDatasets {
             train: on_device(&train, &train_loader),
             eval: on_device(&eval, &eval_loader),
         })?;
@@ -164,7 +164,7 @@ pub(super) fn check_resize_stages(
 ) -> Result<(), Failure> {
     const HINT: &str = "use larger sizes, or none";
     let ([height, width], name) = (spec.image_size, &plan.model.name);
-    // Frozen weights too.
+    // Include frozen weights, whose sizes may also depend on the image size.
     let lengths = |network: &Network| {
         let mut lengths = Vec::new();
         models::state::visit(network, |info, _, _| lengths.push(info.len()));
@@ -189,8 +189,8 @@ pub(super) fn check_resize_stages(
     Ok(())
 }
 
-/// Returns the pixels of an image in each of the epochs with small images, as parts of those of a whole image. `epochs`: those of
-/// the run; `shape`: that of a whole image, `[C, H, W]`.
+/// Returns, for each epoch with small images, the number of pixels of an image divided by that of a full-size image. `epochs` is
+/// the number of epochs of the run. The array is the full-size shape, `[C, H, W]`.
 pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, width]: [usize; 3]) -> Vec<f64> {
     let whole = ImageShape { channels, height, width };
     let resize_stages = super::run_data::resize_stages(plan);
@@ -202,7 +202,7 @@ pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, wid
 /// Sets initial weights that depend on the training images, if the network has such weights. They are computed from the first
 /// images of the training set, normalised and not augmented. All ranks of a job have the same images, so they compute the same
 /// weights.
-pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> Result<Network, Failure> {
+pub(super) fn init_from_images(network: Network, plan: &RunPlan, train: &Dataset) -> Result<Network, Failure> {
     let count = network.initial_images().min(train.len());
     if count == 0 {
         return Ok(network);
@@ -229,8 +229,8 @@ pub(super) fn initialise(network: Network, plan: &RunPlan, train: &Dataset) -> R
 
 /// Returns the facts on which all ranks of a job must agree: the plan, the data and the kind of device. The plan's paths and
 /// numbers of devices are left out, since machines may differ, and only rank 0 reads the file of weights. Of `[log]`, only the
-/// timeline needs all ranks: they gather it. For images that are
-/// decoded in every epoch, the facts have the checksum of their names, not of their pixels.
+/// timeline must agree, because the ranks gather it. For images that are decoded in every epoch, the facts have the checksum of
+/// their names, not of their pixels.
 pub(super) fn job_facts(plan: &RunPlan, splits: &Splits, target: &DeviceAssignment<'_>) -> Vec<String> {
     let device = format!("device = {}", if target.set.is_gpu() { "GPU" } else { "CPU" });
     let own = [("data", "dir"), ("model", "weights"), ("parallel", "devices")];

@@ -41,7 +41,7 @@ pub(super) fn write(folder: &RunFolder, seed: u64, record: Option<&SplitRecord>)
     write_atomic(&folder.split(), text.as_bytes())
 }
 
-/// Checks that the validation split is that of a run.
+/// Checks that the validation split equals the split in the run's `split.json`.
 ///
 /// # Errors
 /// The file is damaged, or the split has changed.

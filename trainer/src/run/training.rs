@@ -20,7 +20,7 @@ use crate::console;
 use crate::device;
 use crate::diagnostics;
 use crate::engine::checkpoint::{BestPolicy, CheckpointFolder, LoadedCheckpoint};
-use crate::engine::{Engine, Lengths, Loaders, RunEnd, RunOutcome, RunOutput};
+use crate::engine::{Engine, Loaders, RunLength, RunOutcome, RunOutput, RunResult};
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
@@ -97,7 +97,7 @@ impl Training<'_> {
                         keep: plan.checkpoint.keep_best,
                         by: plan.best_by(),
                         eval_images: loaders.eval.images() as u64,
-                        eval_crc: loaders.eval.fingerprint(),
+                        eval_crc: loaders.eval.eval_checksum(),
                     };
                     if let Some(warning) = store.restore_links(path, progress, policy)? {
                         console::eprint(format_args!("warning: {warning}"));
@@ -108,9 +108,9 @@ impl Training<'_> {
             _ => None,
         };
         let progress = strategy.load_checkpoint(checkpoint.map(|loaded| (loaded.snapshot, loaded.progress)))?;
-        let lengths = Lengths::new(plan, &loaders.train);
+        let lengths = RunLength::new(plan, &loaders.train);
         lengths.check(&progress)?;
-        if let (Some(note), 0) = (lengths.long_warmup(plan), strategy.rank()) {
+        if let (Some(note), 0) = (lengths.long_warmup_note(plan), strategy.rank()) {
             console::eprint(format_args!("note: {note}"));
         }
         let timeline = Timeline::new(plan.log.timeline);
@@ -134,7 +134,7 @@ impl Training<'_> {
         let described = own_threads.map_or_else(|| selected.description.clone(), device::describe_cpu);
         let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.devices());
         let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
-        self.run_and_report(&mut *strategy, loaders, stop, progress, &timeline, facts)
+        self.run_rank_0(&mut *strategy, loaders, stop, progress, &timeline, facts)
     }
 
     /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
@@ -153,7 +153,7 @@ impl Training<'_> {
         let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
         fine_tune::check_batches(plan, &network, &spec, counts, ("train.batch_size", hint))?;
         setup::check_resize_stages(plan, &network, &spec, Some(counts))?;
-        let network = setup::initialise(network, plan, &splits.train)?;
+        let network = setup::init_from_images(network, plan, &splits.train)?;
         let reads = self.rank.is_none_or(|rank| rank.comm.rank() == 0);
         let (network, mut fine_tuning) =
             fine_tune::initial_weights(network, plan, spec, self.resumed, self.restarted, reads)?;
@@ -169,7 +169,7 @@ impl Training<'_> {
             None => Box::new(Single::new(network, device, classes, plan)),
             Some(rank) => {
                 rank.status.set_status(format_args!("comparing the job with the other ranks'"));
-                ddp::same_job(&job_facts(plan, splits, &self.assignment), &rank.comm)?;
+                ddp::check_same_job(&job_facts(plan, splits, &self.assignment), &rank.comm)?;
                 Box::new(Ddp::new(network, device, classes, plan, rank.comm.clone(), rank.status.clone())?)
             }
         };
@@ -180,7 +180,7 @@ impl Training<'_> {
     }
 
     /// Trains as rank 0, which also writes the run folder and the screen.
-    fn run_and_report(
+    fn run_rank_0(
         &self,
         strategy: &mut dyn Strategy,
         loaders: Loaders,
@@ -197,13 +197,13 @@ impl Training<'_> {
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
         split_file::write(&folder, plan.train.seed, facts.record.as_ref())?;
         let store = self.checkpoint_folder(&folder)?.with_dataset(facts.dataset.clone());
-        let lengths = Lengths::new(plan, &loaders.train);
+        let lengths = RunLength::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &facts)?;
         let files = Some(RunOutput { reporter: &mut reporter, store });
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
-        let RunEnd { outcome, test, test_counts, progress, replaced } = engine.with_timeline(timeline).run()?;
+        let RunResult { outcome, test, test_counts, progress, replaced } = engine.with_timeline(timeline).run()?;
         if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &outcome) {
             announcement.wait();
         }
@@ -269,7 +269,7 @@ impl Training<'_> {
     fn reporter(
         &self,
         folder: &RunFolder,
-        lengths: &Lengths,
+        lengths: &RunLength,
         progress: &RunProgress,
         facts: &RunFacts,
     ) -> Result<Reporter, Failure> {
@@ -309,7 +309,7 @@ impl Training<'_> {
 }
 
 /// Returns the number of complete epochs. `planned` is `train.epochs`; 0: the run's length is given in steps.
-fn complete_epochs(outcome: &RunOutcome, progress: &RunProgress, lengths: &Lengths, planned: usize) -> usize {
+fn complete_epochs(outcome: &RunOutcome, progress: &RunProgress, lengths: &RunLength, planned: usize) -> usize {
     match outcome {
         RunOutcome::StoppedEarly { epoch, .. } => *epoch,
         RunOutcome::Finished(_) if planned == 0 => lengths.epochs,

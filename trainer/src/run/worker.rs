@@ -12,10 +12,10 @@ use super::{
     plan::{PlanSource, PlannedRun, print_notes},
     ranks::{self, JoinedRank},
     run_data::{PixelAccess, read_data},
+    saved_tuning,
     setup::{DeviceAssignment, note_missing_gpu},
     split_file,
     training::Training,
-    tuned,
 };
 use crate::{
     cli::TrainArgs,
@@ -116,7 +116,7 @@ impl WorkerRun<'_> {
         }
         // Selecting the device starts the thread pool, so the number of threads must be set before.
         let selected = self.devices.select(&local_rank)?;
-        ranks::one_gpu_each(rank, selected.gpu.as_ref(), oversubscribe)?;
+        ranks::check_gpus_unique(rank, selected.gpu.as_ref(), oversubscribe)?;
         Ok(DeviceAssignment { set: self.devices, local_rank, selected })
     }
 
@@ -132,7 +132,7 @@ impl WorkerRun<'_> {
             (None, Some(path)) if is_rank_0 && restarted => resumed = Some(RunFolder::open(path)?),
             _ => {}
         }
-        tuned::adopt(&mut plan, resumed.as_ref(), restarted, &rank.comm)?;
+        saved_tuning::apply(&mut plan, resumed.as_ref(), restarted, &rank.comm)?;
         if let (Some(folder), true) = (&resumed, is_rank_0) {
             split_file::check(folder, plan.train.seed, splits.record.as_ref())?;
         }

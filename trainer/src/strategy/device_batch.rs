@@ -11,7 +11,7 @@ use crate::loss;
 /// The inputs of a forward pass on the device, without autodiff.
 #[derive(Debug)]
 pub struct DeviceBatch {
-    pixels: Pixels,
+    pixels: PixelSource,
     /// `[B, C, H, W]`.
     shape: [usize; 4],
     /// Row-major `[B, classes]`.
@@ -20,10 +20,11 @@ pub struct DeviceBatch {
 }
 
 #[derive(Debug)]
-enum Pixels {
+enum PixelSource {
     /// Pixels from the loader, row-major.
     Loader(Tensor<1>),
-    /// The positions of pixels in a data set on the device: [`ops::GatherLines::values`].
+    /// The source row or column of each row and column, for images that are gathered from a data set on the device:
+    /// [`ops::GatherLines::values`].
     Lines(Tensor<1, Int>),
 }
 
@@ -41,11 +42,11 @@ impl DeviceBatch {
             Some(sets) if batch.images.is_empty() => {
                 let lines = sets.train.lines(batch);
                 let values = TensorData::new(lines.values().to_vec(), [lines.values().len()]);
-                (Pixels::Lines(Tensor::from_data(values, (&device, DType::I32))), lines.shape())
+                (PixelSource::Lines(Tensor::from_data(values, (&device, DType::I32))), lines.shape())
             }
             _ => {
                 let shape = [batch.len() * batch.views, batch.shape.channels, batch.shape.height, batch.shape.width];
-                (Pixels::Loader(floats(batch.images.clone())), shape)
+                (PixelSource::Loader(floats(batch.images.clone())), shape)
             }
         };
         Self { pixels, shape, targets: floats(targets), classes }
@@ -54,8 +55,8 @@ impl DeviceBatch {
     /// Returns the tensors of the inputs.
     pub fn inputs(&self) -> [GraphInput; 2] {
         let pixels = match &self.pixels {
-            Pixels::Loader(pixels) => GraphInput::Floats(pixels.clone()),
-            Pixels::Lines(lines) => GraphInput::Integers(lines.clone()),
+            PixelSource::Loader(pixels) => GraphInput::Floats(pixels.clone()),
+            PixelSource::Lines(lines) => GraphInput::Integers(lines.clone()),
         };
         [pixels, GraphInput::Floats(self.targets.clone())]
     }
@@ -63,11 +64,11 @@ impl DeviceBatch {
     /// Appends the bits of the inputs of another batch of the same size to `words`, in the order of [`DeviceBatch::inputs`].
     pub fn write(&self, replica: &Replica, batch: &Batch, words: &mut Vec<u32>) {
         match (&self.pixels, &replica.datasets) {
-            (Pixels::Lines(_), Some(sets)) => {
+            (PixelSource::Lines(_), Some(sets)) => {
                 words.extend(sets.train.lines(batch).values().iter().map(|value| value.cast_unsigned()));
             }
-            (Pixels::Lines(_), None) => unreachable!("a replica keeps its data sets"),
-            (Pixels::Loader(_), _) => words.extend(batch.images.iter().map(|value| value.to_bits())),
+            (PixelSource::Lines(_), None) => unreachable!("a replica keeps its data sets"),
+            (PixelSource::Loader(_), _) => words.extend(batch.images.iter().map(|value| value.to_bits())),
         }
         words.extend(replica.targets(batch).iter().map(|value| value.to_bits()));
     }
@@ -76,11 +77,11 @@ impl DeviceBatch {
     /// autodiff.
     pub fn forward(&self, replica: &Replica, cx: &Context, weight: f64) -> (Tensor<1>, Tensor<2>) {
         let images = match (&self.pixels, &replica.datasets) {
-            (Pixels::Lines(lines), Some(sets)) => {
+            (PixelSource::Lines(lines), Some(sets)) => {
                 sets.train.gather(lines, self.shape).expect("a device that captures has the kernel")
             }
-            (Pixels::Lines(_), None) => unreachable!("a replica keeps its data sets"),
-            (Pixels::Loader(pixels), _) => pixels.clone().reshape(self.shape),
+            (PixelSource::Lines(_), None) => unreachable!("a replica keeps its data sets"),
+            (PixelSource::Loader(pixels), _) => pixels.clone().reshape(self.shape),
         };
         let logits = replica.network().forward(images.autodiff(), cx);
         let targets = self.targets.clone().reshape([self.shape[0], self.classes]);

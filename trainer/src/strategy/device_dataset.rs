@@ -45,15 +45,18 @@ pub struct DeviceDataset {
     device: Device,
 }
 
-/// Offsets and flags of each image's rows, or columns, `[B · side]`.
+/// The source row (or column) of each row (or column) of the batch's images, `[B · side]`.
 #[derive(Default)]
-struct Lines {
+struct SourceIndices {
+    /// Offset of the source from the image's first pixel.
     offsets: Vec<i32>,
+    /// 1 if the source is inside the image, otherwise 0.
     shown: Vec<i32>,
+    /// 1 if the row or column crosses the cut-out rectangle, otherwise 0.
     cut: Vec<i32>,
 }
 
-impl Lines {
+impl SourceIndices {
     fn push(&mut self, line: SourceLine, step: usize) {
         self.offsets.push((line.source.unwrap_or(0) * step) as i32);
         self.shown.push(i32::from(line.source.is_some()));
@@ -140,7 +143,7 @@ impl DeviceDataset {
     /// Computes the pixels of [`DeviceDataset::batch`] with burn's operations.
     fn gather_with_burn(&self, ids: &[u32], params: &[AugmentParams]) -> Tensor<4> {
         let ImageShape { channels, height, width } = self.shape;
-        let (mut rows, mut columns) = (Lines::default(), Lines::default());
+        let (mut rows, mut columns) = (SourceIndices::default(), SourceIndices::default());
         for params in params {
             self.pipeline.rows(params).for_each(|line| rows.push(line, width));
             self.pipeline.columns(params).for_each(|line| columns.push(line, 1));

@@ -99,7 +99,8 @@ impl EvalCounts {
         }
     }
 
-    /// Adds `batches` to `counts`, until `stop`. `counts` starts as [`EvalCounts::empty`]. `infer` returns a batch's logits.
+    /// Evaluates `batches` until `stop`, and adds the results to `counts`, which the caller makes with [`EvalCounts::empty`].
+    /// `infer` returns a batch's logits.
     ///
     /// # Errors
     /// Those of `infer`; a batch that is an error; or a batch with one class per image in a multi-label evaluation, or the

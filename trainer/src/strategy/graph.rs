@@ -1,12 +1,14 @@
 //! The step of one GPU, captured as a CUDA graph: one launch for the whole step (`torch.cuda.graph`).
 //!
+//! Steps with equal batch sizes have the same signature ([`StepSignature`]). The consecutive steps of one signature:
+//!
 //! ```text
-//! first full step             launched kernel by kernel: compiles kernels, makes the optimizer's state
-//! next step of its signature  launched kernel by kernel, on inputs in fixed memory: allocates the inputs, and memory for the step
-//! next step of its signature  launched kernel by kernel, exactly as captured: allocates the rest of the memory
-//! next step of its signature  captured, which may not allocate, then launched as a graph
-//! all further such steps      collected, then launched as graphs, several at once
-//! other steps                 launched kernel by kernel: an epoch's last batch, if it is smaller
+//! 1st              launched kernel by kernel: compiles kernels, makes the optimizer's state
+//! 2nd (warm-up)    launched kernel by kernel, on inputs in fixed memory: allocates the inputs, and memory for the step
+//! 3rd (warm-up)    launched kernel by kernel, exactly as captured: allocates the rest of the memory
+//! 4th              captured, which may not allocate, then launched as a graph
+//! 5th and later    collected, then launched as graphs, several at once
+//! other signature  launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
 //!
 //! A graph runs the same kernels on the same memory with the same arguments. So the graph's first kernel copies inputs and
@@ -84,12 +86,12 @@ struct UnlaunchedSteps {
 #[derive(Debug, Default)]
 pub struct StepGraph {
     pub(super) phase: GraphPhase,
-    /// Number of steps after which the training state was at other addresses.
-    moves: usize,
+    /// How often a step has moved the training state to other addresses.
+    address_changes: usize,
     /// Steps whose outcome is not known yet, the oldest first.
     queued: VecDeque<QueuedGraphStep>,
     /// The pending results of launched steps, each with the number of these steps.
-    pub(super) readings: VecDeque<(PendingRead, usize)>,
+    pub(super) pending_reads: VecDeque<(PendingRead, usize)>,
     unlaunched: UnlaunchedSteps,
     /// When results were last read.
     last_read: Option<Instant>,
@@ -125,7 +127,7 @@ struct QueuedGraphStep {
 }
 
 /// If the state has moved to other memory this many times, no further step is captured.
-const MAX_MOVES: usize = 5;
+const MAX_ADDRESS_CHANGES: usize = 5;
 
 impl StepGraph {
     /// Prepares to capture steps on `device`, if the device is a GPU that supports graphs and the plan allows graphs.
@@ -165,10 +167,10 @@ impl StepGraph {
     }
 
     /// Starts again, since the state has moved to other memory.
-    pub(super) fn moved(&mut self, signature: StepSignature) {
+    pub(super) fn restart_after_move(&mut self, signature: StepSignature) {
         self.phase = GraphPhase::Waiting(Some(signature));
-        self.moves += 1;
-        if self.moves >= MAX_MOVES {
+        self.address_changes += 1;
+        if self.address_changes >= MAX_ADDRESS_CHANGES {
             self.disable("the training state is in other memory after each step; please report this");
         }
     }
@@ -203,8 +205,9 @@ impl StepGraph {
     }
 }
 
-/// Queues a step as a graph, or prepares or captures the graph with it. Then returns `None`, and [`finish_step`] returns the
-/// outcome. Returns the batches if the caller must run the step kernel by kernel.
+/// Queues a step: as a warm-up, as the capture, or as a launch of the graph. If the step is queued, returns `None`, and
+/// [`finish_step`] returns the step's outcome later. Otherwise returns the batches, and the caller must run the step kernel by
+/// kernel.
 ///
 /// # Errors
 /// The step cannot be captured or launched.
@@ -241,7 +244,7 @@ pub(super) fn queue_step(
             if std::mem::take(&mut captured.check_addresses)
                 && ranks.any_rank(learner.addresses()? != captured.addresses)?
             {
-                learner.graph.moved(signature);
+                learner.graph.restart_after_move(signature);
                 return Ok(Some(batches));
             }
             let words = captured.inputs.words(learner, &batches, lr);
@@ -320,10 +323,10 @@ impl Learner {
     /// outcomes of these steps, summed over all ranks.
     fn read_oldest(&mut self, ranks: &mut dyn GraphStepParts) -> Result<(), Failure> {
         let graph = &mut self.graph;
-        if graph.readings.is_empty() {
+        if graph.pending_reads.is_empty() {
             graph.launch()?;
         }
-        let (reading, count) = graph.readings.pop_front().expect("queued steps are launched");
+        let (reading, count) = graph.pending_reads.pop_front().expect("queued steps are launched");
         let results = reading.wait();
         // If a rank is missing, the results are wrong, and the GPU's error may be a consequence.
         ranks.check()?;
@@ -377,16 +380,16 @@ impl StepGraph {
             let launched = captured.graph.launch();
             launched.map_err(|error| gpu_failure("the step's graph cannot be launched", error))?;
         }
-        self.readings.push_back((feed.read(count), count));
+        self.pending_reads.push_back((feed.read(count), count));
         Ok(())
     }
 }
 
-pub(super) const HINT: &str = "set train.graph = false, and please report this";
+pub(super) const GRAPH_HINT: &str = "set train.graph = false, and please report this";
 
 /// Returns the failure for an error of the GPU in a step of a graph. If the memory is full or a kernel has failed, the hint does
 /// not blame the graph.
 pub(super) fn gpu_failure(what: &str, error: impl Display) -> Failure {
     let text = error.to_string();
-    Failure::of_panic(&text).unwrap_or_else(|| Failure::run(format!("{what}: {text}"), HINT))
+    Failure::of_panic(&text).unwrap_or_else(|| Failure::run(format!("{what}: {text}"), GRAPH_HINT))
 }

@@ -5,7 +5,7 @@ use data::loader::Batch;
 use models::{Context, StateKind, state};
 use ops::graph::{self, Graph};
 
-use super::graph::{GraphPhase, HINT, StepSignature, gpu_failure};
+use super::graph::{GRAPH_HINT, GraphPhase, StepSignature, gpu_failure};
 use super::graph_inputs::{StepInputs, StepOutputs};
 use super::{Learner, Replica, StepOutcome, device_batch::DeviceBatch};
 use crate::{
@@ -35,7 +35,7 @@ pub(super) struct StepRequest<'a> {
 
 /// The results of the forward passes of a step, on the device.
 #[derive(Default)]
-pub(super) struct Forwards {
+pub(super) struct ForwardResults {
     /// The logits of each batch, row-major `[B * classes]`.
     pub(super) logits: Vec<Tensor<1>>,
     /// The loss of all batches of this rank, `[1]`.
@@ -45,7 +45,7 @@ pub(super) struct Forwards {
 }
 
 /// The results of a step's forward and backward passes, on the device.
-pub(super) struct Passes {
+pub(super) struct ForwardBackwardResults {
     /// The logits of each batch, row-major `[B * classes]`.
     pub(super) logits: Vec<Tensor<1>>,
     /// The loss of all batches of all ranks, `[1]`.
@@ -67,10 +67,10 @@ pub(super) trait GraphStepParts {
         learner: &Learner,
         inputs: &StepInputs,
         step: StepRequest<'_>,
-    ) -> Result<Passes, Failure> {
+    ) -> Result<ForwardBackwardResults, Failure> {
         let StepRequest { batches, weight, .. } = step;
         let replica = &learner.replica;
-        let mut forwards = Forwards::default();
+        let mut forwards = ForwardResults::default();
         for (index, (on_device, batch)) in inputs.batches.iter().zip(batches).enumerate() {
             let last = index + 1 == batches.len();
             let cx = self.context(last);
@@ -99,7 +99,7 @@ pub(super) trait GraphStepParts {
     ///
     /// # Errors
     /// A rank is gone.
-    fn finish(&mut self, replica: &Replica, forwards: Forwards) -> Result<Passes, Failure>;
+    fn finish(&mut self, replica: &Replica, forwards: ForwardResults) -> Result<ForwardBackwardResults, Failure>;
 
     /// Returns whether `own` is true on any rank.
     ///
@@ -128,12 +128,12 @@ pub(super) trait GraphStepParts {
 
 /// The parts of a step of a run with one process.
 #[derive(Default)]
-pub(super) struct OneProcess {
+pub(super) struct SingleGraphStep {
     /// The sum of the gradients of the step's batches so far.
     gradients: FlatGradients,
 }
 
-impl GraphStepParts for OneProcess {
+impl GraphStepParts for SingleGraphStep {
     fn context(&mut self, _last: bool) -> Context {
         Context::train()
     }
@@ -143,10 +143,10 @@ impl GraphStepParts for OneProcess {
         Ok(())
     }
 
-    fn finish(&mut self, _replica: &Replica, forwards: Forwards) -> Result<Passes, Failure> {
-        let Forwards { logits, loss, host_data } = forwards;
+    fn finish(&mut self, _replica: &Replica, forwards: ForwardResults) -> Result<ForwardBackwardResults, Failure> {
+        let ForwardResults { logits, loss, host_data } = forwards;
         let loss = loss.expect("a step has at least one batch");
-        Ok(Passes { logits, loss, gradients: std::mem::take(&mut self.gradients), host_data })
+        Ok(ForwardBackwardResults { logits, loss, gradients: std::mem::take(&mut self.gradients), host_data })
     }
 
     fn any_rank(&self, own: bool) -> Result<bool, Failure> {
@@ -196,7 +196,7 @@ impl Learner {
         graph.phase = GraphPhase::WarmedUpOnce(signature.clone(), Box::new(inputs));
         if moved {
             graph.reset(&device);
-            graph.moved(signature);
+            graph.restart_after_move(signature);
         }
         if host_data {
             graph.disable("the network uses data of the host, such as dropout masks");
@@ -224,7 +224,7 @@ impl Learner {
         self.graph.phase = GraphPhase::WarmedUpTwice(signature.clone(), inputs);
         if moved {
             self.graph.reset(&self.replica.inner_device());
-            self.graph.moved(signature);
+            self.graph.restart_after_move(signature);
         }
         Ok(())
     }
@@ -233,7 +233,7 @@ impl Learner {
     fn keep_results(&mut self, inputs: &StepInputs, outputs: &StepOutputs) {
         let feed = inputs.feed();
         feed.keep_results(&outputs.tensors(), &inputs.rates.loss);
-        self.graph.readings.push_back((feed.read(1), 1));
+        self.graph.pending_reads.push_back((feed.read(1), 1));
     }
 
     /// Captures a step. Its kernels do not run.
@@ -259,7 +259,7 @@ impl Learner {
         let (graph, ()) = captured.map_err(|error| gpu_failure("the step cannot be captured", error))?;
         let addresses = self.addresses()?;
         if addresses != before {
-            return Err(Failure::run("the captured step does not update the training state in place", HINT));
+            return Err(Failure::run("the captured step does not update the training state in place", GRAPH_HINT));
         }
         tracing::info!("the step is captured as a CUDA graph");
         Ok(Box::new(CapturedStep { inputs, graph, addresses, check_addresses: false }))
@@ -273,7 +273,8 @@ impl Learner {
         inputs: &mut StepInputs,
         step: StepRequest<'_>,
     ) -> Result<(StepOutputs, bool), Failure> {
-        let Passes { logits, loss, mut gradients, host_data } = ranks.forward_backward(self, inputs, step)?;
+        let ForwardBackwardResults { logits, loss, mut gradients, host_data } =
+            ranks.forward_backward(self, inputs, step)?;
         let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
         inputs.rates.loss = loss;
         self.replica.change(|network| self.optimizer.step_with(network, gradients, step.lr, Some(&mut inputs.rates)));
@@ -296,6 +297,6 @@ impl Learner {
         let found = all.map(graph::address).chain(graph::bf16_copy_addresses().into_iter().map(Some));
         found
             .collect::<Option<Vec<_>>>()
-            .ok_or_else(|| Failure::run("a part of the training state is not on the GPU", HINT))
+            .ok_or_else(|| Failure::run("a part of the training state is not on the GPU", GRAPH_HINT))
     }
 }

@@ -8,9 +8,9 @@ use super::{Learner, device_batch::DeviceBatch};
 use crate::optim::DeviceRates;
 
 /// Maximum number of steps that are launched at once.
-const STEPS: usize = 8;
+const MAX_STEPS_PER_LAUNCH: usize = 8;
 /// Maximum size of the inputs of these steps in bytes.
-const INPUT_BYTES: usize = 64 << 20;
+const MAX_INPUT_BYTES: usize = 64 << 20;
 
 /// The tensors that a step reads, on the device.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl StepInputs {
 
     /// Returns the number of steps that are launched at once, if the inputs of a step are `words` words of 32 bits.
     pub(super) fn max_feed_steps(words: usize) -> usize {
-        (INPUT_BYTES / size_of::<u32>() / words).clamp(1, STEPS)
+        (MAX_INPUT_BYTES / size_of::<u32>() / words).clamp(1, MAX_STEPS_PER_LAUNCH)
     }
 
     /// Makes the feed for `steps` steps with outputs of the shapes of `outputs`.

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The hint for a checkpoint whose tensors are not those of the model and the optimizer.
-pub const OTHER_OPTIMIZER: &str = "a run keeps its model and its optimizer: resume it with the model.name and the \
+pub const RESUME_MISMATCH_HINT: &str = "a run keeps its model and its optimizer: resume it with the model.name and the \
      optimizer.kind of its config.toml, or start a new run from its weights: model.weights = \"RUN/checkpoints/last\"";
 
 /// A network with its optimizer and, if `train.ema` is on, its weight average.
@@ -89,7 +89,7 @@ impl Learner {
     /// The state does not fit the network or the optimizer. The error names the tensors that are missing, unexpected or of
     /// another shape.
     pub fn restore(&mut self, snapshot: Snapshot) -> Result<(), Failure> {
-        let refused = |what: String| Failure::usage(what, OTHER_OPTIMIZER);
+        let refused = |what: String| Failure::usage(what, RESUME_MISMATCH_HINT);
         let load = |network: Network, tensors: &[StateTensor]| {
             state::load_state_dict(network, tensors).map_err(|error| refused(error.to_string()))
         };

@@ -28,7 +28,7 @@ mod tuning;
 pub use device_dataset::{DeviceDataset, DeviceDatasets};
 pub use eval_counts::{EvalCounts, Logits, percent};
 pub use graph::StepGraph;
-pub use learner::{Learner, OTHER_OPTIMIZER};
+pub use learner::{Learner, RESUME_MISMATCH_HINT};
 pub use multi_label::Scores;
 pub use replica::{ForwardOutput, Replica};
 pub use tuning::{StepSettings, Trial, TuningReport};
@@ -42,7 +42,7 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The batches of a loader, or the first image that cannot be decoded.
+/// The batches of a loader. An item is an error if an image of the batch cannot be decoded.
 pub type Batches<'a> = dyn Iterator<Item = Result<Batch, DataError>> + 'a;
 
 /// The result of one optimizer step.
@@ -174,7 +174,7 @@ pub trait Strategy {
     ///
     /// # Errors
     /// This strategy needs pixels from the loader.
-    fn keep_on_device(&mut self, datasets: DeviceDatasets) -> Result<(), Failure> {
+    fn set_device_datasets(&mut self, datasets: DeviceDatasets) -> Result<(), Failure> {
         self.learner_mut().replica.datasets = Some(datasets);
         Ok(())
     }

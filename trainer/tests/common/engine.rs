@@ -11,7 +11,7 @@ use trainer::{
     config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
     engine::{
-        Engine, Loaders, RunEnd, RunOutput,
+        Engine, Loaders, RunOutput, RunResult,
         checkpoint::{self, CheckpointFolder},
     },
     failure::Failure,
@@ -69,7 +69,7 @@ pub fn run(
     strategy: &mut dyn Strategy,
     loaders: Loaders,
     stop: Stop,
-) -> Result<RunEnd, Failure> {
+) -> Result<RunResult, Failure> {
     let newest =
         checkpoint::load_newest(&folder.checkpoints()).ok().map(|(newest, _)| (newest.snapshot, newest.progress));
     let resumed = newest.is_some();

@@ -19,7 +19,7 @@ use super::window::Windows;
 use crate::Communicator;
 use crate::error::{CommError, ErrorKind, Result};
 use crate::process::Process;
-use crate::transport::REASON_LIMIT;
+use crate::transport::ABORT_REASON_TIMEOUT;
 
 /// Options of a [`DeviceGroup`].
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +106,7 @@ impl DeviceGroup {
             None => self
                 .process()
                 .abort
-                .wait(REASON_LIMIT)
+                .wait(ABORT_REASON_TIMEOUT)
                 .unwrap_or_else(|| CommError::new(ErrorKind::Aborted, "the job was aborted while GPUs waited")),
         })
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::runtime::{GroupState, UnexpectedMessages};
 use crate::aligned::AlignedBytes;
 use crate::dtype::{DType, ReduceOp};
-use crate::message::{MESSAGE_BYTES, Message};
+use crate::message_header::{MESSAGE_HEADER_BYTES, MessageHeader};
 
 /// Maximum number of elements of one call: MPI counts in 31 bits.
 const PIECE: usize = 1 << 28;
@@ -195,10 +195,10 @@ fn receive_arrived(comm: &SimpleCommunicator, unexpected: &mut UnexpectedMessage
     while let Some(status) = comm.any_process().immediate_probe_with_tag(HEADER) {
         let from = status.source_rank();
         let sender = comm.process_at_rank(from);
-        let mut head = [0u8; MESSAGE_BYTES];
+        let mut head = [0u8; MESSAGE_HEADER_BYTES];
         sender.receive_into_with_tag(&mut head[..], HEADER);
         // Only ranks of the job send here, and nothing else with this tag.
-        let Some(message) = Message::decode(&head) else { continue };
+        let Some(message) = MessageHeader::decode(&head) else { continue };
         let mut body = AlignedBytes::zero(message.bytes as usize);
         for piece in body.get_mut().chunks_mut(PIECE) {
             sender.receive_into_with_tag(piece, BODY);
@@ -214,7 +214,7 @@ fn pause(idle_polls: &mut u32) {
 
 /// Sends header and body. Receives other messages meanwhile, so two ranks may send to each other at once. For a long message,
 /// returns only after the receiver has received it.
-pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &AlignedBytes) {
+pub(super) fn send(state: &mut GroupState, to: i32, message: &MessageHeader, body: &AlignedBytes) {
     let head = message.encode();
     let mut idle_polls = 0;
     let GroupState { comm, unexpected, .. } = state;
@@ -234,14 +234,14 @@ pub(super) fn send(state: &mut GroupState, to: i32, message: &Message, body: &Al
 }
 
 /// Returns the next message of `from` with this tag, if it has arrived.
-pub(super) fn try_recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
+pub(super) fn try_recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(MessageHeader, AlignedBytes)> {
     receive_arrived(&state.comm, &mut state.unexpected);
     let place = state.unexpected[from].iter().position(|(message, _)| message.tag == tag)?;
     state.unexpected[from].remove(place)
 }
 
 /// Returns the next message of `from` with this tag; `None` if the job ends first.
-pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(Message, AlignedBytes)> {
+pub(super) fn recv(state: &mut GroupState, from: usize, tag: u64) -> Option<(MessageHeader, AlignedBytes)> {
     let mut idle_polls = 0;
     loop {
         let arrived = try_recv(state, from, tag);

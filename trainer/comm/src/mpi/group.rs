@@ -7,15 +7,15 @@ use super::calls;
 use super::runtime::{CallError, GroupState, GroupThread, Runtime};
 use crate::abort::Abort;
 use crate::aligned::AlignedBytes;
-use crate::call::{CALL_BYTES, CallComparison, CollectiveCall, OpKind};
+use crate::call::{CALL_BYTES, CallComparison, CollectiveCall, OpType};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{CommError, ErrorKind, Result};
 use crate::kernels;
-use crate::message::Message;
-use crate::transport::{GroupRanks, MessageBody, MessageOp, REASON_LIMIT, Transport};
+use crate::message_header::MessageHeader;
+use crate::transport::{ABORT_REASON_TIMEOUT, GroupRanks, MessageBody, MessageOp, Transport};
 use crate::widen::{to_accumulators, to_results};
 
-/// See the module.
+/// The MPI transport of one group.
 pub(crate) struct MpiGroup {
     /// Dropped before the runtime: communicators are freed before MPI ends.
     group_thread: GroupThread,
@@ -56,7 +56,7 @@ impl MpiGroup {
     fn call_failed(&self, call: &CollectiveCall, error: &CallError) -> CommError {
         let (me, place) = (self.group.global_rank(), call.position(&self.name));
         match error {
-            CallError::Aborted => self.abort.wait(REASON_LIMIT).unwrap_or_else(|| {
+            CallError::Aborted => self.abort.wait(ABORT_REASON_TIMEOUT).unwrap_or_else(|| {
                 CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive")
             }),
             CallError::Panicked => CommError::system(format!("{call}, {place}: the MPI call of rank {me} failed")),
@@ -90,7 +90,7 @@ impl MpiGroup {
     }
 
     /// Refuses more elements than 31 bits can count.
-    fn countable(call: &CollectiveCall, bytes: usize) -> Result<()> {
+    fn check_count(call: &CollectiveCall, bytes: usize) -> Result<()> {
         if bytes / call.dtype.size() <= i32::MAX as usize {
             return Ok(());
         }
@@ -120,7 +120,7 @@ impl Transport for MpiGroup {
                 self.run(call, move |state| calls::all_reduce(&state.comm, dtype.accumulator(), op, &send))?;
             to_results(dtype, op, self.len(), sums.get_mut(), data);
         } else {
-            Self::countable(call, data.len())?;
+            Self::check_count(call, data.len())?;
             let (send, lens) = (AlignedBytes::copy(data), vec![data.len(); self.len()]);
             let all = self.run(call, move |state| calls::all_gather(&state.comm, dtype, &send, &lens))?;
             Self::reduce_gathered(call, op, &all, data);
@@ -156,7 +156,7 @@ impl Transport for MpiGroup {
                 to_results(dtype, op, self.len(), sums.get_mut(), data);
             }
         } else {
-            Self::countable(call, data.len())?;
+            Self::check_count(call, data.len())?;
             let send = AlignedBytes::copy(data);
             let all = self.run(call, move |state| calls::gather(&state.comm, dtype, &send, root))?;
             if self.is_root(call) {
@@ -170,7 +170,7 @@ impl Transport for MpiGroup {
         self.check_same_call(call)?;
         // `all_gather_v` also exchanges the lengths, whose type is not the type of the call.
         let dtype = if recv.len().is_multiple_of(call.dtype.size()) { call.dtype } else { DType::U8 };
-        Self::countable(call, recv.len())?;
+        Self::check_count(call, recv.len())?;
         let (send, lens) = (AlignedBytes::copy(send), lens.to_vec());
         let all = self.run(call, move |state| calls::all_gather(&state.comm, dtype, &send, &lens))?;
         recv.copy_from_slice(all.get());
@@ -179,7 +179,7 @@ impl Transport for MpiGroup {
 
     fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
-        Self::countable(call, send.len())?;
+        Self::check_count(call, send.len())?;
         let (send, dtype, root) = (AlignedBytes::copy(send), call.dtype, Self::root(call));
         let all = self.run(call, move |state| calls::gather(&state.comm, dtype, &send, root))?;
         recv.copy_from_slice(all.get());
@@ -188,7 +188,7 @@ impl Transport for MpiGroup {
 
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
-        Self::countable(call, recv.len())?;
+        Self::check_count(call, recv.len())?;
         let (send, len, dtype, root) = (AlignedBytes::copy(send), recv.len(), call.dtype, Self::root(call));
         let part = self.run(call, move |state| calls::scatter(&state.comm, dtype, &send, len, root))?;
         recv.copy_from_slice(part.get());
@@ -197,7 +197,7 @@ impl Transport for MpiGroup {
 
     fn reduce_scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
-        Self::countable(call, recv.len())?;
+        Self::check_count(call, recv.len())?;
         let (op, dtype, send) = (call.reduction()?, call.dtype, AlignedBytes::copy(send));
         let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
         Self::reduce_gathered(call, op, &all, recv);
@@ -206,7 +206,7 @@ impl Transport for MpiGroup {
 
     fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         self.check_same_call(call)?;
-        Self::countable(call, send.len() / self.len())?;
+        Self::check_count(call, send.len() / self.len())?;
         let (dtype, send) = (call.dtype, AlignedBytes::copy(send));
         let all = self.run(call, move |state| calls::all_to_all(&state.comm, dtype, &send))?;
         recv.copy_from_slice(all.get());
@@ -218,9 +218,9 @@ impl Transport for MpiGroup {
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
-        debug_assert!(call.op == OpKind::Send);
+        debug_assert!(call.op == OpType::Send);
         let (to, body) = (Self::root(call), AlignedBytes::copy(data));
-        let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
+        let message = MessageHeader { tag, dtype: call.dtype, bytes: data.len() as u64 };
         self.run(call, move |state| calls::send(state, to, &message, &body)).map_err(|e| self.timed_out(call, e))
     }
 
@@ -268,6 +268,6 @@ impl MpiGroup {
             return error;
         }
         let peer = self.group.ranks[call.root_rank()];
-        Message::timed_out(self.group.global_rank(), call, peer, self.timeout, &self.name)
+        MessageHeader::timed_out(self.group.global_rank(), call, peer, self.timeout, &self.name)
     }
 }

@@ -15,10 +15,10 @@ use crate::abort::Abort;
 use crate::aligned::AlignedBytes;
 use crate::deadline::WaitDeadline;
 use crate::error::{self, CommError};
-use crate::message::Message;
+use crate::message_header::MessageHeader;
 
 /// Messages that arrived before their receive call (MPI: unexpected messages), by sender.
-pub(super) type UnexpectedMessages = Vec<VecDeque<(Message, AlignedBytes)>>;
+pub(super) type UnexpectedMessages = Vec<VecDeque<(MessageHeader, AlignedBytes)>>;
 
 /// The state of a group's thread.
 pub(super) struct GroupState {
@@ -56,14 +56,14 @@ impl Notifier {
 }
 
 /// A thread that runs tasks in order.
-struct Worker<T> {
+struct TaskThread<T> {
     tasks: Option<Sender<T>>,
     thread: Option<JoinHandle<()>>,
     notifier: Arc<Notifier>,
     abort: Arc<Abort>,
 }
 
-impl<T: Send + 'static> Worker<T> {
+impl<T: Send + 'static> TaskThread<T> {
     fn start(name: &str, abort: Arc<Abort>, body: impl FnOnce(Receiver<T>) + Send + 'static) -> error::Result<Self> {
         let (tasks, queue) = channel();
         let thread = std::thread::Builder::new()
@@ -81,7 +81,11 @@ impl<T: Send + 'static> Worker<T> {
     }
 
     /// Sends a task to the thread, and waits for the task's result. `task` makes the task from the sender of the result.
-    fn ask<R: Send + 'static>(&self, limit: Duration, task: impl FnOnce(ResultSender<R>) -> T) -> Result<R, CallError> {
+    fn run_and_wait<R: Send + 'static>(
+        &self,
+        limit: Duration,
+        task: impl FnOnce(ResultSender<R>) -> T,
+    ) -> Result<R, CallError> {
         let slot = Arc::new(Mutex::new(ResultSlot::Empty));
         let sent = self.tasks.as_ref().is_some_and(|tasks| {
             tasks.send(task(ResultSender { slot: slot.clone(), notifier: self.notifier.clone() })).is_ok()
@@ -149,14 +153,14 @@ impl<R> Drop for ResultSender<R> {
 }
 
 /// MPI between `MPI_Init_thread` and `MPI_Finalize`. One thread must call both.
-pub(crate) struct Runtime(Worker<()>);
+pub(crate) struct Runtime(TaskThread<()>);
 
 impl Runtime {
     /// Starts MPI, and checks that MPI has the same rank and world size as the job.
     pub(crate) fn start(rank: usize, world_size: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (sender, started) = channel::<ResultSender<Result<(), String>>>();
         let ended = abort.clone();
-        let worker = Worker::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
+        let worker = TaskThread::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
             let Ok(answer) = started.recv() else { return };
             let Some((universe, threading)) = mpi::initialize_with_threading(Threading::Multiple) else {
                 return answer.send(Err("MPI was started before in this process, and starts only once".into()));
@@ -169,7 +173,7 @@ impl Runtime {
                 std::mem::forget(universe);
             }
         })?;
-        let started = worker.ask(limit, |answer| drop(sender.send(answer)));
+        let started = worker.run_and_wait(limit, |answer| drop(sender.send(answer)));
         let cause = match started {
             Ok(Ok(())) => return Ok(Self(worker)),
             Ok(Err(cause)) => cause,
@@ -217,14 +221,14 @@ impl Drop for Runtime {
 }
 
 /// The thread of one group.
-pub(super) struct GroupThread(Worker<Task>);
+pub(super) struct GroupThread(TaskThread<Task>);
 
 impl GroupThread {
     /// Starts the group's thread, which makes and owns the communicator of `ranks`. All of these ranks call this function
     /// together.
     pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
         let (list, group_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
-        let group_thread = Self(Worker::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
+        let group_thread = Self(TaskThread::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
             let Some(comm) = make(id, &list) else { return };
             let unexpected = list.iter().map(|_| VecDeque::new()).collect();
             let mut state = GroupState { comm, unexpected, abort: group_abort };
@@ -253,7 +257,7 @@ impl GroupThread {
         limit: Duration,
         task: impl FnOnce(&mut GroupState) -> R + Send + 'static,
     ) -> Result<R, CallError> {
-        self.0.ask(limit, |answer| Box::new(move |state: &mut GroupState| answer.send(task(state))))
+        self.0.run_and_wait(limit, |answer| Box::new(move |state: &mut GroupState| answer.send(task(state))))
     }
 }
 

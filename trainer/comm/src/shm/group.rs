@@ -16,7 +16,7 @@ use crate::abort::Abort;
 use crate::call::{CALL_BYTES, CallComparison, CollectiveCall};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::store::StoreClient;
-use crate::transport::{GroupRanks, REASON_LIMIT};
+use crate::transport::{ABORT_REASON_TIMEOUT, GroupRanks};
 
 /// The shared-memory transport of one group.
 pub(crate) struct ShmGroup {
@@ -64,9 +64,12 @@ impl ShmGroup {
             group.waiter.wait(group.segment.counter(rank, CounterKind::Entered), 1).map_err(|error| match error {
                 WaitError::Timeout => CommError::new(
                     ErrorKind::Timeout,
-                    format!("{} did not open the shared memory of {name} within {limit:.0?}", ranks(&group.behind())),
+                    format!(
+                        "{} did not open the shared memory of {name} within {limit:.0?}",
+                        ranks(&group.absent_ranks())
+                    ),
                 ),
-                _ => group.ended(),
+                _ => group.abort_error(),
             })?;
         }
         drop::<Option<OwnedFd>>(file);
@@ -119,7 +122,7 @@ impl ShmGroup {
             self.waiter
                 .wait(segment.counter(rank, CounterKind::Entered), self.entered)
                 .map_err(|error| self.wait_failed(call, error))?;
-            agreed &= self.entered_with(rank, self.entered)? == *call;
+            agreed &= self.entered_call(rank, self.entered)? == *call;
         }
         if agreed { Ok(()) } else { self.disagreement(call) }
     }
@@ -129,14 +132,14 @@ impl ShmGroup {
     fn disagreement(&self, call: &CollectiveCall) -> Result<()> {
         let mut comparison = CallComparison::of(self.group.global_rank(), *call);
         for rank in (0..self.len()).filter(|rank| *rank != self.me()) {
-            let theirs = self.entered_with(rank, self.entered)?;
+            let theirs = self.entered_call(rank, self.entered)?;
             comparison = comparison.merge(CallComparison::of(self.group.ranks[rank], theirs));
         }
         comparison.check(&self.group.name())
     }
 
     /// Returns `rank`'s call of its entry number `entered`, which its counter has reached.
-    fn entered_with(&self, rank: usize, entered: u32) -> Result<CollectiveCall> {
+    fn entered_call(&self, rank: usize, entered: u32) -> Result<CollectiveCall> {
         // SAFETY: published, and the caller has waited for it. `enter` explains why it is not overwritten.
         let bytes = unsafe { self.segment.read(self.segment.call_region(rank, entered)) };
         CollectiveCall::decode(&bytes[..CALL_BYTES])
@@ -144,10 +147,10 @@ impl ShmGroup {
     }
 
     /// Returns `rank`'s call if it has entered a collective that this rank has not entered.
-    pub(super) fn ahead(&self, rank: usize) -> Option<CollectiveCall> {
+    pub(super) fn collective_ahead(&self, rank: usize) -> Option<CollectiveCall> {
         let next = self.entered.wrapping_add(1);
         self.segment.counter(rank, CounterKind::Entered).reached(next).ok()?;
-        self.entered_with(rank, next).ok()
+        self.entered_call(rank, next).ok()
     }
 
     /// Returns the counters for a schedule, relative to the start of this collective.
@@ -168,18 +171,18 @@ impl ShmGroup {
     }
 
     /// Returns the ranks (of the job) that have not entered the collective that this rank has entered.
-    fn behind(&self) -> Vec<usize> {
-        self.those(|rank| self.segment.counter(rank, CounterKind::Entered).reached(self.entered).is_err())
+    fn absent_ranks(&self) -> Vec<usize> {
+        self.peers_where(|rank| self.segment.counter(rank, CounterKind::Entered).reached(self.entered).is_err())
     }
 
-    fn those(&self, what: impl Fn(usize) -> bool) -> Vec<usize> {
+    fn peers_where(&self, what: impl Fn(usize) -> bool) -> Vec<usize> {
         (0..self.len()).filter(|rank| *rank != self.me() && what(*rank)).map(|rank| self.group.ranks[rank]).collect()
     }
 
-    pub(super) fn ended(&self) -> CommError {
+    pub(super) fn abort_error(&self) -> CommError {
         self.waiter
             .abort
-            .wait(REASON_LIMIT)
+            .wait(ABORT_REASON_TIMEOUT)
             .unwrap_or_else(|| CommError::new(ErrorKind::Aborted, "the job was aborted, and the reason did not arrive"))
     }
 
@@ -188,11 +191,11 @@ impl ShmGroup {
         let (me, name) = (self.group.global_rank(), self.group.name());
         let place = call.position(&name);
         if error == WaitError::Aborted {
-            return self.ended();
+            return self.abort_error();
         }
-        let absent = self.behind();
+        let absent = self.absent_ranks();
         if error == WaitError::Left {
-            let gone = self.those(|rank| self.segment.counter(rank, CounterKind::Entered).has_left());
+            let gone = self.peers_where(|rank| self.segment.counter(rank, CounterKind::Entered).has_left());
             return CommError::new(
                 ErrorKind::PeerLost,
                 format!("{} left the job while rank {me} waits in {call}, {place}", ranks(&gone)),
@@ -204,7 +207,7 @@ impl ShmGroup {
         if absent.is_empty() {
             let slow =
                 |which, rank| self.segment.counter(rank, which).is_behind(self.segment.counter(self.me(), which));
-            let stuck = self.those(|rank| slow(CounterKind::Filled, rank) || slow(CounterKind::Reduced, rank));
+            let stuck = self.peers_where(|rank| slow(CounterKind::Filled, rank) || slow(CounterKind::Reduced, rank));
             if stuck.is_empty() {
                 // The rank that was missing has come since.
                 let message = format!(

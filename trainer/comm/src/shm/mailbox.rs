@@ -14,11 +14,11 @@ use std::time::Duration;
 use super::group::ShmGroup;
 use super::segment::{CHANNEL_CHUNK, CHANNEL_SLOTS};
 use super::wait::WaitError;
-use super::word::Pending;
+use super::word::NotReached;
 use crate::call::CollectiveCall;
 use crate::deadline::WaitDeadline;
 use crate::error::{CommError, Result};
-use crate::message::{MESSAGE_BYTES, Message};
+use crate::message_header::{MESSAGE_HEADER_BYTES, MessageHeader};
 use crate::transport::{MessageBody, MessageOp};
 
 /// How long to wait before checking whether the other rank is in a collective.
@@ -30,14 +30,14 @@ const SEND_POLL_INTERVAL: Duration = Duration::from_micros(200);
 pub(super) struct Mailbox {
     sent: Vec<u32>,
     taken: Vec<u32>,
-    unexpected: Vec<VecDeque<(Message, Vec<u8>)>>,
+    unexpected: Vec<VecDeque<(MessageHeader, Vec<u8>)>>,
     /// Messages of which a blocked sender has received the first chunks.
-    partial: Vec<Option<Partial>>,
+    partial: Vec<Option<PartialMessage>>,
 }
 
 #[derive(Clone)]
-struct Partial {
-    message: Message,
+struct PartialMessage {
+    message: MessageHeader,
     body: Vec<u8>,
     filled: usize,
 }
@@ -57,9 +57,9 @@ impl ShmGroup {
     pub(super) fn send_message(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         self.waiter.abort.check()?;
         let to = call.root_rank();
-        let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
+        let message = MessageHeader { tag, dtype: call.dtype, bytes: data.len() as u64 };
         let mut sent = 0;
-        while sent < MESSAGE_BYTES + data.len() {
+        while sent < MESSAGE_HEADER_BYTES + data.len() {
             self.wait_for_room(call, to)?;
             sent += self.put_chunk(to, &message, data, sent);
         }
@@ -68,15 +68,15 @@ impl ShmGroup {
 
     /// Writes the next chunk of a message, after the first `sent` bytes of header and data. A slot must be free. Returns the
     /// chunk's length.
-    fn put_chunk(&mut self, to: usize, message: &Message, data: &[u8], sent: usize) -> usize {
+    fn put_chunk(&mut self, to: usize, message: &MessageHeader, data: &[u8], sent: usize) -> usize {
         let (me, chunk) = (self.me(), self.mailbox.sent[to]);
         // SAFETY: this rank writes this channel, and the receiver has copied the slot's former content.
         let slot = unsafe { self.segment.write(self.segment.chunk(me, to, chunk)) };
-        let at = MESSAGE_BYTES.saturating_sub(sent);
+        let at = MESSAGE_HEADER_BYTES.saturating_sub(sent);
         if at > 0 {
-            slot[..MESSAGE_BYTES].copy_from_slice(&message.encode());
+            slot[..MESSAGE_HEADER_BYTES].copy_from_slice(&message.encode());
         }
-        let rest = &data[sent.saturating_sub(MESSAGE_BYTES)..];
+        let rest = &data[sent.saturating_sub(MESSAGE_HEADER_BYTES)..];
         let now = &rest[..rest.len().min(CHANNEL_CHUNK - at)];
         slot[at..at + now.len()].copy_from_slice(now);
         self.mailbox.sent[to] = chunk.wrapping_add(1);
@@ -95,10 +95,10 @@ impl ShmGroup {
             match &mut op.body {
                 MessageBody::Send(_) if std::mem::replace(&mut busy[peer], true) => {}
                 MessageBody::Send(data) => {
-                    let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 };
+                    let message = MessageHeader { tag, dtype: call.dtype, bytes: data.len() as u64 };
                     while !op.is_done && self.has_room(&call, peer)? {
                         op.sent += self.put_chunk(peer, &message, data, op.sent);
-                        op.is_done = op.sent == MESSAGE_BYTES + data.len();
+                        op.is_done = op.sent == MESSAGE_HEADER_BYTES + data.len();
                         moved = true;
                     }
                     if !op.is_done {
@@ -144,12 +144,12 @@ impl ShmGroup {
         self.is_reached(call, self.arrived(from))
     }
 
-    fn is_reached(&self, call: &CollectiveCall, seen: std::result::Result<(), Pending>) -> Result<bool> {
+    fn is_reached(&self, call: &CollectiveCall, seen: std::result::Result<(), NotReached>) -> Result<bool> {
         match seen {
             Ok(()) => Ok(true),
-            Err(Pending::NotYet(_)) => Ok(false),
-            Err(Pending::Poisoned) => Err(self.wait_failed(call, WaitError::Aborted)),
-            Err(Pending::Left) => Err(self.wait_failed(call, WaitError::Left)),
+            Err(NotReached::NotYet(_)) => Ok(false),
+            Err(NotReached::Poisoned) => Err(self.wait_failed(call, WaitError::Aborted)),
+            Err(NotReached::Left) => Err(self.wait_failed(call, WaitError::Left)),
         }
     }
 
@@ -188,20 +188,26 @@ impl ShmGroup {
     /// this rank enters the collective.
     fn check_peer_elsewhere(&self, call: &CollectiveCall, peer: usize) -> Result<()> {
         let me = self.group.global_rank();
-        if let Some(theirs) = self.ahead(peer)
-            && !self.moves(call, peer)
+        if let Some(theirs) = self.collective_ahead(peer)
+            && !self.can_continue(call, peer)
         {
-            return Err(Message::peer_in_collective(me, call, self.group.ranks[peer], &theirs, &self.group.name()));
+            return Err(MessageHeader::peer_in_collective(
+                me,
+                call,
+                self.group.ranks[peer],
+                &theirs,
+                &self.group.name(),
+            ));
         }
         Ok(())
     }
 
     /// Returns whether `call` can continue after all: the peer may have sent or received a chunk before it entered the
     /// collective.
-    fn moves(&self, call: &CollectiveCall, peer: usize) -> bool {
+    fn can_continue(&self, call: &CollectiveCall, peer: usize) -> bool {
         let me = self.me();
         match call.op {
-            crate::call::OpKind::Send => {
+            crate::call::OpType::Send => {
                 let target = self.mailbox.sent[peer].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
                 self.segment.taken(me, peer).reached(target).is_ok()
             }
@@ -214,14 +220,14 @@ impl ShmGroup {
             return Ok(());
         }
         let (me, peer) = (self.group.global_rank(), self.group.ranks[peer]);
-        Err(Message::timed_out(me, call, peer, self.waiter.timeout, &self.group.name()))
+        Err(MessageHeader::timed_out(me, call, peer, self.waiter.timeout, &self.group.name()))
     }
 
     pub(super) fn recv_message(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         self.waiter.abort.check()?;
         let from = call.root_rank();
         let len = data.len();
-        let fits = |group: &Self, message: &Message| {
+        let fits = |group: &Self, message: &MessageHeader| {
             message.check(call, len, group.group.global_rank(), group.group.ranks[from], &group.group.name())
         };
         loop {
@@ -240,32 +246,32 @@ impl ShmGroup {
         }
     }
 
-    fn header(slot: &[u8]) -> Result<Message> {
-        Message::decode(&slot[..MESSAGE_BYTES])
+    fn header(slot: &[u8]) -> Result<MessageHeader> {
+        MessageHeader::decode(&slot[..MESSAGE_HEADER_BYTES])
             .ok_or_else(|| CommError::system("a message in shared memory is damaged"))
     }
 
     /// Returns whether the next chunk of `from` has arrived.
-    fn arrived(&self, from: usize) -> std::result::Result<(), Pending> {
+    fn arrived(&self, from: usize) -> std::result::Result<(), NotReached> {
         self.segment.sent(from, self.me()).reached(self.mailbox.taken[from].wrapping_add(1))
     }
 
     /// Counts the chunk as taken, so `from` may overwrite its slot.
-    fn taken(&mut self, from: usize) {
+    fn release_chunk(&mut self, from: usize) {
         self.mailbox.taken[from] = self.mailbox.taken[from].wrapping_add(1);
         self.segment.taken(from, self.me()).publish();
     }
 
     /// Receives the message that begins with the next chunk of `from` directly into `into`, without an intermediate copy.
     fn take_into(&mut self, call: &CollectiveCall, from: usize, into: &mut [u8]) -> Result<()> {
-        let (mut at, mut filled) = (MESSAGE_BYTES, 0);
+        let (mut at, mut filled) = (MESSAGE_HEADER_BYTES, 0);
         loop {
             let slot = self.next_chunk(call, from)?;
             let len = (into.len() - filled).min(CHANNEL_CHUNK - at);
             into[filled..filled + len].copy_from_slice(&slot[at..at + len]);
             filled += len;
             at = 0;
-            self.taken(from);
+            self.release_chunk(from);
             if filled == into.len() {
                 return Ok(());
             }
@@ -280,13 +286,13 @@ impl ShmGroup {
             Some(partial) => (partial, 0),
             None => {
                 let message = Self::header(slot)?;
-                (Partial { message, body: vec![0; message.bytes as usize], filled: 0 }, MESSAGE_BYTES)
+                (PartialMessage { message, body: vec![0; message.bytes as usize], filled: 0 }, MESSAGE_HEADER_BYTES)
             }
         };
         let len = (partial.body.len() - partial.filled).min(CHANNEL_CHUNK - at);
         partial.body[partial.filled..partial.filled + len].copy_from_slice(&slot[at..at + len]);
         partial.filled += len;
-        self.taken(from);
+        self.release_chunk(from);
         if partial.filled == partial.body.len() {
             self.mailbox.unexpected[from].push_back((partial.message, partial.body));
         } else {

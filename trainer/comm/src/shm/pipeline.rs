@@ -19,7 +19,7 @@ pub(super) trait StepCounters {
 }
 
 /// Minimum number of slots in [`exchange`].
-pub(super) const EXCHANGE_SLOTS: usize = 4;
+pub(super) const MIN_EXCHANGE_SLOTS: usize = 4;
 
 /// One phase: each rank fills one slot per round, and reads all ranks' slots of that round.
 ///
@@ -34,7 +34,7 @@ pub(super) fn exchange<P: StepCounters>(
     mut fill: impl FnMut(usize, usize),
     mut drain: impl FnMut(usize, usize),
 ) -> Result<(), P::Error> {
-    debug_assert!(slots >= EXCHANGE_SLOTS);
+    debug_assert!(slots >= MIN_EXCHANGE_SLOTS);
     if rounds > 0 {
         fill(0, 0);
         progress.publish_filled();

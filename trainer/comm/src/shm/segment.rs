@@ -2,7 +2,7 @@
 //! from the rendezvous where it is.
 
 use super::mapping::{HEADER, Mapping};
-use super::staging::StreamingVote;
+use super::staging::NonTemporalVote;
 use super::word::Counter;
 
 /// A counter of a rank.
@@ -82,7 +82,7 @@ impl Segment {
     }
 
     /// Returns the vote of `rank` on how slots are written: through the caches or past them.
-    pub(super) fn vote(&self, rank: usize) -> &StreamingVote {
+    pub(super) fn vote(&self, rank: usize) -> &NonTemporalVote {
         // SAFETY: in bounds and aligned, as counters are. Zero is a valid vote, and a vote is an atomic.
         unsafe { self.memory.atomic(self.control(rank) + VOTE) }
     }

@@ -6,10 +6,10 @@
 //! instead, and readers prefetch main memory at full speed. Measured for 45 MB over two ranks without a shared cache: 9.5 ms past
 //! the caches, 22 ms through them. With a shared cache: 6.1 ms through the caches.
 //!
-//! The faster path cannot be queried and may change, so ranks measure it repeatedly. Of every [`CYCLE`] rounds, a few go
-//! through the caches and a few past them. All ranks use the same rounds for these trials. Each rank times its trials, and
-//! votes in its own word for the path of the other rounds. All ranks write past the caches while any rank votes for streaming.
-//! The vote affects the speed only, not the bytes.
+//! The faster path cannot be queried and may change, so ranks measure it repeatedly. Of every [`ROUNDS_PER_CYCLE`] rounds, a few go
+//! through the caches and a few past them. All ranks use the same rounds for these trials. Each rank times its trials, and votes in
+//! its own word for the path of the other rounds. All ranks write past the caches while any rank votes for non-temporal stores. The
+//! vote affects the speed only, not the bytes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -17,11 +17,11 @@ use std::time::Instant;
 use super::group::ShmGroup;
 
 /// Rounds from one trial to the next.
-const CYCLE: u32 = 1024;
+const ROUNDS_PER_CYCLE: u32 = 1024;
 /// Rounds of a trial through the caches, and as many past them.
-const TRIAL: u32 = 8;
+const TRIAL_ROUNDS: u32 = 8;
 /// Number of latest trials, of which the fastest counts: the others may have been interrupted.
-const TRIALS: usize = 3;
+const KEPT_TRIALS: usize = 3;
 
 /// The measurements of one rank.
 #[derive(Default)]
@@ -29,8 +29,8 @@ pub(super) struct StagingTrials {
     /// Start of the current trial, and the bytes moved since then.
     since: Option<(Instant, usize)>,
     /// Nanoseconds per byte, through the caches and past them.
-    cached: [f64; TRIALS],
-    streamed: [f64; TRIALS],
+    cached: [f64; KEPT_TRIALS],
+    non_temporal: [f64; KEPT_TRIALS],
     count: usize,
 }
 
@@ -40,38 +40,39 @@ impl StagingTrials {
         self.since = None;
     }
 
-    /// Records the end of round number `round`, which moved `bytes`. At the end of a trial, returns whether to vote for streaming.
+    /// Records the end of round number `round`, which moved `bytes`. At the end of a trial, returns whether to vote for non-temporal
+    /// stores.
     fn note(&mut self, round: u32, bytes: usize, now: impl Fn() -> Instant) -> Option<bool> {
-        let phase = round % CYCLE;
-        if phase >= 2 * TRIAL {
+        let phase = round % ROUNDS_PER_CYCLE;
+        if phase >= 2 * TRIAL_ROUNDS {
             return None;
         }
-        match (phase % TRIAL, &mut self.since) {
+        match (phase % TRIAL_ROUNDS, &mut self.since) {
             // The first rounds of a trial are still affected by the rounds before.
             (2, since) => *since = Some((now(), 0)),
             (3.., Some((_, moved))) => *moved += bytes,
             _ => {}
         }
-        if phase % TRIAL != TRIAL - 1 {
+        if phase % TRIAL_ROUNDS != TRIAL_ROUNDS - 1 {
             return None;
         }
         let (start, moved) = self.since.take()?;
         let cost = now().duration_since(start).as_nanos() as f64 / moved.max(1) as f64;
-        let place = self.count % TRIALS;
-        if phase < TRIAL {
+        let place = self.count % KEPT_TRIALS;
+        if phase < TRIAL_ROUNDS {
             self.cached[place] = cost;
             return None;
         }
-        self.streamed[place] = cost;
+        self.non_temporal[place] = cost;
         self.count += 1;
         let best = |costs: &[f64]| costs.iter().copied().filter(|c| *c > 0.0).fold(f64::INFINITY, f64::min);
-        Some(best(&self.streamed) < best(&self.cached))
+        Some(best(&self.non_temporal) < best(&self.cached))
     }
 }
 
 /// A word that other ranks read, and for which no rank waits.
 #[repr(transparent)]
-pub(super) struct StreamingVote(AtomicU32);
+pub(super) struct NonTemporalVote(AtomicU32);
 
 impl ShmGroup {
     fn number(&self, round: usize) -> u32 {
@@ -79,8 +80,8 @@ impl ShmGroup {
     }
 
     /// Returns whether slots of `round` are written past the caches.
-    pub(super) fn uses_streaming(&self, round: usize) -> bool {
-        match self.number(round) % CYCLE / TRIAL {
+    pub(super) fn uses_non_temporal_stores(&self, round: usize) -> bool {
+        match self.number(round) % ROUNDS_PER_CYCLE / TRIAL_ROUNDS {
             0 => false,
             1 => true,
             _ => (0..self.len()).any(|rank| self.segment.vote(rank).0.load(Ordering::Relaxed) != 0),
@@ -96,14 +97,14 @@ impl ShmGroup {
     }
 }
 
-/// Copies `source` to `slot`, which has the same length. With `streaming` the copy goes past the caches. Other ranks see the copy
+/// Copies `source` to `slot`, which has the same length. With `non_temporal` the copy goes past the caches. Other ranks see the copy
 /// once this function has returned and the rank has published its counter.
-pub(super) fn put(slot: &mut [u8], source: &[u8], streaming: bool) {
-    if streaming { stream(slot, source) } else { slot.copy_from_slice(source) }
+pub(super) fn put(slot: &mut [u8], source: &[u8], non_temporal: bool) {
+    if non_temporal { copy_non_temporal(slot, source) } else { slot.copy_from_slice(source) }
 }
 
 #[cfg(target_arch = "x86_64")]
-fn stream(slot: &mut [u8], source: &[u8]) {
+fn copy_non_temporal(slot: &mut [u8], source: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     const LINE: usize = 64;
     let len = slot.len();
@@ -128,7 +129,7 @@ fn stream(slot: &mut [u8], source: &[u8]) {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn stream(slot: &mut [u8], source: &[u8]) {
+fn copy_non_temporal(slot: &mut [u8], source: &[u8]) {
     slot.copy_from_slice(source);
 }
 
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streaming_copies_every_byte_and_no_other() {
+    fn non_temporal_copies_write_every_byte_and_no_other() {
         let source: Vec<u8> = (0..1000u32).map(|i| (i * 7 + 1) as u8).collect();
         for at in [0, 1, 16, 63, 64, 65] {
             for len in [0, 1, 15, 63, 64, 65, 127, 128, 500, 900] {
@@ -157,8 +158,8 @@ mod tests {
         let mut trials = StagingTrials::default();
         let mut clock = 0;
         let mut cycle = |cached: u64, streamed: u64| {
-            let rounds = (0..CYCLE).filter_map(|round| {
-                clock += if round < TRIAL { cached } else { streamed };
+            let rounds = (0..ROUNDS_PER_CYCLE).filter_map(|round| {
+                clock += if round < TRIAL_ROUNDS { cached } else { streamed };
                 trials.note(round, 1 << 16, || start + Duration::from_nanos(clock))
             });
             rounds.collect::<Vec<_>>()
@@ -173,11 +174,11 @@ mod tests {
     #[test]
     fn a_trial_that_ends_in_another_collective_is_discarded() {
         let mut trials = StagingTrials::default();
-        for round in 0..TRIAL + 5 {
+        for round in 0..TRIAL_ROUNDS + 5 {
             assert_eq!(trials.note(round, 9, Instant::now), None);
         }
         trials.interrupt();
-        for round in TRIAL + 5..2 * TRIAL {
+        for round in TRIAL_ROUNDS + 5..2 * TRIAL_ROUNDS {
             assert_eq!(trials.note(round, 9, Instant::now), None);
         }
     }

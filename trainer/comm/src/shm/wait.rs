@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use rustix::thread::CpuSet;
 
-use super::word::{Counter, Pending};
+use super::word::{Counter, NotReached};
 use crate::abort::Abort;
 use crate::deadline::WaitDeadline;
 
 /// Why a wait ended before the counter reached its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitError {
+    /// The time limit is over.
     Timeout,
+    /// The counter's owner has left the job.
     Left,
+    /// The job is aborted.
     Aborted,
 }
 
@@ -72,9 +75,9 @@ impl Waiter {
     pub(super) fn wait_within(&self, counter: &Counter, target: u32, limit: Duration) -> Result<(), WaitError> {
         let look = || match counter.reached(target) {
             Ok(()) => Ok(None),
-            Err(Pending::NotYet(seen)) if !self.abort.is_raised() => Ok(Some(seen)),
-            Err(Pending::NotYet(_) | Pending::Poisoned) => Err(WaitError::Aborted),
-            Err(Pending::Left) => Err(WaitError::Left),
+            Err(NotReached::NotYet(seen)) if !self.abort.is_raised() => Ok(Some(seen)),
+            Err(NotReached::NotYet(_) | NotReached::Poisoned) => Err(WaitError::Aborted),
+            Err(NotReached::Left) => Err(WaitError::Left),
         };
         for _ in 0..self.spin_policy.spins {
             if look()?.is_none() {

@@ -30,7 +30,7 @@ const PAGE: usize = 4096;
 const SMALL: usize = 512;
 const SMALL_OVERSUBSCRIBED: usize = 8 << 10;
 
-/// See the module. One array per rank, of which this process can access its own.
+/// One array per rank, of which this process can access its own.
 pub(crate) struct Window {
     memory: Mapping,
     me: usize,

@@ -27,15 +27,15 @@ const ONE: u32 = 8;
 
 /// Why a counter has not reached its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pending {
+pub(super) enum NotReached {
     /// Not yet. Holds the word that was read, for [`Counter::sleep`].
     NotYet(u32),
     Poisoned,
     Left,
 }
 
-/// See the module. Each counter has two cache lines to itself (the prefetcher fetches pairs), so polling one counter does not
-/// slow down another counter.
+/// A counter of one owner, for which other ranks can wait. Each counter has two cache lines to itself (the prefetcher fetches
+/// pairs), so polling one counter does not slow down another counter.
 #[repr(C, align(128))]
 pub(super) struct Counter(Word);
 
@@ -61,17 +61,17 @@ impl Counter {
 
     /// Checks whether the owner has published `target` times (modulo 2^29, at most 2^28 apart).
     #[inline]
-    pub(super) fn reached(&self, target: u32) -> Result<(), Pending> {
+    pub(super) fn reached(&self, target: u32) -> Result<(), NotReached> {
         let seen = self.0.load();
         let ahead = (seen & !FLAGS).wrapping_sub(target.wrapping_mul(ONE));
         if (ahead as i32) >= 0 {
             Ok(())
         } else if seen & POISON != 0 {
-            Err(Pending::Poisoned)
+            Err(NotReached::Poisoned)
         } else if seen & LEFT != 0 {
-            Err(Pending::Left)
+            Err(NotReached::Left)
         } else {
-            Err(Pending::NotYet(seen))
+            Err(NotReached::NotYet(seen))
         }
     }
 
@@ -207,8 +207,8 @@ mod tests {
         let counter = Counter::new();
         counter.publish();
         counter.mark(LEFT);
-        assert_eq!((counter.reached(1), counter.reached(2)), (Ok(()), Err(Pending::Left)));
+        assert_eq!((counter.reached(1), counter.reached(2)), (Ok(()), Err(NotReached::Left)));
         counter.mark(POISON);
-        assert_eq!((counter.reached(1), counter.reached(2)), (Ok(()), Err(Pending::Poisoned)));
+        assert_eq!((counter.reached(1), counter.reached(2)), (Ok(()), Err(NotReached::Poisoned)));
     }
 }

@@ -7,28 +7,28 @@ use crate::auth::Secret;
 
 /// The kind of a rendezvous's members, for error messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Member {
+pub enum MemberKind {
     /// The ranks of a job.
     Rank,
     /// The launchers of a job's nodes.
     Node,
 }
 
-impl Member {
+impl MemberKind {
     /// Returns the name of the setting that holds a member's number.
     pub(super) fn setting(self) -> &'static str {
         match self {
-            Member::Rank => "RANK",
-            Member::Node => "--node-rank",
+            MemberKind::Rank => "RANK",
+            MemberKind::Node => "--node-rank",
         }
     }
 }
 
-impl fmt::Display for Member {
+impl fmt::Display for MemberKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Member::Rank => "rank",
-            Member::Node => "node",
+            MemberKind::Rank => "rank",
+            MemberKind::Node => "node",
         })
     }
 }
@@ -41,7 +41,7 @@ pub struct StoreConfig {
     /// Number of members.
     pub world_size: usize,
     /// The kind of the members.
-    pub member: Member,
+    pub member: MemberKind,
     /// A connection ends when the other end's host has not answered for this long. The connection survives shorter outages of the
     /// network.
     pub answer_timeout: Duration,
@@ -50,6 +50,6 @@ pub struct StoreConfig {
 impl StoreConfig {
     /// Returns the settings for a rendezvous of `world_size` ranks, with an `answer_timeout` of 10 minutes.
     pub fn new(secret: Secret, world_size: usize) -> Self {
-        Self { secret, world_size, member: Member::Rank, answer_timeout: Duration::from_secs(600) }
+        Self { secret, world_size, member: MemberKind::Rank, answer_timeout: Duration::from_secs(600) }
     }
 }

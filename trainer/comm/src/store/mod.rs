@@ -27,7 +27,7 @@ mod server;
 mod state;
 
 pub use client::StoreClient;
-pub use config::{Member, StoreConfig};
+pub use config::{MemberKind, StoreConfig};
 pub use connect::ConnectError;
 pub use server::{StoreEvent, StoreServer};
 

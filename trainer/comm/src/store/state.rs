@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use super::config::{Member, StoreConfig};
+use super::config::{MemberKind, StoreConfig};
 use super::message::{ClientMessage, ServerMessage};
 use crate::error::{CommError, ErrorKind};
 use crate::net::{self, DisconnectKind};
@@ -11,7 +11,7 @@ use crate::net::{self, DisconnectKind};
 /// Longest wait that a request may ask for.
 const MAX_WAIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-struct Waiting {
+struct PendingGet {
     rank: u32,
     id: u64,
     until: Instant,
@@ -28,12 +28,12 @@ pub(super) type Outgoing = Vec<(u32, ServerMessage)>;
 /// The keys, the barriers, the members and the job's first error.
 pub(super) struct StoreState {
     world_size: u32,
-    member: Member,
+    member: MemberKind,
     answer_timeout: Duration,
     members: BTreeSet<u32>,
     joined_before: BTreeSet<u32>,
     values: HashMap<String, Vec<u8>>,
-    waiting: HashMap<String, Vec<Waiting>>,
+    waiting: HashMap<String, Vec<PendingGet>>,
     barriers: HashMap<String, Barrier>,
     error: Option<CommError>,
 }
@@ -129,7 +129,7 @@ impl StoreState {
             }
             ClientMessage::Get { id, key, limit_ms } => match self.values.get(&key) {
                 None if limit_ms > 0 => {
-                    self.waiting.entry(key).or_default().push(Waiting { rank, id, until: until(limit_ms) });
+                    self.waiting.entry(key).or_default().push(PendingGet { rank, id, until: until(limit_ms) });
                     Vec::new()
                 }
                 value => vec![(rank, ServerMessage::Value { id, value: value.cloned() })],
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_waited_for_and_waits_end() {
+    fn get_waits_for_a_key_until_its_limit() {
         let (mut state, now) = (state(2), Instant::now());
         assert_eq!(state.handle(0, get(1, 0), now), [(0, ServerMessage::Value { id: 1, value: None })]);
         assert_eq!(state.handle(0, get(2, 1000), now), []);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_is_everybodys() {
+    fn all_members_get_the_first_error() {
         let mut state = state(3);
         for rank in [0, 1] {
             assert_eq!(state.join(rank), []);

@@ -89,7 +89,7 @@ impl TcpGroup {
             .enumerate()
             .map(|(part, bytes)| ((part + n - 1) % n, bytes))
             .filter(|(rank, _)| *rank != me)
-            .map(|(rank, bytes)| self.copy_from(rank, bytes))
+            .map(|(rank, bytes)| self.recv_from(rank, bytes))
             .collect();
         mesh.transfer(call, &self.name, &mut [], &mut recvs)?;
         drop(recvs);
@@ -97,19 +97,19 @@ impl TcpGroup {
         Ok(())
     }
 
-    /// Broadcasts small data over a binomial tree. `place` is a rank's distance from the root.
+    /// Broadcasts small data over a binomial tree. `relative_rank` is a rank's distance from the root.
     fn broadcast_tree(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, root) = (self.group.len(), call.root_rank());
-        let place = (self.group.me + n - root) % n;
-        let rank = |place: usize| (place + root) % n;
+        let relative_rank = (self.group.me + n - root) % n;
+        let rank = |relative_rank: usize| (relative_rank + root) % n;
         let top = n.next_power_of_two();
-        let lowest = if place == 0 { top } else { 1 << place.trailing_zeros() };
-        if place != 0 {
-            mesh.transfer(call, &self.name, &mut [], &mut [self.copy_from(rank(place - lowest), data)])?;
+        let lowest = if relative_rank == 0 { top } else { 1 << relative_rank.trailing_zeros() };
+        if relative_rank != 0 {
+            mesh.transfer(call, &self.name, &mut [], &mut [self.recv_from(rank(relative_rank - lowest), data)])?;
         }
         let children = std::iter::successors(Some(lowest / 2), |d| Some(d / 2)).take_while(|d| *d > 0);
         let mut sends: Vec<SendOp<'_>> = children
-            .map(|distance| place + distance)
+            .map(|distance| relative_rank + distance)
             .filter(|child| *child < n)
             .map(|child| self.send_to(call, rank(child), data))
             .collect();
@@ -119,19 +119,19 @@ impl TcpGroup {
     /// Broadcasts long data along the chain root, root+1, …, in pieces. Each rank sends one piece while it receives the next.
     fn broadcast_chain(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, me, root) = (self.group.len(), self.group.me, call.root_rank());
-        let place = (me + n - root) % n;
+        let relative_rank = (me + n - root) % n;
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
         let pieces = data.len().div_ceil(CHAIN_PIECE);
         for step in 0..=pieces {
             let (passed, rest) = data.split_at_mut((step * CHAIN_PIECE).min(data.len()));
             let mut sends = Vec::new();
             let mut recvs = Vec::new();
-            if step > 0 && place + 1 < n {
+            if step > 0 && relative_rank + 1 < n {
                 sends.push(self.send_to(call, right, &passed[(step - 1) * CHAIN_PIECE..]));
             }
-            if step < pieces && place > 0 {
+            if step < pieces && relative_rank > 0 {
                 let len = rest.len().min(CHAIN_PIECE);
-                recvs.push(self.copy_from(left, &mut rest[..len]));
+                recvs.push(self.recv_from(left, &mut rest[..len]));
             }
             mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
         }
@@ -153,7 +153,7 @@ impl TcpGroup {
             .chunks_exact_mut(len)
             .enumerate()
             .filter(|(rank, _)| *rank != me)
-            .map(|(rank, bytes)| self.copy_from(rank, bytes))
+            .map(|(rank, bytes)| self.recv_from(rank, bytes))
             .collect();
         mesh.transfer(call, &self.name, &mut sends, &mut recvs)
     }
@@ -218,7 +218,7 @@ impl Transport for TcpGroup {
         let mut recvs: Vec<RecvOp<'_>> = cut_up(recv, &cut)
             .enumerate()
             .filter(|(rank, _)| *rank != me)
-            .map(|(rank, bytes)| self.copy_from(rank, bytes))
+            .map(|(rank, bytes)| self.recv_from(rank, bytes))
             .collect();
         mesh.transfer(call, &self.name, &mut sends, &mut recvs)
     }
@@ -238,7 +238,7 @@ impl Transport for TcpGroup {
             .chunks_exact_mut(len)
             .enumerate()
             .filter(|(rank, _)| *rank != me)
-            .map(|(rank, bytes)| self.copy_from(rank, bytes))
+            .map(|(rank, bytes)| self.recv_from(rank, bytes))
             .collect();
         mesh.transfer(call, &self.name, &mut [], &mut recvs)
     }
@@ -248,7 +248,7 @@ impl Transport for TcpGroup {
         self.check_same_call(mesh, call)?;
         let (n, me, root, len) = (self.group.len(), self.group.me, call.root_rank(), recv.len());
         if me != root {
-            return mesh.transfer(call, &self.name, &mut [], &mut [self.copy_from(root, recv)]);
+            return mesh.transfer(call, &self.name, &mut [], &mut [self.recv_from(root, recv)]);
         }
         let part = |rank: usize| &send[rank * len..(rank + 1) * len];
         recv.copy_from_slice(part(me));

@@ -77,7 +77,7 @@ impl RecvOp<'_> {
     }
 }
 
-/// See the module.
+/// The connections of this rank to the other ranks of a stream's group.
 pub(crate) struct Mesh {
     pub(super) rank: usize,
     pub(super) peers: Vec<Option<Peer>>,

@@ -5,7 +5,7 @@ use super::peer::{FrameHeader, FrameKind, NextFrame};
 use crate::call::{CallComparison, CollectiveCall};
 use crate::deadline::WaitDeadline;
 use crate::error::{CommError, Result};
-use crate::message::Message;
+use crate::message_header::MessageHeader;
 use crate::transport::{MessageBody, MessageOp};
 
 impl Mesh {
@@ -81,7 +81,7 @@ impl Mesh {
     ) -> Result<bool> {
         let me = self.rank;
         let kept = &mut self.peer(from)?.unexpected;
-        let wanted = |(id, message, _): &(u64, Message, Vec<u8>)| *id == call.group && message.tag == tag;
+        let wanted = |(id, message, _): &(u64, MessageHeader, Vec<u8>)| *id == call.group && message.tag == tag;
         let Some(place) = kept.iter().position(wanted) else { return Ok(false) };
         let Some((_, message, body)) = kept.remove(place) else { return Ok(false) };
         message.check(call, into.len(), me, from, group)?;
@@ -143,13 +143,13 @@ impl Mesh {
 
     /// Returns the error for a peer that is in a collective while this rank sends to it or receives from it.
     fn peer_in_collective(&self, call: &CollectiveCall, group: &str, peer: usize, theirs: CallComparison) -> CommError {
-        Message::peer_in_collective(self.rank, call, peer, theirs.first_call(), group)
+        MessageHeader::peer_in_collective(self.rank, call, peer, theirs.first_call(), group)
     }
 }
 
 /// Returns the frame header and the message header, which precede the data of a message.
 fn message_head(call: &CollectiveCall, tag: u64, data: &[u8]) -> Vec<u8> {
-    let message = Message { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
+    let message = MessageHeader { tag, dtype: call.dtype, bytes: data.len() as u64 }.encode();
     let len = (message.len() + data.len()) as u64;
     let mut head = FrameHeader { kind: FrameKind::Message, group: call.group, sequence: 0, len }.encode().to_vec();
     head.extend_from_slice(&message);

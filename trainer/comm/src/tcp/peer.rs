@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::call::{COMPARISON_BYTES, CallComparison};
-use crate::message::{MESSAGE_BYTES, Message};
+use crate::message_header::{MESSAGE_HEADER_BYTES, MessageHeader};
 use crate::net::{self, DisconnectKind};
 
 /// The content of a frame.
@@ -17,7 +17,7 @@ pub(super) enum FrameKind {
     CallComparison = 1,
     /// Data of the collective that the ranks agreed on.
     Data = 2,
-    /// A point-to-point message: a [`Message`] header and its data.
+    /// A point-to-point message: a [`MessageHeader`] and its data.
     Message = 3,
 }
 
@@ -85,12 +85,12 @@ pub(super) enum NextFrame {
 /// A message of which the first bytes have arrived.
 struct PartialMessage {
     group: u64,
-    head: Message,
+    head: MessageHeader,
     body: Vec<u8>,
     filled: usize,
 }
 
-/// See the module.
+/// The connection to one other rank.
 pub(super) struct Peer {
     pub(super) stream: TcpStream,
     head: [u8; HEADER_BYTES + COMPARISON_BYTES],
@@ -99,7 +99,7 @@ pub(super) struct Peer {
     data: Option<(FrameHeader, usize)>,
     message: Option<PartialMessage>,
     /// Messages that arrived before their receive call (MPI: unexpected messages): group, header, data.
-    pub(super) unexpected: VecDeque<(u64, Message, Vec<u8>)>,
+    pub(super) unexpected: VecDeque<(u64, MessageHeader, Vec<u8>)>,
 }
 
 impl Drop for Peer {
@@ -110,6 +110,7 @@ impl Drop for Peer {
     }
 }
 
+/// Converts the result of a read or a write. Returns `None` if the call would block.
 fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionError> {
     match result {
         Ok(0) => Err(ConnectionError::Closed),
@@ -203,12 +204,12 @@ impl Peer {
                     .ok_or(ConnectionError::Protocol)
             }
             FrameKind::Message => {
-                if !self.fill_head(HEADER_BYTES + MESSAGE_BYTES)? {
+                if !self.fill_head(HEADER_BYTES + MESSAGE_HEADER_BYTES)? {
                     return Ok(NextFrame::Empty);
                 }
                 self.head_filled = 0;
-                let message = Message::decode(&self.head[HEADER_BYTES..]).ok_or(ConnectionError::Protocol)?;
-                if head.len != message.bytes + MESSAGE_BYTES as u64 {
+                let message = MessageHeader::decode(&self.head[HEADER_BYTES..]).ok_or(ConnectionError::Protocol)?;
+                if head.len != message.bytes + MESSAGE_HEADER_BYTES as u64 {
                     return Err(ConnectionError::Protocol);
                 }
                 // Only ranks of the job get this far, so the length is one that a call of this crate sends.
@@ -260,7 +261,7 @@ impl Peer {
     }
 }
 
-const _: () = assert!(MESSAGE_BYTES <= COMPARISON_BYTES);
+const _: () = assert!(MESSAGE_HEADER_BYTES <= COMPARISON_BYTES);
 
 #[cfg(test)]
 mod tests {
@@ -280,8 +281,8 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut peer = Peer::new(listener.accept().unwrap().0, Duration::from_secs(60)).unwrap();
-        let message = Message { tag: 3, dtype: crate::dtype::DType::U8, bytes: 4 };
-        let len = MESSAGE_BYTES as u64 + message.bytes;
+        let message = MessageHeader { tag: 3, dtype: crate::dtype::DType::U8, bytes: 4 };
+        let len = MESSAGE_HEADER_BYTES as u64 + message.bytes;
         let header = FrameHeader { kind: FrameKind::Message, group: 0, sequence: 0, len };
         // Waits until bytes have arrived.
         let mut next = || {

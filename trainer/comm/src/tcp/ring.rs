@@ -120,11 +120,11 @@ impl TcpGroup {
             out.needed = out.head.len() + out.body.len();
         }
         let mut recvs: Vec<RecvOp<'_>> =
-            recv.filter(|into| !into.is_empty()).map(|into| self.copy_from(with, into)).into_iter().collect();
+            recv.filter(|into| !into.is_empty()).map(|into| self.recv_from(with, into)).into_iter().collect();
         mesh.transfer(call, &self.name, &mut sends, &mut recvs)
     }
 
-    pub(super) fn copy_from<'a>(&self, rank: usize, into: &'a mut [u8]) -> RecvOp<'a> {
+    pub(super) fn recv_from<'a>(&self, rank: usize, into: &'a mut [u8]) -> RecvOp<'a> {
         RecvOp::Data { peer: self.group.ranks[rank], sink: Sink::Copy(into), filled: 0, done: false }
     }
 
@@ -184,7 +184,7 @@ impl TcpGroup {
             let (send, recv) = ((own + n - step) % n, (own + n - step - 1) % n);
             let (body, into) = Self::parts(data, cut, send, recv);
             let mut sends = [self.send_to(call, right, body)];
-            let mut recvs = [self.copy_from(left, into)];
+            let mut recvs = [self.recv_from(left, into)];
             mesh.transfer(call, &self.name, &mut sends, &mut recvs)?;
         }
         Ok(())

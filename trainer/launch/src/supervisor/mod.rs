@@ -42,7 +42,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REPORT_DELAY: Duration = Duration::from_secs(5);
 /// Longest time from the first failure to its report if all workers of this node blame other ranks: another node's launcher may
 /// still report the cause, which ends the wait.
-const REMOTE_REPORT_DELAY: Duration = Duration::from_secs(10);
+pub(super) const REMOTE_REPORT_DELAY: Duration = Duration::from_secs(10);
 /// If all failures blame other ranks, a worker without heartbeats for this long is reported as the cause.
 const SUSPICIOUS_SILENCE: Duration = Duration::from_secs(3);
 
@@ -116,9 +116,10 @@ impl Supervisor<'_> {
             for signal in self.signals.take() {
                 self.handle_signal(signal, &mut state);
             }
+            // Before `reap`: workers here end because a signal has stopped another node.
+            self.check_other_nodes(&mut state);
             self.reap(&mut state)?;
             self.check_heartbeats(&mut state);
-            self.check_other_nodes(&mut state);
             self.check_timeouts(&mut state);
             if let Some(outcome) = self.outcome(&state) {
                 // The end of a worker may be noticed before its last output is in the logs.

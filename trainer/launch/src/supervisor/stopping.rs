@@ -71,9 +71,9 @@ impl Supervisor<'_> {
             // There is nothing to save. Workers that wait for other ranks would not react to the signal, and the workers of
             // other nodes would notice only that these are gone.
             self.screen.say(&format!("{name}: the job has not begun: ending all workers"));
+            self.publish_stop(signal);
             self.abort(&format!("stopped by {name} before training"));
             self.signal_workers(Signal::TERM);
-            self.publish_stop(signal);
         }
     }
 
@@ -117,10 +117,11 @@ impl Supervisor<'_> {
     fn forward(&mut self, signal: i32) {
         let name = signals::name(signal);
         self.screen.say(&format!("{name}: passed on to all workers; once more ends them at once"));
+        // Publish first: the workers of other nodes notice the end of these.
+        self.publish_stop(signal);
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.signal_workers(signal);
         }
-        self.publish_stop(signal);
     }
 
     fn publish_stop(&self, signal: i32) {

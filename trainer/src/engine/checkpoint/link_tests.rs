@@ -19,7 +19,7 @@ fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress)
             Evaluated { epoch, eval: EvalRecord { top1, loss: top1 / 10.0, total: 100, ..EvalRecord::default() } };
         let is_best = state.best.is_none_or(|best| top1 > best.eval.top1);
         (state.last, state.epoch, state.step) = (Some(evaluated), epoch + 1, 10 * epoch as u64);
-        let links = if is_best { Links::LastAndBest } else { Links::Last };
+        let links = if is_best { LinkUpdate::LastAndBest } else { LinkUpdate::Last };
         if is_best {
             state.best = Some(evaluated);
         }
@@ -64,7 +64,7 @@ fn a_folder_copied_without_links_keeps_its_best_checkpoint() {
     assert_eq!(link(folder.path(), "best").unwrap(), "epoch-2");
     // The next checkpoint does not delete it.
     let store = CheckpointFolder::open(folder.path(), 1, 0).unwrap();
-    store.save("epoch-4", snapshot(4.0), &RunProgress { epoch: 5, step: 40, ..state }, Links::Last).unwrap();
+    store.save("epoch-4", snapshot(4.0), &RunProgress { epoch: 5, step: 40, ..state }, LinkUpdate::Last).unwrap();
     assert!(folder.path().join("epoch-2").exists() && !folder.path().join("epoch-3").exists());
 }
 
@@ -102,9 +102,9 @@ fn a_lost_best_checkpoint_is_replaced_by_the_best_one_that_is_left() {
 fn weights_that_were_trained_after_the_best_evaluation_are_not_the_best() {
     let (folder, store, mut state) = run(&[70.0]);
     (state.epoch, state.step) = (3, 20);
-    store.save("epoch-2", snapshot(2.0), &state, Links::Last).unwrap();
+    store.save("epoch-2", snapshot(2.0), &state, LinkUpdate::Last).unwrap();
     (state.batch, state.step) = (4, 24);
-    store.save("step-24", snapshot(3.0), &state, Links::Last).unwrap();
+    store.save("step-24", snapshot(3.0), &state, LinkUpdate::Last).unwrap();
     fs::remove_file(folder.path().join("best")).unwrap();
     assert_eq!(restore(folder.path(), &store, &mut state), None);
     assert_eq!(link(folder.path(), "best").unwrap(), "epoch-1");
@@ -150,7 +150,7 @@ fn an_evaluation_with_another_checksum_does_not_count() {
     (state.epoch, state.step) = (3, 20);
     state.last = state.last.map(|last| Evaluated { epoch: 2, ..last });
     state.best = state.last;
-    store.save("epoch-2", snapshot(2.0), &state, Links::LastAndBest).unwrap();
+    store.save("epoch-2", snapshot(2.0), &state, LinkUpdate::LastAndBest).unwrap();
     let newest = folder.path().join("epoch-2");
     let warning = store.restore_links(&newest, &mut state, POLICY).unwrap().unwrap();
     assert!(warning.starts_with("evaluations have other images now, or another image size"), "{warning}");
@@ -166,7 +166,7 @@ fn a_later_checkpoint_of_the_epoch_of_an_evaluation_is_not_evaluated() {
     (state.epoch, state.batch, state.step, state.last_step) = (2, 4, 14, Some(14));
     state.last = state.last.map(|last| Evaluated { epoch: 2, ..last });
     (state.batch, state.step) = (5, 15);
-    store.save("step-15", snapshot(3.0), &state, Links::Last).unwrap();
+    store.save("step-15", snapshot(3.0), &state, LinkUpdate::Last).unwrap();
     state.best = state.last;
     let warning = restore(folder.path(), &store, &mut state).unwrap();
     assert!(warning.contains("the best one that is left is epoch-1"), "{warning}");

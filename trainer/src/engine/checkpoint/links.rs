@@ -27,7 +27,7 @@ pub struct BestPolicy {
 }
 
 impl BestPolicy {
-    /// Returns whether the evaluations of these checksums were made on other images, or with another size or normalisation.
+    /// Returns whether `eval_crc` is the checksum of evaluations on other images, or with another image size or normalisation.
     fn is_of_other_images(&self, eval_crc: Option<u32>) -> bool {
         eval_crc.is_some_and(|crc| crc != self.eval_crc)
     }
@@ -42,10 +42,14 @@ struct EvaluatedCheckpoint {
 }
 
 impl CheckpointFolder {
-    /// Lets `last` point to the checkpoint `loaded`, from which the run continues, and `best` to that of the best evaluation in
-    /// `progress`. If the best checkpoint is missing or damaged, or was chosen by another measure or on other images, the best one
-    /// of the others replaces it, in `progress` too. Without `policy.keep`, only removes a link `best` to another checkpoint. Returns a
-    /// warning if another checkpoint is the best one now.
+    /// Restores the links of a run that continues from the checkpoint `loaded`:
+    ///
+    /// - `last` points to `loaded`.
+    /// - `best` points to the checkpoint of the best evaluation in `progress`. If that checkpoint is missing or damaged, or was chosen
+    ///   by another metric or on other images, the best of the other checkpoints replaces it, in `progress` too.
+    /// - Without `policy.keep`, a `best` that points to another checkpoint is removed, and no `best` is set.
+    ///
+    /// Returns a warning if another checkpoint is the best one now.
     ///
     /// # Errors
     /// The folder cannot be read or written.
@@ -61,7 +65,7 @@ impl CheckpointFolder {
         }
         let mut others = self.evaluated_checkpoints(progress.step)?;
         others.retain(|one| one.evaluated.eval.total == policy.eval_images && !policy.is_of_other_images(one.eval_crc));
-        let changed = choose_again(progress, &others, policy);
+        let changed = reselect_best(progress, &others, policy);
         let of_best = |one: &EvaluatedCheckpoint| progress.best.is_some_and(|best| one.evaluated.is_same(&best));
         // A later checkpoint may repeat the evaluation, with weights that were trained further.
         let best = (0..others.len()).filter(|&at| of_best(&others[at])).min_by_key(|&at| others[at].step);
@@ -69,7 +73,7 @@ impl CheckpointFolder {
         let is_linked = |one: &EvaluatedCheckpoint| self.points_to("best", &name_of(&one.path));
         let (Some(evaluation), true) = (progress.best, policy.keep) else {
             if !best.is_some_and(|best| is_linked(&best)) {
-                self.forget_best()?;
+                self.remove_best_link()?;
             }
             return Ok(changed);
         };
@@ -91,7 +95,7 @@ impl CheckpointFolder {
                 format!("the best one that is left is {name}")
             }
             None => {
-                self.forget_best()?;
+                self.remove_best_link()?;
                 "no other evaluated one is left, so the next evaluation counts as the best".to_owned()
             }
         };
@@ -125,7 +129,7 @@ impl CheckpointFolder {
 
 /// Chooses the best evaluation of `progress` again, among `evaluated`, if it was chosen by another measure or on other images.
 /// Returns a warning that names the change.
-fn choose_again(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], policy: BestPolicy) -> Option<String> {
+fn reselect_best(progress: &mut RunProgress, evaluated: &[EvaluatedCheckpoint], policy: BestPolicy) -> Option<String> {
     let best = progress.best?;
     let by = policy.by.to_string();
     let cause = match &progress.best_by {

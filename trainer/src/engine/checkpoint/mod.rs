@@ -32,9 +32,10 @@ const EMA: &str = "ema.safetensors";
 const STATE: &str = "state.json";
 /// The file that lists the other files of a checkpoint. A folder with this file is a checkpoint.
 pub(crate) const MANIFEST: &str = "manifest.json";
+
 /// The links that point to a checkpoint once it is saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Links {
+pub enum LinkUpdate {
     /// `last`.
     Last,
     /// `last` and `best`.

@@ -8,7 +8,7 @@ use std::{
 
 use data::{open_regular, read_regular};
 
-use super::store::ASIDE;
+use super::store::REPLACED_PREFIX;
 use super::{EMA, MANIFEST, MODEL, Manifest, OPTIMIZER, STATE, StateFile, VERSION, sha256};
 use crate::files::FileError;
 use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
@@ -133,7 +133,7 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     for entry in entries.flatten() {
         let path = entry.path();
         let mut name = entry.file_name().to_string_lossy().into_owned();
-        if let Some(old) = name.strip_prefix(ASIDE).filter(|old| !folder.join(old).exists()) {
+        if let Some(old) = name.strip_prefix(REPLACED_PREFIX).filter(|old| !folder.join(old).exists()) {
             // The program was killed while it replaced this checkpoint.
             name = old.to_owned();
         }

@@ -10,7 +10,7 @@ use folder::Folder;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::{EMA, Links, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, StateFile, VERSION};
+use super::{EMA, LinkUpdate, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, StateFile, VERSION};
 use super::{read, sha256, writing};
 use crate::console;
 use crate::files::FileError;
@@ -18,9 +18,9 @@ use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
 use crate::state_file::{self, NamedTensor};
 
 /// The prefix of folders that are being written or deleted.
-const HIDDEN: &str = ".tmp-";
+const TEMPORARY_PREFIX: &str = ".tmp-";
 /// The prefix of a checkpoint that a new one of the same name is replacing ([`replace_in_two_steps`]).
-pub(super) const ASIDE: &str = ".old-";
+pub(super) const REPLACED_PREFIX: &str = ".old-";
 
 /// The `checkpoints` folder of a run. Only rank 0 has one.
 #[derive(Debug)]
@@ -41,12 +41,12 @@ impl CheckpointFolder {
         let entries = fs::read_dir(folder).map_err(|error| writing(folder, error))?;
         for entry in entries.flatten() {
             let (path, name) = (entry.path(), entry.file_name());
-            match name.to_string_lossy().strip_prefix(ASIDE) {
+            match name.to_string_lossy().strip_prefix(REPLACED_PREFIX) {
                 Some(name) if !folder.join(name).exists() => {
                     fs::rename(&path, folder.join(name)).map_err(|error| writing(&path, error))?;
                 }
                 Some(_) => remove(&path)?,
-                None if name.to_string_lossy().starts_with(HIDDEN) => remove(&path)?,
+                None if name.to_string_lossy().starts_with(TEMPORARY_PREFIX) => remove(&path)?,
                 None => {}
             }
         }
@@ -68,9 +68,9 @@ impl CheckpointFolder {
         name: &str,
         snapshot: Snapshot,
         progress: &RunProgress,
-        links: Links,
+        links: LinkUpdate,
     ) -> Result<PathBuf, FileError> {
-        let temporary = self.folder.join(format!("{HIDDEN}{name}"));
+        let temporary = self.folder.join(format!("{TEMPORARY_PREFIX}{name}"));
         let target = self.folder.join(name);
         remove(&temporary)?;
         let written =
@@ -82,7 +82,7 @@ impl CheckpointFolder {
         }
         sync_folder(&self.folder)?;
         self.point("last", name)?;
-        if links == Links::LastAndBest {
+        if links == LinkUpdate::LastAndBest {
             self.point("best", name)?;
         }
         // Before `prune`: after a loss of power, no link may point to a checkpoint that was deleted.
@@ -100,7 +100,7 @@ impl CheckpointFolder {
     ///
     /// # Errors
     /// The folder is not writable.
-    pub fn forget_best(&self) -> Result<(), FileError> {
+    pub fn remove_best_link(&self) -> Result<(), FileError> {
         remove(&self.folder.join("best"))
     }
 
@@ -148,7 +148,7 @@ impl CheckpointFolder {
     /// Replaces the relative link `link` atomically by a link to `name`. A copying tool that follows links (`cp -rL`) turns the
     /// link into a folder. This folder is then renamed.
     pub(super) fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
-        let (temporary, link) = (self.folder.join(format!("{HIDDEN}{link}")), self.folder.join(link));
+        let (temporary, link) = (self.folder.join(format!("{TEMPORARY_PREFIX}{link}")), self.folder.join(link));
         remove(&temporary)?;
         if fs::symlink_metadata(&link).is_ok_and(|found| found.is_dir()) {
             let moved = move_away(&link).map_err(|error| writing(&link, error))?;
@@ -173,7 +173,7 @@ impl CheckpointFolder {
             }
             kept += 1;
             if kept > self.keep_last {
-                let hidden = self.folder.join(format!("{HIDDEN}{}", name.to_string_lossy()));
+                let hidden = self.folder.join(format!("{TEMPORARY_PREFIX}{}", name.to_string_lossy()));
                 fs::rename(&path, &hidden).map_err(|error| writing(&path, error))?;
                 remove(&hidden)?;
             }
@@ -199,7 +199,8 @@ fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> 
 /// Moves `target` aside, renames `temporary` to it, and deletes what was moved. [`CheckpointFolder::open`] undoes the first step if
 /// there was no second one.
 pub(super) fn replace_in_two_steps(temporary: &Path, target: &Path) -> Result<(), FileError> {
-    let aside = target.with_file_name(format!("{ASIDE}{}", target.file_name().unwrap_or_default().to_string_lossy()));
+    let aside =
+        target.with_file_name(format!("{REPLACED_PREFIX}{}", target.file_name().unwrap_or_default().to_string_lossy()));
     remove(&aside)?;
     fs::rename(target, &aside).and_then(|()| fs::rename(temporary, target)).map_err(|error| writing(target, error))?;
     remove(&aside)

@@ -62,7 +62,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn a_checkpoint_is_loaded_as_it_was_saved_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let store = CheckpointFolder::open(folder.path(), 2, 42).unwrap();
-    store.save("epoch-1", snapshot(1.5), &progress(2, 10), Links::LastAndBest).unwrap();
+    store.save("epoch-1", snapshot(1.5), &progress(2, 10), LinkUpdate::LastAndBest).unwrap();
     let (loaded, damaged) = load_newest(folder.path()).unwrap();
     assert!(damaged.is_empty());
     assert_eq!(loaded.progress, progress(2, 10));
@@ -80,7 +80,7 @@ fn the_newest_checkpoints_and_the_best_one_are_kept() {
                 &format!("epoch-{epoch}"),
                 snapshot(epoch as f32),
                 &progress(epoch + 1, 10 * epoch as u64),
-                if epoch == 2 { Links::LastAndBest } else { Links::Last },
+                if epoch == 2 { LinkUpdate::LastAndBest } else { LinkUpdate::Last },
             )
             .unwrap();
     }
@@ -91,8 +91,8 @@ fn the_newest_checkpoints_and_the_best_one_are_kept() {
     assert_eq!(best.snapshot.model[0].values[0], 2.0);
 
     // A better checkpoint that the run does not keep.
-    store.forget_best().unwrap();
-    store.save("epoch-6", snapshot(6.0), &progress(7, 60), Links::Last).unwrap();
+    store.remove_best_link().unwrap();
+    store.save("epoch-6", snapshot(6.0), &progress(7, 60), LinkUpdate::Last).unwrap();
     assert_eq!(names(folder.path()), ["epoch-5", "epoch-6", "last"]);
     assert!(store.best().unwrap().is_none());
 }
@@ -101,8 +101,8 @@ fn the_newest_checkpoints_and_the_best_one_are_kept() {
 fn saving_the_same_name_again_replaces_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::LastAndBest).unwrap();
-    store.save("epoch-1", snapshot(2.0), &progress(2, 10), Links::LastAndBest).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), LinkUpdate::LastAndBest).unwrap();
+    store.save("epoch-1", snapshot(2.0), &progress(2, 10), LinkUpdate::LastAndBest).unwrap();
     assert_eq!(load_newest(folder.path()).unwrap().0.snapshot.model[0].values[0], 2.0);
     assert_eq!(names(folder.path()), ["best", "epoch-1", "last"]);
 }
@@ -123,8 +123,8 @@ fn a_damaged_file_is_named_and_the_previous_checkpoint_is_used() {
         for (what, damage) in [("truncate", truncate), ("alter", alter), ("delete", delete)] {
             let folder = tempfile::tempdir().unwrap();
             let store = CheckpointFolder::open(folder.path(), 3, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), Links::Last).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), LinkUpdate::Last).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), LinkUpdate::Last).unwrap();
             damage(&folder.path().join("epoch-2").join(file));
             let (loaded, damaged) = load_newest(folder.path()).unwrap();
             // An altered bit in the manifest's white space may leave the manifest readable and right.
@@ -150,8 +150,8 @@ fn a_checkpoint_with_a_pipe_or_a_device_is_damaged() {
             let (kind, pipe) = (rustix::fs::FileType::Fifo, folder.path().join("pipe"));
             rustix::fs::mknodat(rustix::fs::CWD, pipe, kind, 0o600.into(), 0).unwrap();
             let store = CheckpointFolder::open(&checkpoints, 5, 0).unwrap();
-            store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
-            store.save("epoch-2", snapshot(2.0), &progress(3, 20), Links::Last).unwrap();
+            store.save("epoch-1", snapshot(1.0), &progress(2, 10), LinkUpdate::Last).unwrap();
+            store.save("epoch-2", snapshot(2.0), &progress(3, 20), LinkUpdate::Last).unwrap();
             let file = checkpoints.join("epoch-2").join(name);
             fs::remove_file(&file).unwrap();
             std::os::unix::fs::symlink(target, &file).unwrap();
@@ -202,7 +202,7 @@ fn half_written_folders_are_ignored_and_cleaned() {
     let folder = tempfile::tempdir().unwrap();
     CheckpointFolder::open(folder.path(), 2, 0)
         .unwrap()
-        .save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last)
+        .save("epoch-1", snapshot(1.0), &progress(2, 10), LinkUpdate::Last)
         .unwrap();
     fs::create_dir(folder.path().join(".tmp-epoch-2")).unwrap();
     fs::write(folder.path().join(".tmp-epoch-2/model.safetensors"), b"half").unwrap();
@@ -217,11 +217,11 @@ fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
     let folder = root.path().join("checkpoints");
     fs::create_dir(&folder).unwrap();
     let store = CheckpointFolder::open(&folder, 2, 0).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), LinkUpdate::Last).unwrap();
     // A file is where the folder was. Unlike permissions, this works for root too.
     fs::rename(&folder, root.path().join("moved")).unwrap();
     fs::write(&folder, b"in the way").unwrap();
-    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), Links::Last).unwrap_err();
+    let error = store.save("epoch-2", snapshot(2.0), &progress(3, 20), LinkUpdate::Last).unwrap_err();
     assert!(error.to_string().contains("cannot write the checkpoint"), "{error}");
     assert!(load_newest(&root.path().join("moved")).is_ok());
 }
@@ -237,7 +237,7 @@ fn a_folder_under_the_name_of_a_link_is_renamed_and_the_link_set() {
         fs::create_dir(&last).unwrap();
         fs::write(last.join("model.safetensors"), [epoch]).unwrap();
         let name = format!("epoch-{epoch}");
-        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), Links::Last).unwrap();
+        store.save(&name, snapshot(1.0), &progress(2, 10 * u64::from(epoch)), LinkUpdate::Last).unwrap();
         assert_eq!(fs::read_link(&last).unwrap(), Path::new(&name));
         assert_eq!(fs::read(folder.path().join(moved).join("model.safetensors")).unwrap(), [epoch]);
     }
@@ -253,7 +253,7 @@ fn a_checkpoint_is_not_written_through_a_link() {
     fs::write(victim.join(MODEL), "precious").unwrap();
     let store = CheckpointFolder::open(&folder, 2, 0).unwrap();
     std::os::unix::fs::symlink(&victim, folder.join(".tmp-epoch-1")).unwrap();
-    store.save("epoch-1", snapshot(1.0), &progress(2, 10), Links::Last).unwrap();
+    store.save("epoch-1", snapshot(1.0), &progress(2, 10), LinkUpdate::Last).unwrap();
     assert_eq!(names(&victim), [MODEL]);
     assert_eq!(fs::read_to_string(victim.join(MODEL)).unwrap(), "precious");
 }

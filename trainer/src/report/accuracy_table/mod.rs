@@ -1,7 +1,7 @@
 //! The accuracy table: the published accuracy of each model, and the accuracy of the runs.
 //!
-//! A run counts by its best evaluation on the test set, as the published values do. Runs that differ only in their seed
-//! share one row with mean and deviation. Any other difference, including the device, makes a separate row.
+//! A run counts by its best evaluation on the test set, as the published values do. Runs of one recipe, device and number of
+//! epochs share one row with mean and deviation. `read.rs` lists the settings that are not part of a recipe, such as the seed.
 
 mod read;
 mod render;

@@ -26,9 +26,9 @@ const STEPS_PER_SAMPLE: usize = 10;
 /// A candidate replaces the plan's settings only if it takes at most this part of their time. A smaller gain may be noise.
 const MAX_TIME_RATIO: f64 = 0.97;
 /// Candidates for `bucket_mb`.
-const BUCKETS: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
+const BUCKET_MB_CANDIDATES: [f64; 5] = [0.25, 1.0, 4.0, 16.0, 64.0];
 /// Candidates for `first_bucket_mb`, in addition to the size of the other buckets.
-const FIRST_BUCKETS: [f64; 3] = [0.125, 0.5, 2.0];
+const FIRST_BUCKET_MB_CANDIDATES: [f64; 3] = [0.125, 0.5, 2.0];
 /// Environment variable for tests, whose results must not depend on the clock. With `steps=3 bucket_mb=4` a sample has 3 steps, and
 /// artificial times replace the measured ones: a candidate with more of the listed values counts as faster.
 const FAKE_TIMES: &str = "TRAINER_AUTOTUNE_TEST";
@@ -37,8 +37,8 @@ const FAKE_TIMES: &str = "TRAINER_AUTOTUNE_TEST";
 #[cfg(any(feature = "cuda", test))]
 pub(super) fn largest_bucket_mb(parallel: &ParallelConfig) -> f64 {
     let tried = |tunable| parallel.autotune.contains(&tunable);
-    let buckets = BUCKETS.into_iter().filter(|_| tried(Tunable::BucketMb));
-    let first = FIRST_BUCKETS.into_iter().filter(|_| tried(Tunable::FirstBucketMb));
+    let buckets = BUCKET_MB_CANDIDATES.into_iter().filter(|_| tried(Tunable::BucketMb));
+    let first = FIRST_BUCKET_MB_CANDIDATES.into_iter().filter(|_| tried(Tunable::FirstBucketMb));
     buckets.chain(first).fold(parallel.bucket_mb.max(parallel.first_bucket_mb), f64::max)
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Autotuner {
     default_threads: usize,
     current: StepSettings,
     /// Steps to take before the sample.
-    skip: usize,
+    warmup_steps_left: usize,
     /// Seconds of the sample's steps so far.
     times: Vec<f64>,
     steps: u64,
@@ -89,7 +89,7 @@ impl Autotuner {
             allowed,
             default_threads,
             current: plan,
-            skip: FIRST_WARMUP_STEPS,
+            warmup_steps_left: FIRST_WARMUP_STEPS,
             times: Vec::new(),
             steps: 0,
             queue: VecDeque::new(),
@@ -102,8 +102,8 @@ impl Autotuner {
     /// Records a step of this rank. Returns the median of the sample once the sample is complete.
     pub(super) fn record(&mut self, seconds: f64) -> Option<f64> {
         self.steps += 1;
-        if self.skip > 0 {
-            self.skip -= 1;
+        if self.warmup_steps_left > 0 {
+            self.warmup_steps_left -= 1;
             return None;
         }
         self.times.push(seconds);
@@ -132,7 +132,7 @@ impl Autotuner {
         loop {
             if let Some(settings) = self.queue.pop_front() {
                 self.current = settings;
-                self.skip = WARMUP_STEPS;
+                self.warmup_steps_left = WARMUP_STEPS;
                 self.times.clear();
                 return Next::Try(settings);
             }
@@ -170,9 +170,9 @@ impl Autotuner {
         let is_allowed = |tunable| self.allowed.contains(&tunable);
         match self.stage {
             SearchStage::Bucket if is_allowed(Tunable::BucketMb) => {
-                BUCKETS.map(|bucket_mb| StepSettings { bucket_mb, ..best }).to_vec()
+                BUCKET_MB_CANDIDATES.map(|bucket_mb| StepSettings { bucket_mb, ..best }).to_vec()
             }
-            SearchStage::FirstBucket if is_allowed(Tunable::FirstBucketMb) => FIRST_BUCKETS
+            SearchStage::FirstBucket if is_allowed(Tunable::FirstBucketMb) => FIRST_BUCKET_MB_CANDIDATES
                 .into_iter()
                 .chain([best.bucket_mb])
                 .map(|first_bucket_mb| StepSettings { first_bucket_mb, ..best })

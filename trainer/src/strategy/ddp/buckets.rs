@@ -78,7 +78,7 @@ pub fn lengths(parameters: &[ParameterInfo]) -> Vec<usize> {
 }
 
 /// Returns the order that PyTorch assumes before it has seen a backward pass: reverse registration.
-pub fn assumed_order(count: usize) -> Vec<usize> {
+pub fn reverse_registration_order(count: usize) -> Vec<usize> {
     (0..count).rev().collect()
 }
 
@@ -103,7 +103,7 @@ pub(super) enum BucketValues {
     Shared(SharedArray<f32>),
     /// One tensor per gradient, on the gradients' device, and an event that was recorded after the work that computes them.
     Device(Vec<Tensor<1>>, StreamEvent),
-    /// The sum, which the device computes beside the backward pass.
+    /// The sum over ranks, which a second stream computes while the backward pass runs.
     OnSideStream(Box<Tensor<1>>),
 }
 

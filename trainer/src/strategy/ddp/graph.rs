@@ -18,7 +18,7 @@ use crate::{
     failure::Failure,
     strategy::{
         Replica, StepGraph, StepOutcome,
-        graph_capture::{Forwards, GraphStepParts, Passes},
+        graph_capture::{ForwardBackwardResults, ForwardResults, GraphStepParts},
     },
 };
 use comm::{Communicator, ReduceOp};
@@ -68,16 +68,17 @@ impl GraphStepParts for DdpGraphStep<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, forwards: Forwards) -> Result<Passes, Failure> {
-        let Forwards { logits, host_data, .. } = forwards;
+    fn finish(&mut self, replica: &Replica, forwards: ForwardResults) -> Result<ForwardBackwardResults, Failure> {
+        let ForwardResults { logits, host_data, .. } = forwards;
         let ReducedGradients { mut gradients, loss, used, .. } =
             self.reducer.finalize_backward(&replica.inner_device())?;
         if self.any_rank(used.contains(&false))? {
-            let unused = step::unused_everywhere(&used, self.unused, &replica.parameters, self.step, self.comm)?;
+            let unused =
+                step::globally_unused_parameters(&used, self.unused, &replica.parameters, self.step, self.comm)?;
             gradients.set_none(&unused);
         }
         let loss = loss.expect("the last bucket has summed the loss");
-        Ok(Passes { logits, loss, gradients, host_data })
+        Ok(ForwardBackwardResults { logits, loss, gradients, host_data })
     }
 
     fn any_rank(&self, own: bool) -> Result<bool, Failure> {

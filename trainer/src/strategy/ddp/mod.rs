@@ -14,7 +14,7 @@
 //!   gradients became ready on rank 0 decides the buckets of the whole run. The reason: in a ring, the order of summation of an
 //!   element depends on its position in the bucket, and a resumed run must add up in the same order as an uninterrupted run.
 //!   (`parallel.overlap = false` keeps reverse registration order and launches the buckets after backward.)
-//! - **Gradients are handed out of backward.** A hook on each use of a parameter (`models/src/hook.rs`) moves the gradient
+//! - **Hooks take the gradients out of autograd.** A hook on each use of a parameter (`models/src/hook.rs`) moves the gradient
 //!   into its bucket; there is no `parameter.grad`, and `Reducer::finalize_backward` returns views of the reduced
 //!   buckets (`gradient_as_bucket_view=True`).
 //! - **Unused parameters need no search of the graph.** If this rank did not use a parameter, the parameter's bucket gets zeros
@@ -59,7 +59,7 @@ use data::loader::Batch;
 use models::{Network, state};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-pub use self::verify::{same_job, succeed_together};
+pub use self::verify::{check_same_job, succeed_together};
 use self::{
     autotune::{Autotuner, Next},
     reducer::{DeviceReduction, Reducer, ReducerOptions},
@@ -119,7 +119,7 @@ impl Ddp {
         comm: Communicator,
         status: WorkerStatus,
     ) -> Result<Self, Failure> {
-        verify::same_model(&network, &comm)?;
+        verify::check_same_model(&network, &comm)?;
         let network = replicate::sync_module_states(network, &comm)?;
         let mut learner = Learner::new(network, device, classes, plan);
         let parallel = &plan.parallel;
@@ -191,10 +191,10 @@ impl Ddp {
         }
         self.status.set_status(format_args!("comparing parameters after {} steps", self.steps));
         let statistics = match self.batch_norm {
-            BatchNormPolicy::Sync => RunningStatistics::Equal,
-            _ => RunningStatistics::OfEachRank,
+            BatchNormPolicy::Sync => RunningStatistics::EqualOnAllRanks,
+            _ => RunningStatistics::PerRank,
         };
-        verify::in_sync(&self.learner.snapshot(), statistics, &self.comm)
+        verify::check_in_sync(&self.learner.snapshot(), statistics, &self.comm)
     }
 
     /// Records a step that took `seconds` on this rank. At the end of a sample, the ranks exchange their medians and switch to
@@ -393,7 +393,7 @@ impl Strategy for Ddp {
         };
         self.learner.restore(snapshot)?;
         self.steps = progress.step;
-        verify::in_sync(&self.learner.snapshot(), RunningStatistics::OfEachRank, &self.comm)?;
+        verify::check_in_sync(&self.learner.snapshot(), RunningStatistics::PerRank, &self.comm)?;
         Ok(progress)
     }
 }

@@ -138,7 +138,7 @@ impl Reducer {
         let (done, thread) = start_thread(inbox, status, reduce)?;
         let buckets = GradientBuckets::new(parameters, queue, device, side_stream.clone(), options.in_order);
         let buckets = Arc::new(buckets);
-        let assumed = (!options.overlap).then(|| buckets::assumed_order(parameters.len()));
+        let assumed = (!options.overlap).then(|| buckets::reverse_registration_order(parameters.len()));
         if let Some(order) = order.or(assumed.as_deref()) {
             buckets.assign_buckets(options.assignment(order, &buckets.lengths));
         }
@@ -162,7 +162,7 @@ impl Reducer {
         Ok(self.collectives.as_ref().map_or(Ok(()), |group| group.lock().synchronize())?)
     }
 
-    /// Returns the bytes that all ranks move in a step. Counts the bytes that a ring moves. No algorithm moves less.
+    /// Returns the bytes that all ranks send in a step, counted as in a ring all-reduce, which sends the fewest bytes.
     pub(super) fn bytes_moved(&self) -> u64 {
         2 * (self.comm.world_size() as u64 - 1) * self.bytes.get()
     }
@@ -208,7 +208,7 @@ impl Reducer {
     pub(super) fn finalize_backward(&self, device: &Device) -> Result<ReducedGradients, Failure> {
         let buckets = match self.buckets.buckets() {
             Some(buckets) => buckets,
-            None => self.agree_on_buckets()?,
+            None => self.sync_bucket_indices()?,
         };
         let used = self.buckets.flush();
         let mut gradients: Vec<Option<Tensor<1>>> = (0..self.buckets.lengths.len()).map(|_| None).collect();
@@ -253,7 +253,7 @@ impl Reducer {
     }
 
     /// Assigns the buckets by rank 0's ready order (`sync_bucket_indices` of `reducer.cpp`).
-    fn agree_on_buckets(&self) -> Result<Vec<Bucket>, Failure> {
+    fn sync_bucket_indices(&self) -> Result<Vec<Bucket>, Failure> {
         let mut order: Vec<i64> = self.buckets.ready_order().into_iter().map(|index| index as i64).collect();
         self.comm.broadcast(&mut order, 0)?;
         let order: Vec<usize> = order.into_iter().map(|index| index as usize).collect();
@@ -308,7 +308,7 @@ impl CompressHook {
 
     /// Sums `values` over ranks. Returns the sum and the bytes that this rank contributes.
     fn all_reduce(&mut self, mut values: Vec<f32>, comm: &Communicator) -> Result<(BucketValues, usize), CommError> {
-        macro_rules! narrow {
+        macro_rules! all_reduce_16_bits {
             ($array:expr, $ty:ty) => {{
                 let count = values.len();
                 let mut array = match $array.take().filter(|array| array.len() >= count) {
@@ -328,8 +328,8 @@ impl CompressHook {
                 drop(values);
                 all_reduce_shared(array, comm)
             }
-            Self::F16(array) => narrow!(array, f16),
-            Self::Bf16(array) => narrow!(array, bf16),
+            Self::F16(array) => all_reduce_16_bits!(array, f16),
+            Self::Bf16(array) => all_reduce_16_bits!(array, bf16),
         }
     }
 }

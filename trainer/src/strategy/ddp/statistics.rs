@@ -22,7 +22,7 @@ pub(super) struct StatisticsGroup {
 }
 
 impl StatisticsGroup {
-    /// `comm` must be used for statistics only. `collectives` are set if the ranks' GPUs are connected.
+    /// Makes the group over `comm`, which must be used for statistics only. `collectives` are set if the ranks' GPUs are connected.
     pub(super) fn new(comm: Communicator, collectives: Option<Arc<Mutex<dyn DeviceCollectives>>>) -> Self {
         Self { comm, collectives, failed: Mutex::new(None) }
     }

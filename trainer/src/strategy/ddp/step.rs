@@ -147,14 +147,14 @@ fn reduce_outcome(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Re
     if sums.unused == 0 {
         return Ok(Vec::new());
     }
-    unused_everywhere(used, &mut ddp.unused, &ddp.learner.replica.parameters, ddp.steps, &ddp.comm)
+    globally_unused_parameters(used, &mut ddp.unused, &ddp.learner.replica.parameters, ddp.steps, &ddp.comm)
 }
 
 /// Returns the parameters that no rank used, as indices in registration order. Warns about parameters that only some ranks used.
 ///
 /// # Errors
 /// A rank is gone.
-pub(super) fn unused_everywhere(
+pub(super) fn globally_unused_parameters(
     used: &[bool],
     known: &mut UnusedParameters,
     parameters: &[ParameterInfo],

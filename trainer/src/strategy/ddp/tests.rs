@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use super::{
     bucket_arrays::BucketArrays,
-    buckets::{assumed_order, compute_bucket_assignment, lengths},
+    buckets::{compute_bucket_assignment, lengths, reverse_registration_order},
     reducer::{DeviceCollectives, DeviceReduction, Reducer, ReducerOptions},
     statistics::StatisticsGroup,
     verify::{self, RunningStatistics},
@@ -275,7 +275,7 @@ fn snapshot() -> Snapshot {
     }
 }
 
-/// Returns the result of [`verify::in_sync`] on each of three ranks, after `change` on rank 2.
+/// Returns the result of [`verify::check_in_sync`] on each of three ranks, after `change` on rank 2.
 fn in_sync_after(
     change: impl Fn(&mut Snapshot) + Send + Sync + 'static,
     statistics: RunningStatistics,
@@ -285,27 +285,27 @@ fn in_sync_after(
         if comm.rank() == 2 {
             change(&mut snapshot);
         }
-        verify::in_sync(&snapshot, statistics, &comm)
+        verify::check_in_sync(&snapshot, statistics, &comm)
     })
 }
 
 #[test]
 fn a_rank_with_other_state_is_named_with_its_first_different_tensor_on_every_rank() {
-    use RunningStatistics::{Equal, OfEachRank};
+    use RunningStatistics::{EqualOnAllRanks, PerRank};
     let messages = |results: Vec<Result<(), Failure>>| -> Vec<String> {
         results.into_iter().map(|result| result.expect_err("they differ").message).collect()
     };
-    for message in messages(in_sync_after(|snapshot| snapshot.model[0].values[1] = 2.000_000_2, OfEachRank)) {
+    for message in messages(in_sync_after(|snapshot| snapshot.model[0].values[1] = 2.000_000_2, PerRank)) {
         let start = "the ranks have drifted apart: rank 2: another state than rank 0: rank 0 has conv.weight ";
         assert!(message.starts_with(start), "{message}");
     }
-    for message in messages(in_sync_after(|snapshot| snapshot.optimizer[0].values[0] = -0.0, OfEachRank)) {
+    for message in messages(in_sync_after(|snapshot| snapshot.optimizer[0].values[0] = -0.0, PerRank)) {
         assert!(message.contains("rank 0 has optimizer's momentum.conv.weight "), "{message}");
     }
     let statistics = |snapshot: &mut Snapshot| snapshot.model[1].values[0] = 0.25;
-    assert!(in_sync_after(statistics, OfEachRank).iter().all(Result::is_ok), "each rank may have its own statistics");
-    assert!(messages(in_sync_after(statistics, Equal))[1].contains("bn.running_mean"));
-    assert!(in_sync_after(|_| (), Equal).iter().all(Result::is_ok));
+    assert!(in_sync_after(statistics, PerRank).iter().all(Result::is_ok), "each rank may have its own statistics");
+    assert!(messages(in_sync_after(statistics, EqualOnAllRanks))[1].contains("bn.running_mean"));
+    assert!(in_sync_after(|_| (), EqualOnAllRanks).iter().all(Result::is_ok));
 }
 
 #[test]
@@ -333,7 +333,8 @@ fn buckets_equal_pytorch() {
     for (name, expected) in golden["models"].as_object().expect("models") {
         let Ok(network) = models::skip_init(name, &spec) else { continue };
         let lengths = lengths(&models::parameters(&network));
-        let buckets = compute_bucket_assignment(&assumed_order(lengths.len()), &lengths, 1 << 20, 25 << 20);
+        let buckets =
+            compute_bucket_assignment(&reverse_registration_order(lengths.len()), &lengths, 1 << 20, 25 << 20);
         let expected = expected.as_array().expect("buckets");
         assert_eq!(buckets.len(), expected.len(), "{name}");
         for (bucket, expected) in buckets.iter().zip(expected) {

@@ -14,7 +14,7 @@ use comm::Communicator;
 ///
 /// # Errors
 /// Names each rank that differs from rank 0, with the first different line. The error is the same on every rank.
-fn same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> Result<(), Failure> {
+fn check_same_lines(what: &str, lines: &[String], hint: &str, comm: &Communicator) -> Result<(), Failure> {
     let own = lines.join("\n");
     let digest: [u8; 32] = Sha256::digest(own.as_bytes()).into();
     let mut all = vec![0u8; 32 * comm.world_size()];
@@ -52,8 +52,8 @@ fn difference(first: &str, rank: usize, theirs: &str) -> String {
 ///
 /// # Errors
 /// Names the ranks that differ and their first different fact.
-pub fn same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
-    same_lines("job", facts, "start every rank with the same --config, --set and data set", comm)
+pub fn check_same_job(facts: &[String], comm: &Communicator) -> Result<(), Failure> {
+    check_same_lines("job", facts, "start every rank with the same --config, --set and data set", comm)
 }
 
 /// Separates exit code, permanence, cause and hint of a failure in the text that is sent to the other ranks.
@@ -82,19 +82,19 @@ pub fn succeed_together<T>(result: Result<T, Failure>, comm: &Communicator) -> R
 ///
 /// # Errors
 /// Names the ranks that differ and their first different tensor.
-pub(super) fn same_model(network: &Network, comm: &Communicator) -> Result<(), Failure> {
+pub(super) fn check_same_model(network: &Network, comm: &Communicator) -> Result<(), Failure> {
     let lines: Vec<String> =
         state::state_dict(network).iter().map(|tensor| format!("{} {:?} f32", tensor.name, tensor.shape)).collect();
-    same_lines("model", &lines, "start every rank with the same program, --config and --set", comm)
+    check_same_lines("model", &lines, "start every rank with the same program, --config and --set", comm)
 }
 
 /// Whether the ranks must have the same running statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RunningStatistics {
     /// All ranks compute the same statistics (`parallel.batch_norm = "sync"`).
-    Equal,
+    EqualOnAllRanks,
     /// Each rank has the statistics of its own samples.
-    OfEachRank,
+    PerRank,
 }
 
 /// Checks that parameters, optimizer state and weight average have the same bits on every rank. Also compares the running
@@ -102,11 +102,16 @@ pub(super) enum RunningStatistics {
 ///
 /// # Errors
 /// Names the ranks that differ and their first different tensor.
-pub(super) fn in_sync(snapshot: &Snapshot, statistics: RunningStatistics, comm: &Communicator) -> Result<(), Failure> {
+pub(super) fn check_in_sync(
+    snapshot: &Snapshot,
+    statistics: RunningStatistics,
+    comm: &Communicator,
+) -> Result<(), Failure> {
     let mut lines = vec![format!("optimizer step {}", snapshot.optimizer_steps)];
     let mut state = |prefix: &str, tensors: &[models::StateTensor]| {
-        let is_compared =
-            |tensor: &&models::StateTensor| tensor.kind != StateKind::Buffer || statistics == RunningStatistics::Equal;
+        let is_compared = |tensor: &&models::StateTensor| {
+            tensor.kind != StateKind::Buffer || statistics == RunningStatistics::EqualOnAllRanks
+        };
         lines.extend(
             tensors
                 .iter()
@@ -120,7 +125,7 @@ pub(super) fn in_sync(snapshot: &Snapshot, statistics: RunningStatistics, comm: 
     lines.extend(snapshot.optimizer.iter().map(slot));
     let hint = "ranks must not change weights on their own: look for faulty memory or mixed processor types, and continue \
                 from the last checkpoint (--resume)";
-    same_lines("state", &lines, hint, comm).map_err(|failure| Failure {
+    check_same_lines("state", &lines, hint, comm).map_err(|failure| Failure {
         message: format!("the ranks have drifted apart: {}", failure.message),
         code: crate::failure::FAILED,
         ..failure

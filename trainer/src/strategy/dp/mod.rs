@@ -98,7 +98,7 @@ impl Strategy for Dp {
         self.held.iter().enumerate().map(held).collect()
     }
 
-    fn keep_on_device(&mut self, _: DeviceDatasets) -> Result<(), Failure> {
+    fn set_device_datasets(&mut self, _: DeviceDatasets) -> Result<(), Failure> {
         // Pixels are scattered from host memory, so every batch needs pixels.
         Err(Failure::run("mode dp takes its pixels from the loader", "please report this"))
     }

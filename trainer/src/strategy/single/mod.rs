@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use data::loader::Batch;
 use models::Network;
 
-use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph, graph_capture::OneProcess};
+use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, graph, graph_capture::SingleGraphStep};
 use crate::{
     config::RunPlan,
     failure::Failure,
@@ -58,7 +58,7 @@ impl Strategy for Single {
     }
 
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
-        graph::finish_step(&mut self.learner, &mut OneProcess::default())
+        graph::finish_step(&mut self.learner, &mut SingleGraphStep::default())
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {

@@ -8,7 +8,7 @@ use crate::{
     failure::Failure,
     optim::FlatGradients,
     signals::StopReason,
-    strategy::{StepOutcome, graph, graph_capture::OneProcess, threads},
+    strategy::{StepOutcome, graph, graph_capture::SingleGraphStep, threads},
 };
 
 /// See [`Strategy::queue_step`](crate::strategy::Strategy::queue_step).
@@ -22,7 +22,7 @@ pub(super) fn queue_step(
     stop: Option<StopReason>,
 ) -> Result<Option<StepOutcome>, Failure> {
     let mut outcome = StepOutcome::start(&batches, stop);
-    let queued = graph::queue_step(&mut single.learner, &mut OneProcess::default(), batches, lr, outcome)?;
+    let queued = graph::queue_step(&mut single.learner, &mut SingleGraphStep::default(), batches, lr, outcome)?;
     let Some(batches) = queued else { return Ok(None) };
 
     let device = single.learner.replica.inner_device();

@@ -4,7 +4,7 @@ mod support;
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -147,6 +147,15 @@ fn workers_may_stop_with_another_signal_than_the_launchers() {
     let ended = run.end();
     ended.said(143, &["stopped by SIGTERM"]);
     assert!(!ended.stderr.contains("error:"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_screen_that_cannot_be_written_is_reported_and_the_run_continues() {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"exec "$0" "$@" >/dev/full"#, PROBE, "--workers", "1"]);
+    let ended = Run::of(command).end();
+    ended.said(0, &["warning: stdout shows no more of this run: No space left on device", "hint: the run continues"]);
+    assert!(ended.log("rank-0/stdout.log").contains("step 5"));
 }
 
 #[test]

@@ -9,15 +9,15 @@ use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::pipeline::{EXCHANGE_SLOTS, StepCounters, TWO_SHOT_SLOTS, TwoShotStep, exchange, in_place, two_shot};
-use super::word::{Counter, LEFT, POISON, Pending};
+use super::pipeline::{MIN_EXCHANGE_SLOTS, StepCounters, TWO_SHOT_SLOTS, TwoShotStep, exchange, in_place, two_shot};
+use super::word::{Counter, LEFT, NotReached, POISON};
 
 /// The slow path of `Waiter`, without checking and spinning first.
-fn wait(counter: &Counter, target: u32) -> Result<(), Pending> {
+fn wait(counter: &Counter, target: u32) -> Result<(), NotReached> {
     loop {
         match counter.reached(target) {
             Ok(()) => return Ok(()),
-            Err(Pending::NotYet(seen)) => counter.sleep(seen, Duration::MAX),
+            Err(NotReached::NotYet(seen)) => counter.sleep(seen, Duration::MAX),
             Err(other) => return Err(other),
         }
     }
@@ -38,7 +38,7 @@ struct Rank {
     filled: Counter,
     reduced: Counter,
     entries: [UnsafeCell<u32>; 2],
-    slots: [UnsafeCell<u32>; EXCHANGE_SLOTS],
+    slots: [UnsafeCell<u32>; MIN_EXCHANGE_SLOTS],
     outputs: [UnsafeCell<u32>; TWO_SHOT_SLOTS],
 }
 
@@ -85,17 +85,17 @@ struct Steps<'a> {
 }
 
 impl StepCounters for Steps<'_> {
-    type Error = Pending;
+    type Error = NotReached;
     fn publish_filled(&self) {
         self.ranks[self.me].filled.publish();
     }
-    fn wait_filled(&self, count: usize) -> Result<(), Pending> {
+    fn wait_filled(&self, count: usize) -> Result<(), NotReached> {
         self.ranks.iter().try_for_each(|r| wait(&r.filled, count as u32))
     }
     fn publish_reduced(&self) {
         self.ranks[self.me].reduced.publish();
     }
-    fn wait_reduced(&self, count: usize) -> Result<(), Pending> {
+    fn wait_reduced(&self, count: usize) -> Result<(), NotReached> {
         self.ranks.iter().try_for_each(|r| wait(&r.reduced, (self.reduced + count) as u32))
     }
 }
@@ -118,7 +118,7 @@ fn loom_no_wake_up_is_lost() {
 
 #[test]
 fn loom_flags_wake_sleepers_and_are_never_cleared() {
-    for (flag, want) in [(POISON, Pending::Poisoned), (LEFT, Pending::Left)] {
+    for (flag, want) in [(POISON, NotReached::Poisoned), (LEFT, NotReached::Left)] {
         model(3, move || {
             let counter = Arc::new(Counter::new());
             let (a, b) = (counter.clone(), counter.clone());
@@ -159,7 +159,7 @@ fn loom_exchange_never_overwrites_what_is_being_read() {
                 assert_eq!(get(&rank.slots[slot]), (round * 10 + r) as u32);
             }
         };
-        exchange(5, EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
+        exchange(5, MIN_EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
     }
     model(2, || for_ranks(2, rank));
     model(0, || for_ranks(3, rank));
@@ -198,7 +198,7 @@ fn loom_finds_a_missing_slot() {
                 assert_eq!(get(&rank.slots[round % 3]), (round * 10 + r) as u32);
             }
         };
-        exchange(6, EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
+        exchange(6, MIN_EXCHANGE_SLOTS, &steps, fill, drain).unwrap();
     }
     model(2, || for_ranks(2, rank));
 }

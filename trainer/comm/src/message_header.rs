@@ -9,18 +9,18 @@ use super::wire::Reader;
 
 /// The header of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Message {
+pub(crate) struct MessageHeader {
     pub tag: u64,
     pub dtype: DType,
     pub bytes: u64,
 }
 
-/// Bytes of an encoded [`Message`].
-pub(crate) const MESSAGE_BYTES: usize = 24;
+/// Bytes of an encoded [`MessageHeader`].
+pub(crate) const MESSAGE_HEADER_BYTES: usize = 24;
 
-impl Message {
-    pub(crate) fn encode(&self) -> [u8; MESSAGE_BYTES] {
-        let mut out = [0; MESSAGE_BYTES];
+impl MessageHeader {
+    pub(crate) fn encode(&self) -> [u8; MESSAGE_HEADER_BYTES] {
+        let mut out = [0; MESSAGE_HEADER_BYTES];
         out[..8].copy_from_slice(&self.tag.to_le_bytes());
         out[8..16].copy_from_slice(&self.bytes.to_le_bytes());
         out[16] = self.dtype as u8;

@@ -17,7 +17,7 @@ use comm::Communicator;
 ///
 /// # Errors
 /// The file with the choice is damaged, or a rank has left the job.
-pub(super) fn adopt(
+pub(super) fn apply(
     plan: &mut RunPlan,
     folder: Option<&RunFolder>,
     again: bool,
@@ -28,7 +28,7 @@ pub(super) fn adopt(
         match plan.parallel.autotune.is_empty() || again {
             true => own = read(folder)?.map_or_else(Vec::new, |chosen| json(&chosen)),
             // A resumed run with `--autotune` must choose again.
-            false => forget(folder)?,
+            false => delete(folder)?,
         }
     }
     let gathered = comm.all_gather_v(&own)?;
@@ -59,7 +59,7 @@ fn read(folder: &RunFolder) -> Result<Option<StepSettings>, FileError> {
     Ok(Some(report.chosen))
 }
 
-fn forget(folder: &RunFolder) -> Result<(), FileError> {
+fn delete(folder: &RunFolder) -> Result<(), FileError> {
     let path = folder.autotune();
     match fs::remove_file(&path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(FileError::io(&path, "remove", &error)),

@@ -11,20 +11,20 @@ use std::time::Duration;
 use bytemuck::{cast_slice, cast_slice_mut};
 use parking_lot::{Condvar, Mutex};
 
-use super::call::{CollectiveCall, OpKind};
+use super::call::{CollectiveCall, OpType};
 use super::communicator::{Communicator, check};
 use super::deadline::WaitDeadline;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, Result};
 use super::gather_v::Gathered;
-use super::message::Message;
+use super::message_header::MessageHeader;
 use super::queue::Work;
 use super::transport::{MessageBody, MessageOp, Transport};
 
 /// Tag of the messages of this module's collectives.
-const RESERVED: u64 = u64::MAX;
+const RESERVED_TAG: u64 = u64::MAX;
 /// Maximum number of elements that [`Communicator::average_gradients`] reduces at once: 25 MiB, as PyTorch's `bucket_cap_mb`.
-const BUCKET: usize = (25 << 20) / size_of::<f32>();
+const BUCKET_ELEMENTS: usize = (25 << 20) / size_of::<f32>();
 /// Number of polls without progress before the thread sleeps between polls, and the length of a sleep.
 const SPINS_BEFORE_SLEEP: u32 = 100;
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
@@ -84,7 +84,7 @@ trait PendingMessage: Send {
     fn finish(self: Box<Self>, result: Result<()>);
 }
 
-struct Pending<T> {
+struct TypedMessage<T> {
     call: CollectiveCall,
     tag: u64,
     data: Vec<T>,
@@ -93,10 +93,10 @@ struct Pending<T> {
     result: SyncSender<Result<Vec<T>>>,
 }
 
-impl<T: Element> PendingMessage for Pending<T> {
+impl<T: Element> PendingMessage for TypedMessage<T> {
     fn op(&mut self) -> MessageOp<'_> {
         let body = match self.call.op {
-            OpKind::Send => MessageBody::Send(cast_slice(&self.data)),
+            OpType::Send => MessageBody::Send(cast_slice(&self.data)),
             _ => MessageBody::Recv(cast_slice_mut(&mut self.data)),
         };
         MessageOp { sent: self.sent, is_done: self.is_done, ..MessageOp::new(self.call, self.tag, body) }
@@ -128,7 +128,7 @@ impl Communicator {
         if !self.inner.stream.queue.is_idle() {
             return self.isend(data.to_vec(), to, tag).wait().map(drop);
         }
-        let call = self.message_call(OpKind::Send, T::DTYPE, data.len(), to, tag)?;
+        let call = self.message_call(OpType::Send, T::DTYPE, data.len(), to, tag)?;
         self.run(call, |t, call| t.send(call, tag, cast_slice(data)))
     }
 
@@ -141,7 +141,7 @@ impl Communicator {
             data.copy_from_slice(&self.irecv(vec![T::zeroed(); data.len()], from, tag).wait()?);
             return Ok(());
         }
-        let call = self.message_call(OpKind::Recv, T::DTYPE, data.len(), from, tag)?;
+        let call = self.message_call(OpType::Recv, T::DTYPE, data.len(), from, tag)?;
         self.run(call, |t, call| t.recv(call, tag, cast_slice_mut(data)))
     }
 
@@ -150,13 +150,13 @@ impl Communicator {
     /// before any rank enters the next collective. Messages of different groups run one after the other, as collectives do.
     /// PyTorch: `isend`.
     pub fn isend<T: Element>(&self, data: Vec<T>, to: usize, tag: u64) -> Work<Vec<T>> {
-        self.post(OpKind::Send, data, to, tag)
+        self.post(OpType::Send, data, to, tag)
     }
 
     /// Starts to receive the next message of rank `from` with this tag into `data`, whose type and length the message must have.
     /// [`Work::wait`] returns the buffer. PyTorch: `irecv`.
     pub fn irecv<T: Element>(&self, data: Vec<T>, from: usize, tag: u64) -> Work<Vec<T>> {
-        self.post(OpKind::Recv, data, from, tag)
+        self.post(OpType::Recv, data, from, tag)
     }
 
     /// Copies part `j` of rank `i`'s `send` to part `i` of rank `j`'s result, for all `i` and `j`. `counts` has the number of
@@ -170,11 +170,11 @@ impl Communicator {
         let (world_size, me) = (self.world_size(), self.rank());
         if counts.len() != world_size || counts.iter().sum::<usize>() != send.len() {
             let cause = format!("counts {counts:?} do not divide {} elements among {world_size} ranks", send.len());
-            return self.refuse("all_to_all_v", cause);
+            return self.fail_usage("all_to_all_v", cause);
         }
         let peer_call =
             |op, rank: usize, count| CollectiveCall { root: Some(rank as u32), ..self.call(op, T::DTYPE, count) };
-        self.run(self.call(OpKind::AllToAllV, T::DTYPE, 0), |t, call| {
+        self.run(self.call(OpType::AllToAllV, T::DTYPE, 0), |t, call| {
             let mine: Vec<u64> = counts.iter().map(|count| *count as u64).collect();
             let mut theirs = vec![0u64; world_size];
             t.all_to_all(call, cast_slice(&mine), cast_slice_mut(&mut theirs))?;
@@ -191,12 +191,12 @@ impl Communicator {
                     continue;
                 }
                 if !part.is_empty() {
-                    let call = peer_call(OpKind::Send, rank, part.len());
-                    messages.push(MessageOp::new(call, RESERVED, MessageBody::Send(cast_slice(part))));
+                    let call = peer_call(OpType::Send, rank, part.len());
+                    messages.push(MessageOp::new(call, RESERVED_TAG, MessageBody::Send(cast_slice(part))));
                 }
                 if !room.is_empty() {
-                    let call = peer_call(OpKind::Recv, rank, room.len());
-                    messages.push(MessageOp::new(call, RESERVED, MessageBody::Recv(cast_slice_mut(room))));
+                    let call = peer_call(OpType::Recv, rank, room.len());
+                    messages.push(MessageOp::new(call, RESERVED_TAG, MessageBody::Recv(cast_slice_mut(room))));
                 }
             }
             // Begins with the next rank, so that not all ranks send to rank 0 first
@@ -220,7 +220,7 @@ impl Communicator {
             let mut total = 0;
             let fitting = rest.iter().take_while(|array| {
                 total += array.len();
-                total <= BUCKET
+                total <= BUCKET_ELEMENTS
             });
             let (bucket, later) = rest.split_at_mut(fitting.count().max(1));
             flat.clear();
@@ -237,10 +237,10 @@ impl Communicator {
     }
 
     /// Returns the call of a message.
-    fn message_call(&self, op: OpKind, dtype: DType, count: usize, peer: usize, tag: u64) -> Result<CollectiveCall> {
+    fn message_call(&self, op: OpType, dtype: DType, count: usize, peer: usize, tag: u64) -> Result<CollectiveCall> {
         let call = CollectiveCall { root: Some(peer as u32), ..self.call(op, dtype, count) };
-        if tag == RESERVED {
-            return self.refuse(op.name(), format!("the tag {tag} is reserved"));
+        if tag == RESERVED_TAG {
+            return self.fail_usage(op.name(), format!("the tag {tag} is reserved"));
         }
         if peer == self.rank() {
             let error = CommError::usage(format!("{call}: a rank cannot exchange messages with itself"));
@@ -251,7 +251,7 @@ impl Communicator {
     }
 
     /// Adds a message to the current batch, or begins a new one.
-    fn post<T: Element>(&self, op: OpKind, data: Vec<T>, peer: usize, tag: u64) -> Work<Vec<T>> {
+    fn post<T: Element>(&self, op: OpType, data: Vec<T>, peer: usize, tag: u64) -> Work<Vec<T>> {
         let (result, work) = Work::pair();
         let call = match self.message_call(op, T::DTYPE, data.len(), peer, tag) {
             Ok(call) => call,
@@ -260,7 +260,8 @@ impl Communicator {
                 return work;
             }
         };
-        let message: Box<dyn PendingMessage> = Box::new(Pending { call, tag, data, sent: 0, is_done: false, result });
+        let message: Box<dyn PendingMessage> =
+            Box::new(TypedMessage { call, tag, data, sent: 0, is_done: false, result });
         let queue = &self.inner.stream.queue;
         let mut current = self.inner.messages.lock();
         let open = current.as_ref().filter(|batch| batch.task == queue.submitted());
@@ -371,7 +372,7 @@ impl Communicator {
 
     fn message_timeout(&self, message: &MessageOp<'_>) -> CommError {
         let (me, peer) = (self.inner.group.global_rank(), self.ranks()[message.peer()]);
-        Message::timed_out(me, &message.call, peer, self.inner.process.timeout, &self.inner.name)
+        MessageHeader::timed_out(me, &message.call, peer, self.inner.process.timeout, &self.inner.name)
     }
 }
 
