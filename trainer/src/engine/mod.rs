@@ -144,8 +144,8 @@ impl<'a> Engine<'a> {
         progress.images = Some(lengths.images);
         progress.global_batch = Some(lengths.global_batch);
         progress.best_by = Some(plan.best_by().to_string());
-        // Only rank 0 has checkpoints, so only rank 0 compares this checksum.
-        progress.eval_crc = output.is_some().then(|| loaders.eval.eval_checksum());
+        // Only rank 0 has checkpoints, so only rank 0 compares this checksum. A run that continues has it already.
+        progress.eval_crc = output.is_some().then(|| progress.eval_crc.unwrap_or_else(|| loaders.eval.eval_checksum()));
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let lr_scale_factor = lr_scale_factor(plan, strategy.devices());

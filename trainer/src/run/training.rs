@@ -6,7 +6,7 @@ use std::path::Path;
 use data::{SplitRecord, Splits};
 
 use super::fine_tune;
-use super::finish::{Continuation, by_class, finish, gather_rank_stats};
+use super::finish::{Continuation, RankStats, by_class, finish, gather_rank_stats};
 use super::newest_checkpoint::load_newest_checkpoint;
 use super::ranks::JoinedRank;
 use super::resume_command::resume_command;
@@ -89,22 +89,7 @@ impl Training<'_> {
             rank.status.set_training();
         }
         let checkpoint = match self.resumed {
-            Some(folder) if strategy.rank() == 0 => {
-                let store = self.checkpoint_folder(folder)?;
-                let mut loaded = load_newest_checkpoint(plan, folder, Some(&dataset))?;
-                if let Some(LoadedCheckpoint { path, progress, .. }) = &mut loaded {
-                    let policy = BestPolicy {
-                        keep: plan.checkpoint.keep_best,
-                        by: plan.best_by(),
-                        eval_images: loaders.eval.images() as u64,
-                        eval_crc: loaders.eval.eval_checksum(),
-                    };
-                    if let Some(warning) = store.restore_links(path, progress, policy)? {
-                        console::eprint(format_args!("warning: {warning}"));
-                    }
-                }
-                loaded
-            }
+            Some(folder) if strategy.rank() == 0 => self.load_checkpoint(folder, &dataset, &loaders)?,
             _ => None,
         };
         let progress = strategy.load_checkpoint(checkpoint.map(|loaded| (loaded.snapshot, loaded.progress)))?;
@@ -113,21 +98,9 @@ impl Training<'_> {
         if let (Some(note), 0) = (lengths.long_warmup_note(plan), strategy.rank()) {
             console::eprint(format_args!("note: {note}"));
         }
-        let timeline = Timeline::new(plan.log.timeline);
-        #[cfg(feature = "cuda")]
-        if selected.gpu.is_some() {
-            timeline.profile_kernels();
-        }
-        timeline.estimate_clock_offset(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
-        strategy.set_timeline(&timeline);
+        let timeline = self.start_timeline(&mut *strategy)?;
         if strategy.rank() > 0 {
-            let engine = Engine::new(plan, &mut *strategy, loaders, None, stop, progress);
-            let end = engine.with_timeline(&timeline).run()?;
-            gather_rank_stats(&*strategy, &timeline, end.replaced)?;
-            return Ok(match end.outcome {
-                RunOutcome::Interrupted { signal, .. } => exit_code_of_signal(signal),
-                _ => 0,
-            });
+            return run_other_rank(plan, &mut *strategy, loaders, stop, progress, &timeline);
         }
         // With `parallel.threads` a worker computes with a thread pool of its own.
         let own_threads = plan.parallel.threads.filter(|_| self.rank.is_some() && selected.gpu.is_none());
@@ -135,6 +108,42 @@ impl Training<'_> {
         let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.devices());
         let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
         self.run_rank_0(&mut *strategy, loaders, stop, progress, &timeline, facts)
+    }
+
+    /// Loads the newest checkpoint of the run in `folder`, and restores the run's links for `loaders`. Returns `None` for a run that
+    /// has no checkpoint yet.
+    fn load_checkpoint(
+        &self,
+        folder: &RunFolder,
+        dataset: &DatasetRecord,
+        loaders: &Loaders,
+    ) -> Result<Option<LoadedCheckpoint>, Failure> {
+        let plan = self.plan;
+        let store = self.checkpoint_folder(folder)?;
+        let Some(mut loaded) = load_newest_checkpoint(plan, folder, Some(dataset))? else { return Ok(None) };
+        let policy = BestPolicy {
+            keep: plan.checkpoint.keep_best,
+            by: plan.best_by(),
+            eval_images: loaders.eval.images() as u64,
+            eval_crc: loaders.eval.eval_checksum(),
+        };
+        if let Some(warning) = store.restore_links(&loaded.path, &mut loaded.progress, policy)? {
+            console::eprint(format_args!("warning: {warning}"));
+        }
+        loaded.progress.eval_crc = Some(policy.eval_crc);
+        Ok(Some(loaded))
+    }
+
+    /// Starts the timeline of this rank, if the plan asks for one. All ranks call this function.
+    fn start_timeline(&self, strategy: &mut dyn Strategy) -> Result<Timeline, Failure> {
+        let timeline = Timeline::new(self.plan.log.timeline);
+        #[cfg(feature = "cuda")]
+        if self.assignment.selected.gpu.is_some() {
+            timeline.profile_kernels();
+        }
+        timeline.estimate_clock_offset(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
+        strategy.set_timeline(&timeline);
+        Ok(timeline)
     }
 
     /// Builds network and strategy, and returns the network's number of parameters and the rows about fine-tuning.
@@ -203,48 +212,26 @@ impl Training<'_> {
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
-        let RunResult { outcome, test, test_counts, progress, replaced } = engine.with_timeline(timeline).run()?;
-        if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &outcome) {
+        let result = engine.with_timeline(timeline).run()?;
+        if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &result.outcome) {
             announcement.wait();
         }
-        let stats = gather_rank_stats(strategy, timeline, replaced)?;
+        let stats = gather_rank_stats(strategy, timeline, result.replaced)?;
         if timeline.is_on() {
             let left_out = timeline::write(&folder.timeline(), &stats.timelines)?;
             if left_out > 0 {
                 reporter.say(&format!("timeline.json: {} later spans were left out", thousands(left_out)))?;
             }
         }
-        let (test_confusion, test_average_precision) = match test_counts {
-            Some(counts) => by_class(facts.dataset.classes.clone(), counts),
-            None => (None, None),
-        };
-        let summary = RunSummary {
-            model: plan.model.name.clone(),
-            parameters: facts.parameters as u64,
-            dataset: plan.data.name.clone(),
-            data: facts.data,
-            device: facts.device,
-            epochs: complete_epochs(&outcome, &progress, &lengths, plan.train.epochs),
-            planned_epochs: lengths.epochs,
-            steps: progress.step,
-            best: progress.best,
-            last: progress.last,
-            test,
-            test_confusion,
-            test_average_precision,
-            seconds: progress.elapsed_s,
-            replaced_images: (plan.data.on_error == Some(OnError::Skip)).then_some(stats.replaced),
-            peak_bytes: stats.peak_bytes,
-            device_bytes: stats.device_bytes,
-            ..RunSummary::default()
-        };
         let other_launcher = self.rank.is_some() && self.launcher_folder.is_none();
         let continuation = Continuation {
             command: resume_command(self.arguments, folder.path(), other_launcher),
             // Allow the same time again, in addition to the time of all sessions so far.
-            max_time_s: progress.elapsed_s.ceil() as usize + plan.train.max_time_s,
+            max_time_s: result.progress.elapsed_s.ceil() as usize + plan.train.max_time_s,
         };
-        finish(&mut reporter, summary, outcome, facts.dataset.classes, plan.best_by(), &continuation)
+        let classes = facts.dataset.classes.clone();
+        let (summary, outcome) = summarize(plan, facts, &lengths, result, stats);
+        finish(&mut reporter, summary, outcome, classes, plan.best_by(), &continuation)
     }
 
     /// Opens the folder of the run's checkpoints.
@@ -306,6 +293,60 @@ impl Training<'_> {
         );
         Ok(reporter)
     }
+}
+
+/// Trains as a rank other than 0, which writes no file of the run.
+fn run_other_rank(
+    plan: &RunPlan,
+    strategy: &mut dyn Strategy,
+    loaders: Loaders,
+    stop: Stop,
+    progress: RunProgress,
+    timeline: &Timeline,
+) -> Result<u8, Failure> {
+    let engine = Engine::new(plan, strategy, loaders, None, stop, progress);
+    let end = engine.with_timeline(timeline).run()?;
+    gather_rank_stats(strategy, timeline, end.replaced)?;
+    Ok(match end.outcome {
+        RunOutcome::Interrupted { signal, .. } => exit_code_of_signal(signal),
+        _ => 0,
+    })
+}
+
+/// Returns the summary of a run, and how the run ended.
+fn summarize(
+    plan: &RunPlan,
+    facts: RunFacts,
+    lengths: &RunLength,
+    result: RunResult,
+    stats: RankStats,
+) -> (RunSummary, RunOutcome) {
+    let RunResult { outcome, test, test_counts, progress, .. } = result;
+    let (test_confusion, test_average_precision) = match test_counts {
+        Some(counts) => by_class(facts.dataset.classes, counts),
+        None => (None, None),
+    };
+    let summary = RunSummary {
+        model: plan.model.name.clone(),
+        parameters: facts.parameters as u64,
+        dataset: plan.data.name.clone(),
+        data: facts.data,
+        device: facts.device,
+        epochs: complete_epochs(&outcome, &progress, lengths, plan.train.epochs),
+        planned_epochs: lengths.epochs,
+        steps: progress.step,
+        best: progress.best,
+        last: progress.last,
+        test,
+        test_confusion,
+        test_average_precision,
+        seconds: progress.elapsed_s,
+        replaced_images: (plan.data.on_error == Some(OnError::Skip)).then_some(stats.replaced),
+        peak_bytes: stats.peak_bytes,
+        device_bytes: stats.device_bytes,
+        ..RunSummary::default()
+    };
+    (summary, outcome)
 }
 
 /// Returns the number of complete epochs. `planned` is `train.epochs`; 0: the run's length is given in steps.

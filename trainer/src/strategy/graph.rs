@@ -213,7 +213,7 @@ impl StepGraph {
 /// The step cannot be captured or launched.
 pub(super) fn queue_step(
     learner: &mut Learner,
-    ranks: &mut dyn GraphStepParts,
+    parts: &mut dyn GraphStepParts,
     batches: Vec<Batch>,
     lr: f64,
     outcome: StepOutcome,
@@ -221,28 +221,28 @@ pub(super) fn queue_step(
     let signature = batches.iter().map(BatchSignature::of).collect();
     // A timeline shows the launches of a step, which a graph hides.
     if learner.replica.timeline.is_on() {
-        return learner.drain_before_eager_step(ranks, batches, lr, outcome);
+        return learner.drain_before_eager_step(parts, batches, lr, outcome);
     }
     let start = Instant::now();
     let step = StepRequest { batches: &batches, lr, weight: outcome.weight };
     match std::mem::take(&mut learner.graph.phase) {
-        GraphPhase::Off => return learner.drain_before_eager_step(ranks, batches, lr, outcome),
+        GraphPhase::Off => return learner.drain_before_eager_step(parts, batches, lr, outcome),
         GraphPhase::Waiting(Some(before)) if before == signature => {
-            learner.warm_up(ranks, signature, step)?;
+            learner.warm_up(parts, signature, step)?;
         }
         GraphPhase::WarmedUpOnce(prepared, inputs) if prepared == signature => {
-            learner.warm_up_again(ranks, signature, inputs, step)?;
+            learner.warm_up_again(parts, signature, inputs, step)?;
         }
         GraphPhase::WarmedUpTwice(warmed_up, inputs) if warmed_up == signature => {
             let words = inputs.words(learner, &batches, lr);
-            let captured = learner.capture(ranks, inputs, step)?;
+            let captured = learner.capture(parts, inputs, step)?;
             learner.graph.phase = GraphPhase::Captured(signature, captured);
             learner.graph.unlaunched = UnlaunchedSteps { words, steps: 1 };
         }
         GraphPhase::Captured(of_graph, mut captured) if of_graph == signature => {
             // A step without the graph usually updates the state in place too, but not if another tensor shares the state's memory.
             if std::mem::take(&mut captured.check_addresses)
-                && ranks.any_rank(learner.addresses()? != captured.addresses)?
+                && parts.any_rank(learner.addresses()? != captured.addresses)?
             {
                 learner.graph.restart_after_move(signature);
                 return Ok(Some(batches));
@@ -256,13 +256,13 @@ pub(super) fn queue_step(
         GraphPhase::Captured(of_graph, mut captured) if same_image_size(&of_graph, &signature) => {
             captured.check_addresses = true;
             learner.graph.phase = GraphPhase::Captured(of_graph, captured);
-            return learner.drain_before_eager_step(ranks, batches, lr, outcome);
+            return learner.drain_before_eager_step(parts, batches, lr, outcome);
         }
         other => {
             learner.graph.phase = other;
             learner.graph.reset(&learner.replica.inner_device());
             learner.graph.phase = GraphPhase::Waiting(Some(signature));
-            return learner.drain_before_eager_step(ranks, batches, lr, outcome);
+            return learner.drain_before_eager_step(parts, batches, lr, outcome);
         }
     }
     let expected = batches.into_iter().map(|batch| (learner.replica.targets(&batch), batch.labels)).collect();
@@ -283,11 +283,11 @@ pub(super) fn queue_step(
 /// The loss is not finite: then the step has not changed the weights. Or the GPU has failed.
 pub(super) fn finish_step(
     learner: &mut Learner,
-    ranks: &mut dyn GraphStepParts,
+    parts: &mut dyn GraphStepParts,
 ) -> Result<Option<StepOutcome>, Failure> {
     let start = Instant::now();
     if learner.graph.queued.front().is_some_and(|queued| !queued.counted) {
-        learner.read_oldest(ranks)?;
+        learner.read_oldest(parts)?;
     }
     let Some(QueuedGraphStep { mut outcome, lr, .. }) = learner.graph.queued.pop_front() else { return Ok(None) };
     outcome.seconds.backward += start.elapsed().as_secs_f64();
@@ -301,14 +301,14 @@ impl Learner {
     /// weights, and the error must name the earlier step. All ranks decide the same, because losses are summed over ranks.
     fn drain_before_eager_step(
         &mut self,
-        ranks: &mut dyn GraphStepParts,
+        parts: &mut dyn GraphStepParts,
         batches: Vec<Batch>,
         lr: f64,
         mut outcome: StepOutcome,
     ) -> Result<Option<Vec<Batch>>, Failure> {
         self.graph.launch()?;
         while self.graph.queued.iter().any(|queued| !queued.counted) {
-            self.read_oldest(ranks)?;
+            self.read_oldest(parts)?;
         }
         if self.graph.queued.iter().all(|queued| queued.outcome.loss_sum.is_finite()) {
             return Ok(Some(batches));
@@ -321,7 +321,7 @@ impl Learner {
 
     /// Waits for the results of the oldest queued step, and of the steps that were launched with it. Adds loss and counts to the
     /// outcomes of these steps, summed over all ranks.
-    fn read_oldest(&mut self, ranks: &mut dyn GraphStepParts) -> Result<(), Failure> {
+    fn read_oldest(&mut self, parts: &mut dyn GraphStepParts) -> Result<(), Failure> {
         let graph = &mut self.graph;
         if graph.pending_reads.is_empty() {
             graph.launch()?;
@@ -329,7 +329,7 @@ impl Learner {
         let (reading, count) = graph.pending_reads.pop_front().expect("queued steps are launched");
         let results = reading.wait();
         // If a rank is missing, the results are wrong, and the GPU's error may be a consequence.
-        ranks.check()?;
+        parts.check()?;
         let results = results.map_err(|error| gpu_failure("the GPU", error))?;
         // The steps have run one after the other, so each step's time is the mean.
         let mut group: Vec<_> = graph.queued.iter_mut().filter(|queued| !queued.counted).take(count).collect();
@@ -349,7 +349,7 @@ impl Learner {
             *counted = true;
         }
         let mut outcomes: Vec<_> = group.into_iter().map(|queued| &mut queued.outcome).collect();
-        ranks.sum_outcomes(&mut outcomes)
+        parts.sum_outcomes(&mut outcomes)
     }
 }
 

@@ -176,7 +176,7 @@ impl Learner {
     /// Runs a step kernel by kernel, on inputs in fixed memory, and makes the feed.
     pub(super) fn warm_up(
         &mut self,
-        ranks: &mut dyn GraphStepParts,
+        parts: &mut dyn GraphStepParts,
         signature: StepSignature,
         step: StepRequest<'_>,
     ) -> Result<(), Failure> {
@@ -185,13 +185,13 @@ impl Learner {
         let on_device = step.batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
         let mut inputs = StepInputs::new(on_device, &device);
         let before = self.addresses()?;
-        let (outputs, host_data) = self.run(ranks, &mut inputs, step)?;
+        let (outputs, host_data) = self.run(parts, &mut inputs, step)?;
         // This step's inputs, which `run` has used already. The feed counts its runs from here on.
         let words = inputs.words(self, step.batches, step.lr);
-        let steps = ranks.min_over_ranks(StepInputs::max_feed_steps(words.len()))?;
+        let steps = parts.min_over_ranks(StepInputs::max_feed_steps(words.len()))?;
         inputs.make_feed(&outputs, steps).write(words);
         self.keep_results(&inputs, &outputs);
-        let moved = ranks.any_rank(host_data || self.addresses()? != before)?;
+        let moved = parts.any_rank(host_data || self.addresses()? != before)?;
         let graph = &mut self.graph;
         graph.phase = GraphPhase::WarmedUpOnce(signature.clone(), Box::new(inputs));
         if moved {
@@ -209,7 +209,7 @@ impl Learner {
     /// allocate.
     pub(super) fn warm_up_again(
         &mut self,
-        ranks: &mut dyn GraphStepParts,
+        parts: &mut dyn GraphStepParts,
         signature: StepSignature,
         mut inputs: Box<StepInputs>,
         step: StepRequest<'_>,
@@ -218,9 +218,9 @@ impl Learner {
         let feed = inputs.feed().clone();
         feed.write(inputs.words(self, step.batches, step.lr));
         feed.take_inputs();
-        let (outputs, _) = self.run(ranks, &mut inputs, step)?;
+        let (outputs, _) = self.run(parts, &mut inputs, step)?;
         self.keep_results(&inputs, &outputs);
-        let moved = ranks.any_rank(self.addresses()? != before)?;
+        let moved = parts.any_rank(self.addresses()? != before)?;
         self.graph.phase = GraphPhase::WarmedUpTwice(signature.clone(), inputs);
         if moved {
             self.graph.reset(&self.replica.inner_device());
@@ -239,7 +239,7 @@ impl Learner {
     /// Captures a step. Its kernels do not run.
     pub(super) fn capture(
         &mut self,
-        ranks: &mut dyn GraphStepParts,
+        parts: &mut dyn GraphStepParts,
         mut inputs: Box<StepInputs>,
         step: StepRequest<'_>,
     ) -> Result<Box<CapturedStep>, Failure> {
@@ -248,7 +248,7 @@ impl Learner {
         let mut failed = None;
         let captured = graph::capture(&device, || {
             feed.take_inputs();
-            match self.run(ranks, &mut inputs, step) {
+            match self.run(parts, &mut inputs, step) {
                 Ok((outputs, _)) => feed.keep_results(&outputs.tensors(), &inputs.rates.loss),
                 Err(failure) => failed = Some(failure),
             }
@@ -269,12 +269,12 @@ impl Learner {
     /// (`Context::note_host_data`).
     fn run(
         &mut self,
-        ranks: &mut dyn GraphStepParts,
+        parts: &mut dyn GraphStepParts,
         inputs: &mut StepInputs,
         step: StepRequest<'_>,
     ) -> Result<(StepOutputs, bool), Failure> {
         let ForwardBackwardResults { logits, loss, mut gradients, host_data } =
-            ranks.forward_backward(self, inputs, step)?;
+            parts.forward_backward(self, inputs, step)?;
         let grad_norm = (self.grad_clip > 0.0).then(|| clip_on_device(&mut gradients, self.grad_clip)).flatten();
         inputs.rates.loss = loss;
         self.replica.change(|network| self.optimizer.step_with(network, gradients, step.lr, Some(&mut inputs.rates)));

@@ -348,8 +348,8 @@ impl Strategy for Ddp {
 
     fn finish_step(&mut self) -> Result<Option<StepOutcome>, Failure> {
         self.status.set_status(format_args!("waiting for the GPU, {} steps are launched", self.steps));
-        let (learner, mut ranks) = self.graph_parts();
-        let Some(outcome) = super::graph::finish_step(learner, &mut ranks)? else { return Ok(None) };
+        let (learner, mut parts) = self.graph_parts();
+        let Some(outcome) = super::graph::finish_step(learner, &mut parts)? else { return Ok(None) };
         if self.learner.graph.is_idle() {
             self.check_sync()?;
         }

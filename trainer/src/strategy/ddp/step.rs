@@ -30,8 +30,8 @@ pub(super) fn queue_step(
     // Autotuning changes the buckets, and so the launches of a step.
     if ddp.tuner.is_none() {
         ddp.status.set_status(format_args!("step {}: launching", ddp.steps));
-        let (learner, mut ranks) = ddp.graph_parts();
-        match graph::queue_step(learner, &mut ranks, batches, lr, outcome)? {
+        let (learner, mut parts) = ddp.graph_parts();
+        match graph::queue_step(learner, &mut parts, batches, lr, outcome)? {
             Some(left) => batches = left,
             None => {
                 ddp.steps += 1;
