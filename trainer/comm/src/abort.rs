@@ -19,13 +19,13 @@ struct AbortState {
 /// Holds the job's first error: this rank's own error, or an error that another rank reported. A spin loop can check the flag at
 /// low cost. Code that sleeps registers a waker.
 #[derive(Default)]
-pub(crate) struct Abort {
+pub(crate) struct AbortFlag {
     raised: AtomicBool,
     state: Mutex<AbortState>,
     changed: Condvar,
 }
 
-impl Abort {
+impl AbortFlag {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
     }

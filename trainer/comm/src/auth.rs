@@ -188,7 +188,7 @@ impl Challenge {
 }
 
 /// Encodes the listener's last message: an empty text, or the reason for the refusal.
-pub(crate) fn verdict(refusal: Option<&str>) -> Vec<u8> {
+pub(crate) fn encode_refusal(refusal: Option<&str>) -> Vec<u8> {
     let text = refusal.unwrap_or_default().as_bytes();
     let text = &text[..text.len().min(MAX_REFUSAL)];
     let mut out = (text.len() as u32).to_le_bytes().to_vec();
@@ -207,12 +207,12 @@ pub(crate) enum HandshakeError {
 }
 
 /// A stream with one deadline for the whole handshake, however slowly its bytes arrive.
-struct Deadline<'a> {
+struct HandshakeStream<'a> {
     stream: &'a TcpStream,
     until: Instant,
 }
 
-impl Deadline<'_> {
+impl HandshakeStream<'_> {
     fn left(&self) -> std::result::Result<Duration, HandshakeError> {
         let left = self.until.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(HandshakeError::Broken("the handshake took too long".into())) } else { Ok(left) }
@@ -245,7 +245,7 @@ impl Deadline<'_> {
 
 /// Runs the dialer's half of the handshake on a blocking stream.
 pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::result::Result<(), HandshakeError> {
-    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_TIMEOUT };
+    let mut io = HandshakeStream { stream, until: Instant::now() + HANDSHAKE_TIMEOUT };
     let hello = hello.encode();
     io.write(&hello)?;
     let mut reply = [0; REPLY_BYTES];
@@ -280,7 +280,7 @@ pub(crate) fn listen(
     secret: &Secret,
     admit: impl FnOnce(&Hello) -> std::result::Result<(), String>,
 ) -> std::result::Result<Hello, HandshakeError> {
-    let mut io = Deadline { stream, until: Instant::now() + HANDSHAKE_TIMEOUT };
+    let mut io = HandshakeStream { stream, until: Instant::now() + HANDSHAKE_TIMEOUT };
     let mut hello = [0; HELLO_BYTES];
     io.read(&mut hello)?;
     let hello = Hello::decode(&hello).map_err(HandshakeError::Unauthenticated)?;
@@ -290,7 +290,7 @@ pub(crate) fn listen(
     io.read(&mut proof)?;
     challenge.check(secret, &proof).map_err(HandshakeError::Unauthenticated)?;
     let refusal = admit(&hello).err();
-    io.write(&verdict(refusal.as_deref()))?;
+    io.write(&encode_refusal(refusal.as_deref()))?;
     io.done()?;
     refusal.map_or(Ok(hello), |cause| Err(HandshakeError::Refused(cause)))
 }

@@ -153,7 +153,7 @@ impl Communicator {
     }
 
     /// Checks that `bytes` are whole, aligned elements, and returns their number.
-    fn elements(&self, what: &str, bytes: &[u8], dtype: DType) -> Result<usize> {
+    fn element_count(&self, what: &str, bytes: &[u8], dtype: DType) -> Result<usize> {
         if !bytes.len().is_multiple_of(dtype.size()) || !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
             return self.fail_usage(what, format!("the buffer is not an aligned array of {dtype}"));
         }
@@ -164,19 +164,19 @@ impl Communicator {
     // runs the asynchronous calls.
 
     pub(super) fn all_reduce_now(&self, data: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let count = self.elements("all_reduce", data, dtype)?;
+        let count = self.element_count("all_reduce", data, dtype)?;
         let call = CollectiveCall { reduce: Some(op), ..self.call(OpType::AllReduce, dtype, count) };
         self.run(call, |t, call| t.all_reduce(call, data))
     }
 
     pub(super) fn broadcast_now(&self, data: &mut [u8], dtype: DType, root: usize) -> Result<()> {
-        let count = self.elements("broadcast", data, dtype)?;
+        let count = self.element_count("broadcast", data, dtype)?;
         let call = CollectiveCall { root: Some(root as u32), ..self.call(OpType::Broadcast, dtype, count) };
         self.run(call, |t, call| t.broadcast(call, data))
     }
 
     pub(super) fn all_gather_now(&self, send: &[u8], recv: &mut [u8], dtype: DType) -> Result<()> {
-        let count = self.elements("all_gather", send, dtype)?;
+        let count = self.element_count("all_gather", send, dtype)?;
         if recv.len() != send.len() * self.world_size() {
             let (have, want) = (recv.len() / dtype.size(), count * self.world_size());
             return self.fail_usage("all_gather", format!("the receiver has {have} elements, {want} will arrive"));
@@ -186,14 +186,14 @@ impl Communicator {
     }
 
     pub(super) fn reduce_scatter_now(&self, send: &[u8], recv: &mut [u8], dtype: DType, op: ReduceOp) -> Result<()> {
-        let count = self.elements("reduce_scatter", recv, dtype)?;
-        self.parts("reduce_scatter", send.len(), recv.len(), dtype)?;
+        let count = self.element_count("reduce_scatter", recv, dtype)?;
+        self.check_parts("reduce_scatter", send.len(), recv.len(), dtype)?;
         let call = CollectiveCall { reduce: Some(op), ..self.call(OpType::ReduceScatter, dtype, count) };
         self.run(call, |t, call| t.reduce_scatter(call, send, recv))
     }
 
     /// Checks that `whole` bytes are one part of `part` bytes per rank.
-    fn parts(&self, what: &str, whole: usize, part: usize, dtype: DType) -> Result<()> {
+    fn check_parts(&self, what: &str, whole: usize, part: usize, dtype: DType) -> Result<()> {
         if whole == part * self.world_size() {
             return Ok(());
         }
@@ -284,7 +284,7 @@ impl Communicator {
     pub(super) fn gather_now<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         let recv = if self.rank() == root { recv } else { &mut [] };
         if self.rank() == root {
-            self.parts("gather", size_of_val(recv), size_of_val(send), T::DTYPE)?;
+            self.check_parts("gather", size_of_val(recv), size_of_val(send), T::DTYPE)?;
         }
         let call = CollectiveCall { root: Some(root as u32), ..self.call(OpType::Gather, T::DTYPE, send.len()) };
         self.run(call, |t, call| t.gather(call, cast_slice(send), cast_slice_mut(recv)))
@@ -302,7 +302,7 @@ impl Communicator {
     pub(super) fn scatter_now<T: Element>(&self, send: &[T], recv: &mut [T], root: usize) -> Result<()> {
         let send = if self.rank() == root { send } else { &[] };
         if self.rank() == root {
-            self.parts("scatter", size_of_val(send), size_of_val(recv), T::DTYPE)?;
+            self.check_parts("scatter", size_of_val(send), size_of_val(recv), T::DTYPE)?;
         }
         let call = CollectiveCall { root: Some(root as u32), ..self.call(OpType::Scatter, T::DTYPE, recv.len()) };
         self.run(call, |t, call| t.scatter(call, cast_slice(send), cast_slice_mut(recv)))
@@ -329,8 +329,8 @@ impl Communicator {
 
     pub(super) fn all_to_all_now<T: Element>(&self, send: &[T], recv: &mut [T]) -> Result<()> {
         let count = send.len() / self.world_size();
-        self.parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
-        self.parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
+        self.check_parts("all_to_all", size_of_val(send), count * size_of::<T>(), T::DTYPE)?;
+        self.check_parts("all_to_all", size_of_val(recv), count * size_of::<T>(), T::DTYPE)?;
         self.run(self.call(OpType::AllToAll, T::DTYPE, count), |t, call| {
             t.all_to_all(call, cast_slice(send), cast_slice_mut(recv))
         })

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::abort::Abort;
+use super::abort::AbortFlag;
 use super::auth::Secret;
 use super::call::CollectiveCall;
 use super::error::{CommError, ErrorKind, Result};
@@ -64,7 +64,7 @@ pub(crate) struct Process {
     pub(super) bind: Option<IpAddr>,
     pub(super) several_hosts: bool,
     pub(super) secret: Option<Secret>,
-    pub(super) abort: Arc<Abort>,
+    pub(super) abort: Arc<AbortFlag>,
     activity: Arc<AllActivities>,
     /// The MPI library, which a process starts once.
     #[cfg(feature = "mpi")]
@@ -134,7 +134,7 @@ impl Process {
         store: Option<StoreClient>,
     ) -> Self {
         let activity = Arc::new(AllActivities::default());
-        let abort = store.as_ref().map_or_else(Abort::new, StoreClient::abort_flag);
+        let abort = store.as_ref().map_or_else(AbortFlag::new, StoreClient::abort_flag);
         if let Some(store) = &store {
             let activity = activity.clone();
             store.set_status(move || describe(&activity));

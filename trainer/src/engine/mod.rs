@@ -148,7 +148,7 @@ impl<'a> Engine<'a> {
         progress.eval_crc = output.is_some().then(|| progress.eval_crc.unwrap_or_else(|| loaders.eval.eval_checksum()));
         let schedule =
             Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let lr_scale_factor = lr_scale_factor(plan, strategy.devices());
+        let lr_scale_factor = lr_scale_factor(plan, strategy.device_count());
         let timeline = Timeline::off();
         let (not_yet_compiled, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();

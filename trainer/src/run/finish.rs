@@ -48,7 +48,7 @@ pub(crate) fn by_class(classes: Vec<String>, counts: EvalCounts) -> (Option<Conf
     let Some(scores) = counts.scores else { return (Some(Confusion { classes, counts: counts.confusion }), None) };
     let average_precision =
         scores.average_precision().into_iter().map(|one| one.map(|precision| 100.0 * precision)).collect();
-    (None, Some(AveragePrecision { classes, images: scores.images(), average_precision }))
+    (None, Some(AveragePrecision { classes, images: scores.images_per_class(), average_precision }))
 }
 
 /// How the run can be continued.

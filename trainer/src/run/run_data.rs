@@ -196,7 +196,7 @@ pub(super) fn train_loader(plan: &RunPlan, strategy: &dyn Strategy, pixels: bool
     }
     let on = |alpha: f64| (alpha > 0.0).then_some(alpha);
     Ok(LoaderConfig {
-        global_batch: plan.train.global_batch(strategy.devices()),
+        global_batch: plan.train.global_batch(strategy.device_count()),
         shuffle: true,
         drop_last: train.drop_last,
         augment,
@@ -229,7 +229,7 @@ pub(super) fn eval_loader(
     let pixels_of_one = (shape.height * shape.width).max(1);
     let images = (256 * 64 * 64 / pixels_of_one).clamp(1, 256);
     Ok(LoaderConfig {
-        global_batch: plan.train.global_batch(strategy.devices()).max(images),
+        global_batch: plan.train.global_batch(strategy.device_count()).max(images),
         shuffle: false,
         evaluation: true,
         ..common_loader_config(plan, strategy, pixels)?

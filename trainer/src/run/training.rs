@@ -105,7 +105,7 @@ impl Training<'_> {
         // With `parallel.threads` a worker computes with a thread pool of its own.
         let own_threads = plan.parallel.threads.filter(|_| self.rank.is_some() && selected.gpu.is_none());
         let described = own_threads.map_or_else(|| selected.description.clone(), device::describe_cpu);
-        let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.devices());
+        let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.device_count());
         let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
         self.run_rank_0(&mut *strategy, loaders, stop, progress, &timeline, facts)
     }
@@ -199,7 +199,7 @@ impl Training<'_> {
         facts: RunFacts,
     ) -> Result<u8, Failure> {
         let plan = self.plan;
-        let folder = self.run_folder(strategy.devices())?;
+        let folder = self.run_folder(strategy.device_count())?;
         if self.rank.is_none() {
             diagnostics::write_to(&folder.path().join("logs"))?;
         }

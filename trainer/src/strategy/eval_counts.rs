@@ -122,7 +122,9 @@ impl EvalCounts {
             let rows = plain.chunks_exact(classes);
             match multi_hot.is_empty() {
                 true => rows.zip(&labels).for_each(|(row, &label)| counts.add(row, label as usize)),
-                false => rows.zip(multi_hot.chunks_exact(classes)).for_each(|(row, set)| counts.add_several(row, set)),
+                false => {
+                    rows.zip(multi_hot.chunks_exact(classes)).for_each(|(row, set)| counts.add_multi_label(row, set))
+                }
             }
             if let Some(tta) = tta {
                 let rows = tta.chunks_exact(classes).zip(&labels);
@@ -147,7 +149,7 @@ impl EvalCounts {
     }
 
     /// Counts one multi-label sample. `logits` and `target` (1 or 0) have one entry per class.
-    fn add_several(&mut self, logits: &[f32], target: &[f32]) {
+    fn add_multi_label(&mut self, logits: &[f32], target: &[f32]) {
         let (loss, right) = multi_label::loss_and_exact_match(logits, target);
         self.samples += 1;
         self.top1 += u64::from(right);

@@ -83,7 +83,7 @@ pub(super) trait GraphStepParts {
             forwards.loss = Some(sum.clone());
             self.backward(replica, loss, last.then_some(sum))?;
         }
-        self.finish(replica, forwards)
+        self.finalize_backward(replica, forwards)
     }
 
     /// Returns the context of the next forward pass. `last`: whether it is the last one of the step.
@@ -99,7 +99,11 @@ pub(super) trait GraphStepParts {
     ///
     /// # Errors
     /// A rank is gone.
-    fn finish(&mut self, replica: &Replica, forwards: ForwardResults) -> Result<ForwardBackwardResults, Failure>;
+    fn finalize_backward(
+        &mut self,
+        replica: &Replica,
+        forwards: ForwardResults,
+    ) -> Result<ForwardBackwardResults, Failure>;
 
     /// Returns whether `own` is true on any rank.
     ///
@@ -143,7 +147,11 @@ impl GraphStepParts for SingleGraphStep {
         Ok(())
     }
 
-    fn finish(&mut self, _replica: &Replica, forwards: ForwardResults) -> Result<ForwardBackwardResults, Failure> {
+    fn finalize_backward(
+        &mut self,
+        _replica: &Replica,
+        forwards: ForwardResults,
+    ) -> Result<ForwardBackwardResults, Failure> {
         let ForwardResults { logits, loss, host_data } = forwards;
         let loss = loss.expect("a step has at least one batch");
         Ok(ForwardBackwardResults { logits, loss, gradients: std::mem::take(&mut self.gradients), host_data })

@@ -154,7 +154,7 @@ pub trait Strategy {
     }
 
     /// Returns the number of devices that share each batch: the number of ranks, or in mode `dp` of this process's devices.
-    fn devices(&self) -> usize {
+    fn device_count(&self) -> usize {
         self.world_size()
     }
 

@@ -51,7 +51,7 @@ impl Scores {
     }
 
     /// Returns the number of images that have each class, `[classes]`.
-    pub fn images(&self) -> Vec<u64> {
+    pub fn images_per_class(&self) -> Vec<u64> {
         let count = |class: usize| self.positive.iter().skip(class).step_by(self.classes).filter(|has| **has).count();
         (0..self.classes).map(|class| count(class) as u64).collect()
     }
@@ -60,7 +60,7 @@ impl Scores {
     /// scores in descending order, where `R` is the recall and `P` the precision (`sklearn.metrics.average_precision_score`).
     /// `None` for a class that no image has.
     pub fn average_precision(&self) -> Vec<Option<f64>> {
-        let images = self.images();
+        let images = self.images_per_class();
         (0..self.classes)
             .map(|class| (images[class] > 0).then(|| self.class_average_precision(class, images[class])))
             .collect()
@@ -138,7 +138,7 @@ mod tests {
         assert!((found[1].unwrap() - opposite).abs() < 1e-12, "{found:?}");
         let mean = scores(&VALUES).mean_percent();
         assert!((mean - 50.0 * (by_hand + opposite)).abs() < 1e-10, "{mean}");
-        assert_eq!(scores(&VALUES).images(), [4, 3]);
+        assert_eq!(scores(&VALUES).images_per_class(), [4, 3]);
     }
 
     #[test]
@@ -149,7 +149,7 @@ mod tests {
             gathered.append(&scores(part).to_bytes());
         }
         assert_eq!(gathered.average_precision(), whole.average_precision());
-        assert_eq!(gathered.images(), whole.images());
+        assert_eq!(gathered.images_per_class(), whole.images_per_class());
     }
 
     #[test]

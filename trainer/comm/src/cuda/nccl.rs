@@ -23,7 +23,7 @@ use libloading::{Library as Shared, Symbol};
 use super::driver::{Address, Context, NCCL_NAMES, Stream};
 use super::layout::{WireType, word};
 use crate::Communicator;
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::error::{CommError, Result};
 
 #[repr(C)]
@@ -97,7 +97,7 @@ pub(super) struct Nccl {
     gpu: Arc<Context>,
     comm: Comm,
     stream: Stream,
-    abort: Arc<Abort>,
+    abort: Arc<AbortFlag>,
 }
 
 // SAFETY: any thread may use NCCL's communicators, one thread at a time. `DeviceGroup` is their only owner.
@@ -210,7 +210,7 @@ impl Library {
         id: UniqueId,
         world_size: usize,
         rank: usize,
-        abort: &Abort,
+        abort: &AbortFlag,
         limit: Duration,
     ) -> Result<Comm> {
         type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> Code;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::calls;
 use super::runtime::{CallError, GroupState, GroupThread, Runtime};
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::aligned::AlignedBytes;
 use crate::call::{CALL_BYTES, CallComparison, CollectiveCall, OpType};
 use crate::dtype::{DType, ReduceOp};
@@ -21,7 +21,7 @@ pub(crate) struct MpiGroup {
     group_thread: GroupThread,
     group: GroupRanks,
     name: String,
-    abort: Arc<Abort>,
+    abort: Arc<AbortFlag>,
     timeout: Duration,
     _runtime: Arc<Runtime>,
 }
@@ -32,7 +32,7 @@ impl MpiGroup {
     pub(crate) fn new(
         group: GroupRanks,
         runtime: Arc<Runtime>,
-        abort: Arc<Abort>,
+        abort: Arc<AbortFlag>,
         limit: Duration,
         timeout: Duration,
     ) -> Result<Self> {

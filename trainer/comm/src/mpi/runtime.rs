@@ -11,7 +11,7 @@ use mpi::Threading;
 use mpi::topology::{Communicator as _, SimpleCommunicator};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::aligned::AlignedBytes;
 use crate::deadline::WaitDeadline;
 use crate::error::{self, CommError};
@@ -24,7 +24,7 @@ pub(super) type UnexpectedMessages = Vec<VecDeque<(MessageHeader, AlignedBytes)>
 pub(super) struct GroupState {
     pub comm: SimpleCommunicator,
     pub unexpected: UnexpectedMessages,
-    pub abort: Arc<Abort>,
+    pub abort: Arc<AbortFlag>,
 }
 
 type Task = Box<dyn FnOnce(&mut GroupState) + Send>;
@@ -60,11 +60,15 @@ struct TaskThread<T> {
     tasks: Option<Sender<T>>,
     thread: Option<JoinHandle<()>>,
     notifier: Arc<Notifier>,
-    abort: Arc<Abort>,
+    abort: Arc<AbortFlag>,
 }
 
 impl<T: Send + 'static> TaskThread<T> {
-    fn start(name: &str, abort: Arc<Abort>, body: impl FnOnce(Receiver<T>) + Send + 'static) -> error::Result<Self> {
+    fn start(
+        name: &str,
+        abort: Arc<AbortFlag>,
+        body: impl FnOnce(Receiver<T>) + Send + 'static,
+    ) -> error::Result<Self> {
         let (tasks, queue) = channel();
         let thread = std::thread::Builder::new()
             .name(name.into())
@@ -157,7 +161,12 @@ pub(crate) struct Runtime(TaskThread<()>);
 
 impl Runtime {
     /// Starts MPI, and checks that MPI has the same rank and world size as the job.
-    pub(crate) fn start(rank: usize, world_size: usize, abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
+    pub(crate) fn start(
+        rank: usize,
+        world_size: usize,
+        abort: &Arc<AbortFlag>,
+        limit: Duration,
+    ) -> error::Result<Self> {
         let (sender, started) = channel::<ResultSender<Result<(), String>>>();
         let ended = abort.clone();
         let worker = TaskThread::start("comm-mpi", abort.clone(), move |queue: Receiver<()>| {
@@ -226,7 +235,7 @@ pub(super) struct GroupThread(TaskThread<Task>);
 impl GroupThread {
     /// Starts the group's thread, which makes and owns the communicator of `ranks`. All of these ranks call this function
     /// together.
-    pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<Abort>, limit: Duration) -> error::Result<Self> {
+    pub(super) fn open(id: u64, ranks: &[usize], abort: &Arc<AbortFlag>, limit: Duration) -> error::Result<Self> {
         let (list, group_abort) = (ranks.iter().map(|rank| *rank as i32).collect::<Vec<_>>(), abort.clone());
         let group_thread = Self(TaskThread::start("comm-mpi-group", abort.clone(), move |queue: Receiver<Task>| {
             let Some(comm) = make(id, &list) else { return };

@@ -12,7 +12,7 @@ use super::segment::{CounterKind, ENTRY, Region, Segment};
 use super::staging::StagingTrials;
 use super::wait::{CPU_BYTES, SpinPolicy, WaitError, Waiter, own_cpus};
 use super::word::{LEFT, POISON};
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::call::{CALL_BYTES, CallComparison, CollectiveCall};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::store::StoreClient;
@@ -274,7 +274,7 @@ impl StepCounters for Steps<'_> {
 }
 
 /// Registers a waker: when this process learns of an abort, it wakes the sleepers of all processes.
-fn poison_on_abort(abort: &Abort, segment: &Arc<Segment>) {
+fn poison_on_abort(abort: &AbortFlag, segment: &Arc<Segment>) {
     let weak = Arc::downgrade(segment);
     abort.on_raise(move || {
         if let Some(segment) = weak.upgrade() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::thread::CpuSet;
 
 use super::word::{Counter, NotReached};
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::deadline::WaitDeadline;
 
 /// Why a wait ended before the counter reached its target.
@@ -59,7 +59,7 @@ pub(super) fn own_cpus() -> [u8; CPU_BYTES] {
 
 /// The waits of one rank.
 pub(super) struct Waiter {
-    pub(super) abort: Arc<Abort>,
+    pub(super) abort: Arc<AbortFlag>,
     pub(super) timeout: Duration,
     pub(super) spin_policy: SpinPolicy,
 }

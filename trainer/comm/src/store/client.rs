@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::config::StoreConfig;
 use super::message::{ClientMessage, ServerMessage};
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::limits;
 use crate::net::{self, DisconnectKind};
@@ -42,7 +42,7 @@ struct ClientState {
     writing: Mutex<()>,
     inbox: Mutex<Inbox>,
     arrived: Condvar,
-    abort: Arc<Abort>,
+    abort: Arc<AbortFlag>,
     status: Mutex<Option<Status>>,
     leaving: AtomicBool,
     /// Address of the server, for error messages.
@@ -72,7 +72,7 @@ impl StoreClient {
             writing: Mutex::new(()),
             inbox: Mutex::default(),
             arrived: Condvar::new(),
-            abort: Abort::new(),
+            abort: AbortFlag::new(),
             status: Mutex::new(None),
             leaving: AtomicBool::new(false),
             server,
@@ -109,7 +109,7 @@ impl StoreClient {
         address.map(|address| address.ip()).map_err(failed)
     }
 
-    pub(crate) fn abort_flag(&self) -> Arc<Abort> {
+    pub(crate) fn abort_flag(&self) -> Arc<AbortFlag> {
         self.shared.abort.clone()
     }
 

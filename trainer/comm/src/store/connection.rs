@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::message::ClientMessage;
-use crate::auth::{Challenge, HANDSHAKE_TIMEOUT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, verdict};
+use crate::auth::{Challenge, HANDSHAKE_TIMEOUT, HELLO_BYTES, Hello, PROOF_BYTES, Purpose, Secret, encode_refusal};
 use crate::net::{self, DisconnectKind};
 use crate::wire::{MAX_FRAME, split_frame};
 
@@ -142,7 +142,7 @@ impl Connection {
     /// Admits or refuses a rank that has authenticated.
     pub(super) fn admit(&mut self, rank: u32, refusal: Option<&str>) {
         self.phase = if refusal.is_some() { Phase::Closing } else { Phase::Member(rank) };
-        self.push(&verdict(refusal));
+        self.push(&encode_refusal(refusal));
     }
 
     /// Reads what has arrived. The handshake's sizes limit the bytes of an unauthenticated peer, [`MAX_FRAME`] those of a member.

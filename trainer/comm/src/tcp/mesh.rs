@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::peer::{ConnectionError, NextFrame, Peer};
 use super::setup::MeshSetup;
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::call::{CallComparison, CollectiveCall};
 use crate::deadline::WaitDeadline;
 use crate::dtype::{DType, ReduceOp};
@@ -81,7 +81,7 @@ impl RecvOp<'_> {
 pub(crate) struct Mesh {
     pub(super) rank: usize,
     pub(super) peers: Vec<Option<Peer>>,
-    pub(super) abort: Arc<Abort>,
+    pub(super) abort: Arc<AbortFlag>,
     pub(super) timeout: Duration,
     wakeup: Arc<Wakeup>,
     spins: u32,
@@ -138,9 +138,9 @@ impl Mesh {
             for expected in recvs.iter_mut().filter(|i| !i.is_done()) {
                 moved |= self.receive(call, group, expected)?;
             }
-            let open: Vec<usize> = recvs.iter().filter(|i| !i.is_done()).map(RecvOp::peer).collect();
-            let full: Vec<usize> = sends.iter().filter(|o| !o.is_done()).map(|o| o.peer).collect();
-            if open.is_empty() && full.is_empty() {
+            let read_from: Vec<usize> = recvs.iter().filter(|i| !i.is_done()).map(RecvOp::peer).collect();
+            let write_to: Vec<usize> = sends.iter().filter(|o| !o.is_done()).map(|o| o.peer).collect();
+            if read_from.is_empty() && write_to.is_empty() {
                 return Ok(());
             }
             if moved {
@@ -155,23 +155,23 @@ impl Mesh {
             if idle == self.spins + 1 {
                 deadline = WaitDeadline::after(self.timeout);
             }
-            self.sleep(call, group, &open, &full, &mut deadline)?;
+            self.sleep(call, group, &read_from, &write_to, &mut deadline)?;
         }
     }
 
-    /// Waits until one of these connections is ready, or for a slice of the time until `deadline`.
+    /// Waits until a rank of `read_from` is readable or a rank of `write_to` is writable, or for a slice of the time until `deadline`.
     pub(super) fn sleep(
         &mut self,
         call: &CollectiveCall,
         group: &str,
-        open: &[usize],
-        full: &[usize],
+        read_from: &[usize],
+        write_to: &[usize],
         deadline: &mut WaitDeadline,
     ) -> Result<()> {
         self.abort.check()?;
         let slice = deadline.next_sleep();
         if slice.is_zero() {
-            let mut waiting: Vec<usize> = open.iter().chain(full).copied().collect();
+            let mut waiting: Vec<usize> = read_from.iter().chain(write_to).copied().collect();
             waiting.sort_unstable();
             waiting.dedup();
             return Err(CommError::new(
@@ -187,7 +187,7 @@ impl Mesh {
             .blame(waiting[0]));
         }
         let mut fds = vec![PollFd::from_borrowed_fd(self.wakeup.as_fd(), PollFlags::IN)];
-        for (wanted, flag) in [(open, PollFlags::IN), (full, PollFlags::OUT)] {
+        for (wanted, flag) in [(read_from, PollFlags::IN), (write_to, PollFlags::OUT)] {
             for rank in wanted {
                 if let Some(peer) = self.peers.get(*rank).and_then(Option::as_ref) {
                     fds.push(PollFd::from_borrowed_fd(peer.stream.as_fd(), flag));

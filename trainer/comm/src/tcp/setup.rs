@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::peer::Peer;
-use crate::abort::Abort;
+use crate::abort::AbortFlag;
 use crate::auth::{self, HandshakeError, Hello, Purpose, Secret};
 use crate::error::{CommError, ErrorKind, Result, ranks};
 use crate::store::StoreClient;
@@ -164,7 +164,7 @@ struct Acceptor {
     /// The ranks that may connect.
     higher: Vec<usize>,
     until: Instant,
-    abort: Arc<Abort>,
+    abort: Arc<AbortFlag>,
 }
 
 impl Acceptor {

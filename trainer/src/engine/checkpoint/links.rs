@@ -61,7 +61,7 @@ impl CheckpointFolder {
     ) -> Result<Option<String>, FileError> {
         let name = name_of(loaded);
         if !self.points_to("last", &name) {
-            self.point("last", &name)?;
+            self.set_link("last", &name)?;
         }
         let mut others = self.evaluated_checkpoints(progress.step)?;
         others.retain(|one| one.evaluated.eval.total == policy.eval_images && !policy.is_of_other_images(one.eval_crc));
@@ -81,7 +81,7 @@ impl CheckpointFolder {
         let check = |path: &Path| if path == loaded { Ok(()) } else { read::load(path).map(drop) };
         let cause = match best.map(|best| (check(&best.path), best)) {
             Some((Ok(_), best)) if is_linked(&best) => return Ok(changed),
-            Some((Ok(_), best)) => return self.point("best", &name_of(&best.path)).map(|()| changed),
+            Some((Ok(_), best)) => return self.set_link("best", &name_of(&best.path)).map(|()| changed),
             Some((Err(error), _)) => error.to_string(),
             None => format!("{}: no checkpoint of epoch {}", self.path().display(), evaluation.epoch),
         };
@@ -91,7 +91,7 @@ impl CheckpointFolder {
         let instead = match left {
             Some(left) => {
                 let name = name_of(&left.path);
-                self.point("best", &name)?;
+                self.set_link("best", &name)?;
                 format!("the best one that is left is {name}")
             }
             None => {

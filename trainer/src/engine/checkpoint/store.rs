@@ -81,9 +81,9 @@ impl CheckpointFolder {
             return Err(error);
         }
         sync_folder(&self.folder)?;
-        self.point("last", name)?;
+        self.set_link("last", name)?;
         if links == LinkUpdate::LastAndBest {
-            self.point("best", name)?;
+            self.set_link("best", name)?;
         }
         // Before `prune`: after a loss of power, no link may point to a checkpoint that was deleted.
         sync_folder(&self.folder)?;
@@ -147,7 +147,7 @@ impl CheckpointFolder {
 
     /// Replaces the relative link `link` atomically by a link to `name`. A copying tool that follows links (`cp -rL`) turns the
     /// link into a folder. This folder is then renamed.
-    pub(super) fn point(&self, link: &str, name: &str) -> Result<(), FileError> {
+    pub(super) fn set_link(&self, link: &str, name: &str) -> Result<(), FileError> {
         let (temporary, link) = (self.folder.join(format!("{TEMPORARY_PREFIX}{link}")), self.folder.join(link));
         remove(&temporary)?;
         if fs::symlink_metadata(&link).is_ok_and(|found| found.is_dir()) {

@@ -68,7 +68,11 @@ impl GraphStepParts for DdpGraphStep<'_> {
         Ok(())
     }
 
-    fn finish(&mut self, replica: &Replica, forwards: ForwardResults) -> Result<ForwardBackwardResults, Failure> {
+    fn finalize_backward(
+        &mut self,
+        replica: &Replica,
+        forwards: ForwardResults,
+    ) -> Result<ForwardBackwardResults, Failure> {
         let ForwardResults { logits, host_data, .. } = forwards;
         let ReducedGradients { mut gradients, loss, used, .. } =
             self.reducer.finalize_backward(&replica.inner_device())?;

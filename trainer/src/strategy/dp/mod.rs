@@ -59,7 +59,7 @@ impl Dp {
         let learner = Learner::new(network, devices.first().clone(), classes, plan);
         let held = vec![0; devices.len()];
         let batch_norm = plan.parallel.batch_norm;
-        let sizes = replicate::sizes(learner.replica.network(), classes);
+        let sizes = replicate::transfer_sizes(learner.replica.network(), classes);
         let (tta, multi_label) = (plan.train.tta, plan.is_multi_label());
         Ok(Self { learner, devices, classes, batch_norm, tta, multi_label, sizes, held })
     }
@@ -89,7 +89,7 @@ impl Strategy for Dp {
         &mut self.learner
     }
 
-    fn devices(&self) -> usize {
+    fn device_count(&self) -> usize {
         self.devices.len()
     }
 

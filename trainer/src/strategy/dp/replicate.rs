@@ -28,7 +28,7 @@ pub(super) fn replicate(network: &Network, devices: &DevicePools, count: usize) 
 }
 
 /// Returns the sizes in bytes of the network and of the outputs of an image.
-pub(super) fn sizes(network: &Network, classes: usize) -> TransferSizes {
+pub(super) fn transfer_sizes(network: &Network, classes: usize) -> TransferSizes {
     let bytes = |values: usize| (values * size_of::<f32>()) as u64;
     let mut sizes = TransferSizes { parameters: 0, buffers: 0, outputs: bytes(classes) };
     state::map_state(network.clone(), |info, kind, value| {

@@ -40,7 +40,7 @@ pub(super) struct TransferSizes {
 impl TransferSizes {
     /// Returns the bytes that devices send each other for one batch. Each device but the first receives parameters, statistics
     /// and its images of `image` bytes, sends its outputs and gradients, and receives the gradients of its outputs.
-    pub(super) fn moved(&self, chunks: &[Range<usize>], image: u64) -> u64 {
+    pub(super) fn bytes_sent(&self, chunks: &[Range<usize>], image: u64) -> u64 {
         let others = chunks.len().saturating_sub(1) as u64;
         let samples: u64 = chunks.iter().skip(1).map(|chunk| chunk.len() as u64).sum();
         others * (2 * self.parameters + self.buffers) + samples * (image + 2 * self.outputs)
@@ -48,7 +48,7 @@ impl TransferSizes {
 
     /// Returns the bytes that a device holds at once, without activations and the optimizer's state: parameters, statistics,
     /// gradients, its images of `image` bytes, and outputs. The first device also holds all outputs and their gradients.
-    pub(super) fn held(&self, device: usize, chunk: usize, batch: usize, image: u64) -> u64 {
+    pub(super) fn peak_bytes(&self, device: usize, chunk: usize, batch: usize, image: u64) -> u64 {
         let gathered = if device == 0 { 2 * batch as u64 * self.outputs } else { 0 };
         2 * self.parameters + self.buffers + chunk as u64 * (image + 2 * self.outputs) + gathered
     }
@@ -61,10 +61,10 @@ mod tests {
     #[test]
     fn bytes_are_counted_once_per_device() {
         let sizes = TransferSizes { parameters: 1000, buffers: 100, outputs: 1 };
-        assert_eq!(sizes.moved(&chunks(8, 1), 10), 0);
-        assert_eq!(sizes.moved(&chunks(5, 4), 10), 2 * 2100 + 3 * 12);
-        assert_eq!(sizes.held(0, 2, 5, 10), 2100 + 2 * 12 + 10);
-        assert_eq!(sizes.held(2, 1, 5, 10), 2100 + 12);
+        assert_eq!(sizes.bytes_sent(&chunks(8, 1), 10), 0);
+        assert_eq!(sizes.bytes_sent(&chunks(5, 4), 10), 2 * 2100 + 3 * 12);
+        assert_eq!(sizes.peak_bytes(0, 2, 5, 10), 2100 + 2 * 12 + 10);
+        assert_eq!(sizes.peak_bytes(2, 1, 5, 10), 2100 + 12);
     }
 
     /// `[len(c) for c in torch.arange(n).chunk(devices)]`, PyTorch 2.15.

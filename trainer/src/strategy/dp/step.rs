@@ -120,9 +120,9 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     };
     record_times(&times, &timeline, batch.len(), outcome);
     let image = (batch.shape.len() * size_of::<f32>()) as u64;
-    outcome.bytes_moved += sizes.moved(&chunks, image) + group.map_or(0, |group| group.bytes());
+    outcome.bytes_moved += sizes.bytes_sent(&chunks, image) + group.map_or(0, |group| group.bytes());
     for (index, (held, chunk)) in held.iter_mut().zip(&chunks).enumerate() {
-        *held = (*held).max(sizes.held(index, chunk.len(), batch.len(), image));
+        *held = (*held).max(sizes.peak_bytes(index, chunk.len(), batch.len(), image));
     }
     Ok(gradients)
 }
