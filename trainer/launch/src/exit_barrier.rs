@@ -130,25 +130,42 @@ impl NodeRendezvous {
         if !waits {
             return JobEnd::AllEnded;
         }
-        // Node 0 waits for at most `failure_timeout`, so after twice that time it hangs.
         let until = node.wants_restart().then(|| Instant::now() + 2 * wait.failure_timeout);
         let end = match self.wait_for_key("exit", "the other nodes", until, node, wait) {
             Ok(Some(message)) => self.end_by_bytes(&message, node),
-            Ok(None) => JobEnd::NoRestart(0),
-            Err(JobEnd::Interrupted(signal)) if node.wants_restart() => self.interrupt_restart(signal),
+            // Node 0 waits for at most `failure_timeout`, so after twice that time it hangs.
+            Ok(None) => {
+                self.set_ended(LEAVES);
+                let message = self.client.wait("exit", EXIT_TIMEOUT);
+                message.map_or_else(|_| self.end_without_node_0(node), |message| self.end_by_bytes(&message, node))
+            }
+            Err(JobEnd::Interrupted(signal)) if self.may_restart(node) => self.interrupt_restart(signal, node),
             Err(end) => end,
         };
-        without_stop(end)
+        without_stop(end, node)
     }
 
-    /// Ends the wait of a node whose workers failed and that a signal stops. If node 0 has decided that all nodes start again, the
-    /// signal stops them when they join again. So this function raises the signal again, and this node starts again too.
-    fn interrupt_restart(&self, signal: i32) -> JobEnd {
+    /// Returns whether node 0 may decide that this node starts its workers again.
+    fn may_restart(&self, node: NodeEnd) -> bool {
+        node.wants_restart() || self.failure().is_some_and(|failure| node.may_restart_after(&failure))
+    }
+
+    /// Returns the end of the attempt on a node to which node 0 sends no message after a failure.
+    fn end_without_node_0(&self, node: NodeEnd) -> JobEnd {
+        match self.failure() {
+            Some(failure) if node.is_done() => JobEnd::Failed(NodeFailure { restartable: false, ..failure }),
+            _ => JobEnd::NoRestart(0),
+        }
+    }
+
+    /// Ends the wait of a node that may start its workers again, and that a signal stops. If node 0 has decided that all nodes start
+    /// again, the signal stops them when they join again. So this function raises the signal again, and this node starts again too.
+    fn interrupt_restart(&self, signal: i32, node: NodeEnd) -> JobEnd {
         // Node 0 has decided already, or finds that this node leaves.
         let message = self.client.wait("exit", EXIT_TIMEOUT).ok();
         match message.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
-            Some(ExitMessage { leaving: None, .. }) if signal_hook::low_level::raise(signal).is_ok() => {
-                JobEnd::AllEnded
+            Some(message @ ExitMessage { leaving: None, .. }) if signal_hook::low_level::raise(signal).is_ok() => {
+                self.end_by(message, node)
             }
             _ => JobEnd::Interrupted(signal),
         }
@@ -175,7 +192,13 @@ impl NodeRendezvous {
         }
         let is_interrupted = matches!(passed, Err(JobEnd::Interrupted(_)));
         let message = self.reported().map(|failure| {
-            let leaving = if may_restart && !is_interrupted { self.leaving_node() } else { Some(0) };
+            // A stop by a signal, or a failure that would come again, may have replaced the report of an earlier failure.
+            let final_failure = failure.as_ref().filter(|failure| failure.stopped_by.is_some() || !failure.restartable);
+            let leaving = match final_failure {
+                _ if !may_restart || is_interrupted => Some(0),
+                Some(failure) => Some(failure.node),
+                None => self.leaving_node(),
+            };
             ExitMessage { failure, leaving }
         });
         // After a broken connection the store has sent that error to all nodes, and a message that follows could be read as a good
@@ -184,19 +207,19 @@ impl NodeRendezvous {
             let _ = self.client.set("exit", &text);
         }
         let all_restart = message.as_ref().is_ok_and(|message| message.leaving.is_none());
-        let end = without_stop(match (passed, message) {
+        let end = match (passed, message) {
             (Err(end @ JobEnd::Interrupted(_)), _) => end,
             (Err(JobEnd::Failed(failure)), _) if failure.broken.is_some() => JobEnd::Failed(failure),
             (_, Ok(message)) => self.end_by(message, node),
             // The launcher of another node is gone. The other nodes fail, so node 0 fails with them.
             (Ok(()), Err(error)) if node.is_done() || node.wants_restart() => JobEnd::Failed(self.broken_by(&error)),
             (passed, Err(_)) => passed.err().unwrap_or(JobEnd::AllEnded),
-        });
+        };
+        let end = without_stop(end, node);
         let limit = (matches!(end, JobEnd::Failed(_)) || !is_good).then_some(failed_by);
         // After an outage of the network, each node starts again by its own decision.
-        let after_outage =
-            |failure: &NodeFailure| node.attempts_left && failure.broken.is_some() && failure.restartable;
-        let restarts = all_restart || matches!(&end, JobEnd::Failed(failure) if after_outage(failure));
+        let may_restart = node.attempts_left && (node.is_done() || node.wants_restart());
+        let restarts = all_restart || (may_restart && matches!(&end, JobEnd::Failed(failure) if failure.restartable));
         match (self.wait_until_all_have_left(wait, limit, restarts), &end) {
             (None, _) => end,
             // All nodes are done, so nothing is left for the signal to stop.
@@ -227,12 +250,13 @@ impl NodeRendezvous {
         })
     }
 
-    /// Waits until a node sets `key`, and returns its value, or `None` after the time `until`.
+    /// Waits until a node sets `key`, and returns its value, or `None` after the time `until`. Other nodes than node 0 wait for at
+    /// most twice [`ExitWait::failure_timeout`] after a failure.
     fn wait_for_key(
         &mut self,
         key: &str,
         whom: &str,
-        until: Option<Instant>,
+        mut until: Option<Instant>,
         node: NodeEnd,
         wait: &mut ExitWait<'_>,
     ) -> std::result::Result<Option<Vec<u8>>, JobEnd> {
@@ -251,6 +275,9 @@ impl NodeRendezvous {
                     self.publish_stop(signal);
                 }
                 return Err(JobEnd::Interrupted(signal));
+            }
+            if !is_node_0 && failure.is_some() {
+                until = until.or_else(|| Some(Instant::now() + 2 * wait.failure_timeout));
             }
             // After a failure that breaks no connection, node 0 sets `exit`, and has to know whether all nodes may start again.
             let ends_wait = |failure: &NodeFailure| failure.broken.is_some() || (is_node_0 && until.is_none());
@@ -295,7 +322,8 @@ impl NodeRendezvous {
     }
 
     fn end_by_bytes(&self, message: &[u8], node: NodeEnd) -> JobEnd {
-        serde_json::from_slice(message).map_or(JobEnd::AllEnded, |message| self.end_by(message, node))
+        let unreadable = if node.wants_restart() { JobEnd::NoRestart(0) } else { JobEnd::AllEnded };
+        serde_json::from_slice(message).map_or(unreadable, |message| self.end_by(message, node))
     }
 
     /// Returns the end of the attempt on this node after node 0's `message`.
@@ -353,9 +381,12 @@ impl NodeRendezvous {
     }
 }
 
-/// Returns `end` without a failure that is another node's stop by a signal: that node has not failed.
-fn without_stop(end: JobEnd) -> JobEnd {
+/// Returns `end` without a failure that is another node's stop by a signal: that node has not failed, and does not start again.
+fn without_stop(end: JobEnd, node: NodeEnd) -> JobEnd {
     match end {
+        JobEnd::Failed(failure) if failure.stopped_by.is_some() && node.wants_restart() => {
+            JobEnd::NoRestart(failure.node)
+        }
         JobEnd::Failed(failure) if failure.stopped_by.is_some() => JobEnd::AllEnded,
         end => end,
     }

@@ -74,6 +74,9 @@ impl LaunchConfig {
         match (rendezvous.exit_barrier(node, &mut wait), outcome) {
             (JobEnd::Interrupted(signal), Some(Outcome::Done | Outcome::Stopped(_))) => Ok(Outcome::Stopped(signal)),
             (JobEnd::Interrupted(signal), _) if node.wants_restart() => Ok(Outcome::Stopped(signal)),
+            (JobEnd::Interrupted(signal), None) if matches!(result, Err(RendezvousError::Lost(_))) => {
+                Err(RendezvousError::Interrupted(signal))
+            }
             // The launcher of another node has ended after the failure, and does not come back.
             (JobEnd::Failed(failure), _) if node.wants_restart() && !failure.restartable => {
                 job.screen.say(&format!("error: {}", failure.to_error()));
