@@ -214,7 +214,7 @@ pub struct EncodedImages {
     resize: Resize,
     shape: ImageShape,
     /// Whether the caller decodes the images once.
-    is_decoded_once: bool,
+    is_decoding_deferred: bool,
     /// The folder that [`EncodedImages::names`] removes from the names.
     root: PathBuf,
 }
@@ -223,18 +223,18 @@ impl EncodedImages {
     /// Makes the images of a split, of three channels, from their files. `source` is the folder of the data set or a file in it.
     pub(crate) fn new(files: Vec<ImageFile>, resize: Resize, shape: ImageShape, source: &Path) -> Self {
         let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
-        Self { files, resize, shape, is_decoded_once: false, root: root.to_owned() }
+        Self { files, resize, shape, is_decoding_deferred: false, root: root.to_owned() }
     }
 
-    /// Leaves it to the caller to decode the images once.
+    /// Marks that the caller decodes the images once.
     pub(crate) fn deferred(self) -> Self {
-        Self { is_decoded_once: true, ..self }
+        Self { is_decoding_deferred: true, ..self }
     }
 
     /// Returns whether the caller decodes the images once ([`crate::formats::LoadRequest::defer_decoding`]). Otherwise they are
     /// decoded in each epoch.
-    pub fn is_decoded_once(&self) -> bool {
-        self.is_decoded_once
+    pub fn is_decoding_deferred(&self) -> bool {
+        self.is_decoding_deferred
     }
 
     /// Decodes a part of the pixels of all images, `[N, 3, H, W]`, on all threads: `out.len()` bytes from byte `start` on. Bytes

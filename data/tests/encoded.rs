@@ -81,8 +81,8 @@ fn parts_of_all_pixels_are_those_in_memory() {
     };
     let (memory, mut shared) = (with(false).train, with(true).train);
     let encoded = shared.encoded.clone().unwrap();
-    assert!(encoded.is_decoded_once() && shared.images.is_empty());
-    assert!(!splits(folder.path(), DecodePolicy::Epoch).train.encoded.unwrap().is_decoded_once());
+    assert!(encoded.is_decoding_deferred() && shared.images.is_empty());
+    assert!(!splits(folder.path(), DecodePolicy::Epoch).train.encoded.unwrap().is_decoding_deferred());
     let all = memory.all_pixels();
     for part in [1, 100, 24 * 24 * 3, 5000, all.len(), all.len() + 7] {
         let mut pixels = vec![0xaa; all.len().next_multiple_of(part)];

@@ -140,8 +140,8 @@ impl Context {
         Some(factors.collect())
     }
 
-    /// Notes that this pass makes tensors from data of the host that differ from step to step: random numbers, a schedule. On GPUs
-    /// such a step is not recorded as a CUDA graph, because the graph would repeat the data of the recording.
+    /// Marks that this pass copies data from the host that differs in each step, such as random numbers or a schedule. Such a step
+    /// is not captured as a CUDA graph, because the graph would replay the captured data.
     pub fn note_host_data(&self) {
         self.host_data.store(true, Ordering::Relaxed);
     }

@@ -42,7 +42,7 @@ pub use graph::Graph;
 pub use hook::GradientSink;
 pub use init::Init;
 pub use network::{Cost, Network, cost, estimate_elements};
-pub use registry::{Entry, build, build_frozen, entries, find, register, skip_init};
+pub use registry::{ModelEntry, build, build_frozen, entries, find, register, skip_init};
 pub use spec::Spec;
 pub use state::{
     LoadError, ParameterInfo, StateKind, StateTensor, load_state_dict, map_parameters, map_state, parameters,

@@ -76,7 +76,7 @@ pub enum Network {
 impl Network {
     /// Returns how many training images [`Network::initialised_from`] needs; 0 for a network whose initial weights depend on the
     /// seed alone.
-    pub fn initial_images(&self) -> usize {
+    pub fn init_image_count(&self) -> usize {
         match self {
             Self::Airbench(_) => whitening::IMAGES,
             _ => 0,
@@ -185,7 +185,7 @@ pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError
     let made_for = crate::find(name)?.spec;
     let at = |scale: usize| {
         let image_size = made_for.image_size.map(|side| scale * side.min(LARGE));
-        // The number of classes says nothing about the image size. A wide last layer would only take time.
+        // The last layer does not depend on the image size, so limit its width to save time.
         let small = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
         let network = crate::skip_init(name, &small)?;
         let parameters: usize = crate::parameters(&network).iter().map(|parameter| parameter.len()).sum();

@@ -27,7 +27,7 @@ use crate::{BuildError, Init, Network, Spec};
 
 /// A model that [`build`] can build.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry {
+pub struct ModelEntry {
     /// Name in the configuration and on the command line.
     pub name: &'static str,
     /// The paper's name for the family.
@@ -49,7 +49,7 @@ const MNIST: Spec = Spec { num_classes: 10, in_channels: 1, image_size: [28, 28]
 /// Makes an entry from a name, or from the depth or size of a family that has several.
 macro_rules! entry {
     ($family:literal, $variant:ident, $network:ident, depth $depth:path, $published_top1:expr) => {
-        Entry {
+        ModelEntry {
             name: $depth.name(),
             family: $family,
             published_top1: $published_top1,
@@ -58,7 +58,7 @@ macro_rules! entry {
         }
     };
     ($family:literal, $variant:ident, $network:ident, $name:literal, $published_top1:expr) => {
-        Entry {
+        ModelEntry {
             name: $name,
             family: $family,
             published_top1: $published_top1,
@@ -71,7 +71,7 @@ macro_rules! entry {
 /// Makes the entry of a torchvision ResNet.
 macro_rules! imagenet_resnet {
     ($depth:path) => {
-        Entry {
+        ModelEntry {
             name: torchvision::imagenet_name($depth),
             family: "ResNet",
             published_top1: None,
@@ -81,9 +81,9 @@ macro_rules! imagenet_resnet {
     };
 }
 
-static ENTRIES: &[Entry] = &[
+static ENTRIES: &[ModelEntry] = &[
     entry!("LeNet", LeNet, LeNet, "lenet", None),
-    Entry { spec: MNIST, ..entry!("MNIST network", MnistNet, MnistNet, "mnist_net", None) },
+    ModelEntry { spec: MNIST, ..entry!("MNIST network", MnistNet, MnistNet, "mnist_net", None) },
     entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg11, None),
     entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg13, None),
     entry!("VGG", Vgg, Vgg, depth VggDepth::Vgg16, Some(92.64)),
@@ -118,14 +118,14 @@ static ENTRIES: &[Entry] = &[
     imagenet_resnet!(ResNetDepth::ResNet50),
     imagenet_resnet!(ResNetDepth::ResNet101),
     imagenet_resnet!(ResNetDepth::ResNet152),
-    Entry {
+    ModelEntry {
         name: "mobilenet_v2_imagenet",
         family: "MobileNetV2",
         published_top1: None,
         spec: IMAGENET,
         build: |spec, init| torchvision::MobileNetV2::new(spec, init).map(Network::TorchvisionMobileNetV2),
     },
-    Entry {
+    ModelEntry {
         name: "efficientnet_b0_imagenet",
         family: "EfficientNet",
         published_top1: None,
@@ -135,9 +135,9 @@ static ENTRIES: &[Entry] = &[
 ];
 
 /// The models of other crates.
-static REGISTERED: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
+static REGISTERED: Mutex<Vec<ModelEntry>> = Mutex::new(Vec::new());
 /// All models. The first use of the registry sets the list.
-static ALL: OnceLock<Vec<Entry>> = OnceLock::new();
+static ALL: OnceLock<Vec<ModelEntry>> = OnceLock::new();
 
 /// Adds a network of another crate to the registry. Configurations, checkpoints and all commands then know the network by `name`.
 /// Its parameters and multiply-adds are reported for `spec`.
@@ -152,7 +152,7 @@ pub fn register<N: CustomNetwork>(name: &'static str, spec: Spec) {
     assert!(ALL.get().is_none(), "register `{name}` before the first use of the registry");
     let mut taken = ENTRIES.iter().chain(registered.iter());
     assert!(taken.all(|entry| entry.name != name), "there is a model `{name}` already");
-    registered.push(Entry {
+    registered.push(ModelEntry {
         name,
         family: "custom",
         published_top1: None,
@@ -162,7 +162,7 @@ pub fn register<N: CustomNetwork>(name: &'static str, spec: Spec) {
 }
 
 /// Returns all models, in the order of the accuracy table, and after them those of [`register`].
-pub fn entries() -> &'static [Entry] {
+pub fn entries() -> &'static [ModelEntry] {
     ALL.get_or_init(|| {
         let registered = REGISTERED.lock();
         ENTRIES.iter().chain(registered.iter()).copied().collect()
@@ -174,7 +174,7 @@ pub fn entries() -> &'static [Entry] {
 /// # Errors
 ///
 /// [`BuildError::UnknownModel`] with similar names.
-pub fn find(name: &str) -> Result<&'static Entry, BuildError> {
+pub fn find(name: &str) -> Result<&'static ModelEntry, BuildError> {
     entries()
         .iter()
         .find(|entry| entry.name == name)

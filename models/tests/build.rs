@@ -245,7 +245,7 @@ fn convolutions_of_airbench_start_as_the_identity() {
     let frozen = |tensor: &StateTensor| tensor.kind == StateKind::Frozen;
     assert_eq!(state_dict(&network).iter().filter(|tensor| frozen(tensor)).count(), 7, "whiten and six scales");
     assert!(models::parameters(&network).iter().all(|info| info.of_norm == info.name.contains("norm")));
-    assert_eq!(build("lenet", SPEC, 3).initial_images(), 0);
+    assert_eq!(build("lenet", SPEC, 3).init_image_count(), 0);
 }
 
 #[test]

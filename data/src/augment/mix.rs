@@ -34,8 +34,8 @@ const CENTRE_Y: u64 = CHOICE + 1;
 const CENTRE_X: u64 = CHOICE + 2;
 
 impl MixConfig {
-    /// Makes a mixing with lambda ~ Beta(alpha, alpha). With both alphas, each batch uses mixup or cutmix with probability
-    /// 1/2 each (timm's `Mixup`).
+    /// Makes the configuration. Lambda is drawn from Beta(alpha, alpha). With both alphas, each batch uses mixup or cutmix with
+    /// probability 1/2 each (timm's `Mixup`).
     ///
     /// # Errors
     /// An alpha that is not a positive number.
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_alpha_still_yields_a_number() {
+    fn beta_draws_with_a_tiny_alpha_are_finite() {
         for index in 0..1000 {
             let draw = beta(1e-4, &mut CounterRng::new(1, Purpose::Batch, 0, index));
             assert!((0.0..=1.0).contains(&draw), "{draw}");

@@ -12,9 +12,9 @@ pub enum Operation {
     ShearX(f64),
     /// Moves column `x` up by `level * x` pixels.
     ShearY(f64),
-    /// Moves the image right by that many pixels; left if negative.
+    /// Moves the image right by this number of pixels; left if negative.
     TranslateX(i32),
-    /// Moves the image down by that many pixels; up if negative.
+    /// Moves the image down by this number of pixels; up if negative.
     TranslateY(i32),
     /// Rotates the image counter-clockwise around its centre, in degrees (`rotate`).
     Rotate(f64),
@@ -28,7 +28,7 @@ pub enum Operation {
     Hue(f64),
     /// Blends with the smoothed image: 0 is smooth, 1 unchanged, 2 sharp (`adjust_sharpness`).
     Sharpness(f64),
-    /// Keeps that many of the upper bits of each pixel, 0 to 8 (`posterize`).
+    /// Keeps this number of upper bits of each pixel, 0 to 8 (`posterize`).
     Posterize(u32),
     /// Inverts the pixels from a threshold on (`solarize`).
     Solarize(f32),

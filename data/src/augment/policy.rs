@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spaces_are_torchvisions() {
+    fn operation_strengths_equal_torchvisions() {
         let lines = include_str!("../../tests/reference/operations.jsonl").lines().take(2);
         let shape = ImageShape { channels: 3, height: 10, width: 12 };
         let mut compared = 0;

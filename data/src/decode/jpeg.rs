@@ -47,7 +47,7 @@ pub(super) fn decode<R: BufRead + Seek>(decoder: &mut JpegDecoder<R>, plane: usi
 pub(super) fn is_complete(bytes: &[u8]) -> bool {
     const EOI: u8 = 0xd9;
     let mut at = 0;
-    // Bytes between markers are those of scans.
+    // Skip to the next marker: the bytes between markers are scan data.
     while let Some(start) = bytes.get(at..).and_then(|rest| rest.iter().position(|&byte| byte == 0xff)) {
         at += start;
         // Any number of 0xff may precede a marker.

@@ -168,7 +168,7 @@ fn downloads_checks_and_unpacks() {
 }
 
 #[test]
-fn a_cut_connection_is_taken_up_again() {
+fn a_lost_connection_is_resumed() {
     let dest = tempfile::tempdir().unwrap();
     let (result, ranges, log) =
         fetch_archive_from(dest.path(), 3, |n| if n < 2 { Behaviour::CutAfter(30_000) } else { Behaviour::Good });
@@ -243,7 +243,7 @@ fn links_are_not_followed() {
 }
 
 #[test]
-fn a_useless_part_is_thrown_away() {
+fn an_invalid_part_file_is_discarded() {
     let packed = archive().1;
     let mut wrong = packed.clone();
     wrong[1000] ^= 1;
@@ -278,7 +278,7 @@ fn a_corrupt_payload_is_refused_and_removed() {
 }
 
 #[test]
-fn refusals_say_which_address_and_what_to_do_by_hand() {
+fn http_errors_name_the_address_and_the_manual_download() {
     let dest = tempfile::tempdir().unwrap();
     let (result, ranges, _) = fetch_archive_from(dest.path(), 3, |_| Behaviour::NotFound);
     let error = result.unwrap_err();
@@ -301,7 +301,7 @@ fn refusals_say_which_address_and_what_to_do_by_hand() {
 }
 
 #[test]
-fn nobody_listening_is_an_error_at_once() {
+fn a_refused_connection_is_an_error_at_once() {
     let dest = tempfile::tempdir().unwrap();
     // Nobody listens on tcpmux, port 1. A port that is free now could be taken by another process.
     let url = "http://127.0.0.1:1".to_owned();
@@ -315,7 +315,7 @@ fn nobody_listening_is_an_error_at_once() {
 }
 
 #[test]
-fn a_server_that_falls_silent_is_given_up() {
+fn a_stalled_server_is_an_error() {
     let dest = tempfile::tempdir().unwrap();
     let (source, packed) = archive();
     for (after, left) in [(None, 0), (Some(40_000), 40_000)] {

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_named() {
+    fn errors_name_the_damaged_record() {
         let bytes: Vec<u8> = (0..4).flat_map(|i| record(i, &[i])).collect();
         let error = read("cifar10", &bytes[..2 * 3073 + 5], 4, 8).unwrap_err();
         assert_eq!(

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_the_registered_facts_is_refused() {
+    fn images_that_contradict_the_registration_are_refused() {
         add("short", |_| Ok(three([0, 1, 1], 11)));
         add("other class", |_| Ok(three([0, 2, 1], 12)));
         add("empty", |_| {

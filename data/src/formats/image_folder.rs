@@ -34,7 +34,7 @@ pub(super) fn load(
         [(Split::Train, &train), (Split::Val, &val), (Split::Test, &test)],
         request.split.validation.is_some(),
     )?;
-    let is_used = |split: Split| !request.evaluates || test.is_empty() || split == Split::Test;
+    let is_used = |split: Split| !request.only_for_evaluation || test.is_empty() || split == Split::Test;
     let used = [(Split::Train, &train), (Split::Val, &val), (Split::Test, &test)]
         .into_iter()
         .filter(|(split, _)| is_used(*split));

@@ -42,12 +42,12 @@ const MAX_BYTES: u64 = 1 << 30;
 
 /// One line of the manifest.
 #[derive(Debug)]
-struct Row {
+struct ManifestRow {
     /// Line in the file, from 1.
     line: u64,
     path: PathBuf,
     label: String,
-    part: Split,
+    split: Split,
 }
 
 /// Reads a manifest and the images that it lists. `needs_test`: a manifest without test images is an error.
@@ -63,7 +63,7 @@ pub(super) fn load(
     let bytes = read_regular(file, MAX_BYTES).map_err(|error| read_error(file, &error))?;
     let rows = rows(file, &bytes, request.label_delim.is_some())?;
     let Labels { classes, sets } = labels(file, &rows, request.label_delim)?;
-    let evaluated = |part| rows.iter().any(|row| row.part == part);
+    let evaluated = |part| rows.iter().any(|row| row.split == part);
     if needs_test && !evaluated(Split::Test) && !evaluated(Split::Val) {
         let cause = "no line has the split test or val: there is nothing to evaluate";
         return Err(DataError::new(file, cause, "add a column split, or set data.validation = 0.1 to hold images out"));
@@ -72,7 +72,7 @@ pub(super) fn load(
     let has_test = evaluated(Split::Test);
     let mut files = SplitFiles::default();
     for (row, set) in rows.into_iter().zip(sets.iter()) {
-        let split = match row.part {
+        let split = match row.split {
             Split::Train => &mut files.train,
             Split::Val if has_test => &mut files.val,
             Split::Val | Split::Test => &mut files.test,
@@ -101,7 +101,7 @@ fn with_unix_line_ends(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Parses the lines. `multi_label`: a label may be empty.
-fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataError> {
+fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<ManifestRow>, DataError> {
     // Spreadsheets begin a file with a byte order mark.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let bytes = &*with_unix_line_ends(bytes);
@@ -160,7 +160,7 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
         };
         // A file's name may begin or end with a space.
         let path = if raw != path && folder.join(raw).exists() { raw } else { path };
-        rows.push(Row { line, path: folder.join(path), label: label.to_owned(), part });
+        rows.push(ManifestRow { line, path: folder.join(path), label: label.to_owned(), split: part });
     }
     if columns.is_none() {
         return Err(DataError::new(file, "the manifest is empty", HEADER));
@@ -169,8 +169,8 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<Row>, DataEr
 }
 
 /// Checks that no image has two labels or two splits. `inodes` are those of the rows. `splits` as in [`first_repeated`].
-fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode], splits: bool) -> Result<(), DataError> {
-    let images = rows.iter().zip(inodes).map(|(row, inode)| (*inode, row.label.as_str(), row.part, row));
+fn check_repeated(file: &Path, rows: &[ManifestRow], inodes: &[Inode], splits: bool) -> Result<(), DataError> {
+    let images = rows.iter().zip(inodes).map(|(row, inode)| (*inode, row.label.as_str(), row.split, row));
     let Some((first, row, repeat)) = first_repeated(images, splits) else { return Ok(()) };
     let one = "keep one of the two lines: an image has one label and one split";
     let (has, hint) = match repeat {
@@ -189,13 +189,13 @@ fn check_repeated(file: &Path, rows: &[Row], inodes: &[Inode], splits: bool) -> 
 
 /// Returns the inodes of all images, so that missing files, and pipes in place of files, are reported before the first image is
 /// decoded.
-fn inodes(file: &Path, rows: &[Row]) -> Result<Vec<Inode>, DataError> {
+fn inodes(file: &Path, rows: &[ManifestRow]) -> Result<Vec<Inode>, DataError> {
     let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path).ok()).collect();
     let mut missing = rows.iter().zip(&metadata).filter(|(_, found)| found.is_none()).map(|(row, _)| row);
     let Some(first) = missing.next() else {
         let found = || metadata.iter().flatten();
         if let Some(at) = found().position(|metadata| !metadata.is_file()) {
-            let Row { path, line, .. } = &rows[at];
+            let ManifestRow { path, line, .. } = &rows[at];
             open_regular(path).map_err(|error| {
                 let cause = format!("{} cannot be read: {error}", path.display());
                 DataError::new(file, cause, "a data file is expected here").at(format!("line {line}"))

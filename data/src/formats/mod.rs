@@ -57,7 +57,7 @@ pub struct LoadRequest {
     /// When images in files are decoded.
     pub decode: DecodePolicy,
     /// Leaves images in files that belong in memory to the caller, who decodes them once for several processes, or not at all
-    /// ([`EncodedImages::is_decoded_once`](crate::EncodedImages::is_decoded_once)).
+    /// ([`EncodedImages::is_decoding_deferred`](crate::EncodedImages::is_decoding_deferred)).
     pub defer_decoding: bool,
     /// Leaves missing images of a folder to the reader of each image: the loader replaces them (`data.on_error`), or the caller
     /// reports all of them. Otherwise they are an error of [`load`].
@@ -65,7 +65,7 @@ pub struct LoadRequest {
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
     /// Splits the training set only if the data set has no test images: an evaluation needs no other part of it.
-    pub evaluates: bool,
+    pub only_for_evaluation: bool,
     /// The character between the classes of an image in a manifest, such as `;` (fastai's `label_delim`): images may have several
     /// classes or none. `None`: each image has one class.
     pub label_delim: Option<char>,
@@ -105,7 +105,7 @@ pub fn is_label_delimiter(symbol: char) -> bool {
 /// memory, or those of [`split`].
 pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
     let splits = read(request, request.split.validation.is_none())?;
-    if request.evaluates && !splits.test.is_empty() { Ok(splits) } else { split(splits, &request.split) }
+    if request.only_for_evaluation && !splits.test.is_empty() { Ok(splits) } else { split(splits, &request.split) }
 }
 
 /// Does the work of [`load`] without splitting the training set. `needs_test`: image files without test images are an error.

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_cannot_be() {
+    fn impossible_sizes_and_limits_are_refused() {
         let info = metadata("mnist").unwrap();
         let shape = ImageShape { channels: 1, height: 28, width: 28 };
         let error = ImagePadding::padded(info, shape, Some(27)).unwrap_err();

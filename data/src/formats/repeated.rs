@@ -33,8 +33,9 @@ pub(super) enum Repeat {
     Validation,
 }
 
-/// Returns the first image that is listed a second time in a way that is wrong: its two places, and what is wrong. `images` have
-/// the label and the split of each place. `splits`: a part of the training images becomes the validation split.
+/// Returns the first image that is listed twice with different labels or splits, or twice in a training set that will be split
+/// (`splits`): its first and its second location, and the kind of mistake. `images` has one item per listing: inode, label, split,
+/// location.
 pub(super) fn first_repeated<L: PartialEq, T: Copy>(
     images: impl IntoIterator<Item = (Inode, L, Split, T)>,
     splits: bool,

@@ -132,7 +132,7 @@ fn idx_files_are_found_in_every_spelling_and_folder() {
 }
 
 #[test]
-fn a_gz_file_that_is_not_packed_is_read_all_the_same() {
+fn an_uncompressed_file_named_gz_is_read() {
     let (images, labels) = idx_files(3);
     let dir = tempfile::tempdir().unwrap();
     for split in ["train", "t10k"] {
@@ -151,7 +151,7 @@ fn a_gz_file_that_is_not_packed_is_read_all_the_same() {
 }
 
 #[test]
-fn what_is_not_found_is_listed() {
+fn missing_files_and_searched_folders_are_listed() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().display().to_string();
     let error = load(&request("cifar10", dir.path())).unwrap_err();

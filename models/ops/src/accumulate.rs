@@ -17,7 +17,7 @@ thread_local! {
 
 /// Returns true if a step of this thread has registered a gradient for the node, which is then in the table; otherwise one of this
 /// step is expected to follow.
-pub(crate) fn is_registered(node: NodeId) -> bool {
+pub(crate) fn mark_registered(node: NodeId) -> bool {
     /// Exceeds the number of images that are used between two uses of the same image.
     const RECORDED: usize = 256;
     REGISTERED.with_borrow_mut(|nodes| {
@@ -51,7 +51,7 @@ pub(crate) fn accumulate<B: NormKernels>(
     if grad.rank() != 4 || is_leaf {
         return grads.register::<B>(node, grad);
     }
-    let grad = if is_registered(node) { B::elementwise_add(consume(grads), grad) } else { grad };
+    let grad = if mark_registered(node) { B::elementwise_add(consume(grads), grad) } else { grad };
     grads.register::<B>(node, grad);
 }
 
@@ -75,7 +75,7 @@ pub(crate) use accumulate_all;
 macro_rules! take_addend {
     ($backend:ty, $grads:expr, $parent:expr) => {
         $parent
-            .filter(|node| !node.parents.is_empty() && is_registered(node.id))
+            .filter(|node| !node.parents.is_empty() && mark_registered(node.id))
             .map(|node| $grads.consume::<$backend>(node))
     };
 }

@@ -11,7 +11,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Shape};
 
-use crate::accumulate::{accumulate, accumulate_all, is_registered, take_addend};
+use crate::accumulate::{accumulate, accumulate_all, mark_registered, take_addend};
 use crate::extension::{
     Activation, ConvKernels, ConvOps, ConvOptions, HeadKernels, HeadOps, LayerKernels, LayerOps, NormKernels, NormOps,
     NormOptions, PoolOptions,
@@ -20,8 +20,8 @@ use crate::extension::{
 type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 
 thread_local! {
-    /// The node at which this thread's backward pass starts, see [`HeadOps::starts_backward`].
-    static ROOT: Cell<Option<NodeId>> = const { Cell::new(None) };
+    /// The node at which this thread's backward pass starts, see [`HeadOps::mark_backward_root`].
+    static BACKWARD_ROOT: Cell<Option<NodeId>> = const { Cell::new(None) };
 }
 
 /// Parents: input, weight and, if there is a bias, the bias.
@@ -111,7 +111,7 @@ impl<B: HeadKernels> Backward<B, 1> for CrossEntropyStep {
     fn backward(self, ops: Ops<FloatTensor<B>, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let of_loss = grads.consume::<B>(&ops.node);
         // The gradient of the root is one.
-        let grad = if ROOT.take() == Some(ops.node.id) {
+        let grad = if BACKWARD_ROOT.take() == Some(ops.node.id) {
             ops.state
         } else {
             B::float_mul(ops.state, B::float_reshape(of_loss, Shape::from([1, 1])))
@@ -251,9 +251,9 @@ impl<B: HeadKernels + HeadOps, C: CheckpointStrategy> HeadOps for Autodiff<B, C>
         record!(CrossEntropyStep, C, [node], gradient, loss)
     }
 
-    fn starts_backward(loss: Tracked<B, C>) -> Tracked<B, C> {
+    fn mark_backward_root(loss: Tracked<B, C>) -> Tracked<B, C> {
         let (_, node) = loss.clone().into_parts();
-        ROOT.set(Some(node.id()));
+        BACKWARD_ROOT.set(Some(node.id()));
         loss
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{Tensor, module};
 
-use crate::dispatch::{has_image_kernels, has_kernels, on_gpu, upcast};
+use crate::dispatch::{has_cpu_kernels, has_image_kernels, on_gpu, upcast};
 use crate::extension::{Activation, ConvOptions, EvalOps, NormOps, NormOptions, RunningStats};
 use crate::features::conv2d;
 use crate::functional::{activate, add};
@@ -98,7 +98,7 @@ fn normalise(
     assert!(vectors == channels, "batch norm of {dims:?} with weight and bias of {vectors:?}");
     let residual = epilogue.residual.as_ref().map(Tensor::dims);
     assert!(residual.is_none_or(|residual| residual == dims), "batch norm of {dims:?} with a residual of {residual:?}");
-    if has_kernels(&input) || on_gpu {
+    if has_cpu_kernels(&input) || on_gpu {
         let epilogue = epilogue.cast_like(&input);
         // With a residual, the input of the activation is not kept for the backward pass. ReLU's derivative follows from its
         // output; any other activation is a separate operation.
@@ -133,8 +133,9 @@ fn normalise(
 
 /// Applies batch norm with the given statistics and the epilogue, `torch.nn.functional.batch_norm(training=False)`.
 ///
-/// Gradients reach the input and the residual. On the CPU, a layer whose weight and bias have no gradient (a frozen batch norm) is
-/// a depthwise convolution then, otherwise burn's operations. Shapes and element types are those of [`batch_norm_train`].
+/// Gradients reach the input and the residual. With gradients, a frozen batch norm (no gradient for weight and bias) runs as a
+/// depthwise convolution on the CPU; all other cases use burn's operations. Shapes and element types are those of
+/// [`batch_norm_train`].
 ///
 /// # Panics
 ///
@@ -174,7 +175,7 @@ fn normalise_eval(
     let (dtype, autodiff) = (input.dtype(), input.is_autodiff());
     let trained = weight.is_tracked() || bias.is_tracked();
     let tracked = trained || input.is_tracked() || epilogue.residual.as_ref().is_some_and(Tensor::is_tracked);
-    if tracked && !trained && has_kernels(&input) {
+    if tracked && !trained && has_cpu_kernels(&input) {
         return scale_and_shift(input, [weight, bias], [mean, variance], epsilon, epilogue);
     }
     if tracked || !has_image_kernels(&input) {

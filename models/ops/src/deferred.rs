@@ -1,5 +1,5 @@
-//! Batch norms that the reader of their output applies, on a GPU: the computations of a backend ([`DeferredKernels`]) and their
-//! autodiff steps.
+//! Deferred batch norms on a GPU: the operation that reads the output applies the batch norm while it loads its input (prologue
+//! fusion). The computations of a backend ([`DeferredKernels`]) and their autodiff steps.
 //!
 //! The output of such a batch norm is not in memory. In the graph, the batch norm's input replaces the output, and the gradient of
 //! this node is the gradient of the normalised values, before the activation. So a convolution and its batch norm are one step of
@@ -16,15 +16,15 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::Tensor;
 
-use crate::accumulate::{accumulate, accumulate_all, is_registered, take_addend};
+use crate::accumulate::{accumulate, accumulate_all, mark_registered, take_addend};
 use crate::autodiff::{ConvStep, record};
 use crate::extension::{Activation, ConvKernels, ConvOptions, RunningStats};
 
-/// A batch norm with the statistics of a batch, whose reader applies it.
+/// A batch norm with batch statistics. The operation that reads its output applies it.
 #[derive(Debug, Clone)]
 pub(crate) struct DeferredNorm {
-    /// `[4·C]`, without autodiff: for each channel the mean, the reciprocal of the standard deviation, and the factor and the
-    /// summand that normalise.
+    /// `[4·C]`, without autodiff: for each channel the mean, the reciprocal of the standard deviation, scale and shift
+    /// (`x · scale + shift`).
     pub(crate) statistics: Tensor<1>,
     /// Weight and bias, `[C]`, without autodiff.
     pub(crate) affine: [Tensor<1>; 2],

@@ -7,24 +7,24 @@ use crate::extension::{ConvOptions, LayerOps};
 use crate::shape::ConvShape;
 
 /// Returns true if the CPU kernels accept this image or this vector of features.
-pub(crate) fn has_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(crate) fn has_cpu_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::BF16) && tensor.device().inner() == Device::flex()
 }
 
 /// Returns true if the CPU kernels accept this parameter, statistic or optimizer state.
-pub(crate) fn has_parameter_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(crate) fn has_cpu_parameter_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     tensor.dtype() == DType::F32 && tensor.device().inner() == Device::flex()
 }
 
 /// Returns true if all tensors have CPU kernels and the same element type.
-pub(crate) fn have_kernels<'a, const D: usize>(mut tensors: impl Iterator<Item = &'a Tensor<D>>) -> bool {
+pub(crate) fn all_have_cpu_kernels<'a, const D: usize>(mut tensors: impl Iterator<Item = &'a Tensor<D>>) -> bool {
     let Some(first) = tensors.next() else { return false };
-    has_kernels(first) && tensors.all(|tensor| has_kernels(tensor) && tensor.dtype() == first.dtype())
+    has_cpu_kernels(first) && tensors.all(|tensor| has_cpu_kernels(tensor) && tensor.dtype() == first.dtype())
 }
 
 /// Returns a parameter in the element type that the kernels for `input` take: f32 on the CPU, the input's on a GPU.
 pub(crate) fn parameter_for<const D: usize, const I: usize>(parameter: Tensor<D>, input: &Tensor<I>) -> Tensor<D> {
-    parameter.cast(if has_kernels(input) { DType::F32 } else { input.dtype() })
+    parameter.cast(if has_cpu_kernels(input) { DType::F32 } else { input.dtype() })
 }
 
 /// Returns true if the GPU kernels accept this tensor.
@@ -66,7 +66,7 @@ pub(crate) fn check_gpu_convolution(input: [usize; 4], weight: [usize; 4], optio
 
 /// Returns true if convolutions, batch norm and activations of this tensor have custom kernels.
 pub(crate) fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
-    has_kernels(tensor) || on_gpu(tensor)
+    has_cpu_kernels(tensor) || on_gpu(tensor)
 }
 
 /// Casts the second operand of an elementwise kernel, which checks neither types nor shapes, to the type of the first.
@@ -82,7 +82,7 @@ pub(crate) fn cast_like<const D: usize>(tensor: Tensor<D>, first: &Tensor<D>) ->
 /// Casts a 16-bit tensor to f32; other tensors are returned as they are. Long sums and inputs of a loss need at least f32.
 pub fn upcast<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
-        DType::BF16 if has_kernels(&tensor) => convert(tensor, DType::F32),
+        DType::BF16 if has_cpu_kernels(&tensor) => convert(tensor, DType::F32),
         DType::BF16 | DType::F16 => tensor.cast(FloatDType::F32),
         _ => tensor,
     }
@@ -91,7 +91,7 @@ pub fn upcast<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 /// Casts a tensor to bf16, as `tensor.to(torch.bfloat16)`. Ties are rounded to even.
 pub fn to_bf16<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
-        DType::F32 if has_kernels(&tensor) => convert(tensor, DType::BF16),
+        DType::F32 if has_cpu_kernels(&tensor) => convert(tensor, DType::BF16),
         _ => tensor.cast(FloatDType::BF16),
     }
 }

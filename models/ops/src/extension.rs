@@ -268,7 +268,7 @@ pub trait HeadOps: Backend {
     /// See [`cross_entropy`](crate::cross_entropy).
     fn soft_cross_entropy(logits: FloatTensor<Self>, targets: FloatTensor<Self>, scale: f32) -> FloatTensor<Self>;
     /// Notes that the calling thread's next backward pass starts at this tensor, and returns the tensor.
-    fn starts_backward(loss: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn mark_backward_root(loss: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 /// All other differentiable operations.
@@ -355,7 +355,7 @@ macro_rules! impl_without_autodiff {
                 loss
             }
 
-            fn starts_backward(loss: $tensor) -> $tensor {
+            fn mark_backward_root(loss: $tensor) -> $tensor {
                 loss
             }
         }

@@ -11,9 +11,9 @@ use crate::functional::{activate, convolve, start_affine};
 use crate::shape::ConvShape;
 use crate::trace::Operation;
 
-/// Images `[B, C, H, W]` that one operation reads. They may be the output of a batch norm and an activation that is not in memory:
-/// on a GPU, the next convolution normalises the batch norm's input while it reads this input, and global pooling computes the mean
-/// in the same pass as the output of the batch norm, or as the sum with a residual.
+/// Images `[B, C, H, W]` that one operation reads. They are in memory, or they are the output of a batch norm and an activation that
+/// is computed later (deferred). On a GPU, the next convolution then applies the batch norm while it loads its input. Global pooling
+/// computes the output and its mean in one pass, also with a residual.
 ///
 /// The type has no `Clone`: the output would be computed for each reader. If several operations read the images, compute them once
 /// with [`Self::into_images`].
@@ -68,7 +68,7 @@ impl Features {
         }
     }
 
-    /// Returns the mean over all pixels, `[B, C]` in f32, of images that are not in memory. Returns images that are in memory.
+    /// Computes the mean over all pixels, `[B, C]` in f32, if the images are deferred. Otherwise returns the images as `Err`.
     #[expect(clippy::result_large_err, reason = "not an error: the images go back to the caller")]
     pub(crate) fn into_means(self) -> Result<Tensor<2>, Tensor<4>> {
         match self.0 {
@@ -78,8 +78,8 @@ impl Features {
         }
     }
 
-    /// Adds a residual and applies an activation. A batch norm without activation, the sum and ReLU are one pass, also if the
-    /// residual is the output of a batch norm. The reader of the result computes it.
+    /// Adds a residual and applies an activation. A batch norm without activation, the sum and ReLU run in one pass, also if the
+    /// residual is a deferred batch norm. The result is deferred too.
     #[must_use]
     pub fn add(self, residual: Self, activation: Activation) -> Self {
         match self.0 {
@@ -203,7 +203,7 @@ pub fn fuses_batch_norm(input: &Features, weight: [usize; 4], options: &ConvOpti
 /// Applies [`conv2d`] and then [`batch_norm_train`](crate::batch_norm_train), as one operation whose output is not in memory. The
 /// convolution computes the batch norm's statistics; the operation that reads the output normalises. In the backward pass of a 1x1
 /// or depthwise convolution, the kernel of the gradients computes the gradient of the batch norm's input while it reads the
-/// gradient of the output. For other convolutions, which read it several times, a pass does.
+/// gradient of the output. Other convolutions read this gradient several times, so a separate pass computes it.
 ///
 /// # Panics
 ///

@@ -11,7 +11,7 @@ use burn::tensor::{Tensor, activation, module};
 
 use crate::channels::{ChannelOps, Join};
 use crate::dispatch::{
-    check_gpu_convolution, has_image_kernels, has_kernels, have_kernels, on_gpu, parameter_for, upcast,
+    all_have_cpu_kernels, check_gpu_convolution, has_cpu_kernels, has_image_kernels, on_gpu, parameter_for, upcast,
 };
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, LayerOps, NormOps, PoolOptions};
 use crate::features::{Features, conv2d};
@@ -98,7 +98,7 @@ fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: 
     // The kernels add a bias in any case. A few zeros cost nothing.
     let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], &input.device().inner()));
     let (weight, bias) = (parameter_for(weight, &input), parameter_for(bias, &input));
-    if has_kernels(&input) {
+    if has_cpu_kernels(&input) {
         let (input, weight, bias) = (input.into_dispatch(), weight.into_dispatch(), bias.into_dispatch());
         return Tensor::from_dispatch(Dispatch::linear_bias(input, weight, bias, relu));
     }
@@ -114,7 +114,7 @@ fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: 
 pub fn max_pool2d(input: Tensor<4>, options: PoolOptions) -> Tensor<4> {
     PoolShape::new(input.dims(), &options);
     let call = start(Operation::MaxPool(options), &[&input]);
-    call.end(if has_kernels(&input) {
+    call.end(if has_cpu_kernels(&input) {
         Tensor::from_dispatch(Dispatch::max_pool(input.into_dispatch(), options))
     } else {
         let PoolOptions { kernel, stride, padding } = options;
@@ -135,7 +135,7 @@ pub fn avg_pool2d(input: Tensor<4>, kernel: usize) -> Tensor<4> {
         "average pooling of {height}x{width} pixels with windows of {kernel}"
     );
     let call = start(Operation::AvgPool { kernel }, &[&input]);
-    if !has_kernels(&input) {
+    if !has_cpu_kernels(&input) {
         let (dtype, options) = (input.dtype(), AvgPoolOptions::new([kernel; 2]).with_stride([kernel; 2]));
         return call.end(module::avg_pool2d(upcast(input), options).cast(dtype));
     }
@@ -164,7 +164,7 @@ pub fn global_avg_pool(input: impl Into<Features>) -> Tensor<2> {
 /// Joins all axes but the first, `torch.flatten(input, 1)`: `[B, C, H, W]` → `[B, C·H·W]`.
 pub fn flatten(input: Tensor<4>) -> Tensor<2> {
     let call = start(Operation::Flatten, &[&input]);
-    call.end(if has_kernels(&input) {
+    call.end(if has_cpu_kernels(&input) {
         Tensor::from_dispatch(Dispatch::flatten(input.into_dispatch()))
     } else {
         input.flatten(1, 3)
@@ -237,7 +237,7 @@ fn from_channels_last(rows: Tensor<4>) -> Tensor<4> {
 pub fn add(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
     let right = crate::dispatch::cast_like(right, &left);
     let call = start(Operation::Add, &[&left, &right]);
-    call.end(if have_kernels([&left, &right].into_iter()) {
+    call.end(if all_have_cpu_kernels([&left, &right].into_iter()) {
         Tensor::from_dispatch(Dispatch::add(left.into_dispatch(), right.into_dispatch()))
     } else {
         left + right
@@ -264,7 +264,7 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
     {
         return call.end(join(left.clone(), right.clone(), Join { shared: 0, relu: false }));
     }
-    if !have_kernels(parts.iter()) {
+    if !all_have_cpu_kernels(parts.iter()) {
         // Concatenate along the last axis, so that images on a GPU stay channels-last in memory.
         let parts = parts.into_iter().map(to_channels_last).collect();
         return call.end(from_channels_last(Tensor::cat(parts, 3)));
@@ -300,7 +300,7 @@ pub fn join_paths(left: Tensor<4>, right: Tensor<4>, shared: usize) -> Tensor<4>
     let ([batch, old, height, width], new) = (left.dims(), right.dims()[1]);
     assert_eq!(right.dims(), [batch, new, height, width], "joined images have the same size");
     assert!(shared <= old.min(new), "{shared} shared channels of {old} and {new}");
-    if (joins_on_gpu(&left, &right) || have_kernels([&left, &right].into_iter())) && !is_recording() {
+    if (joins_on_gpu(&left, &right) || all_have_cpu_kernels([&left, &right].into_iter())) && !is_recording() {
         return join(left, right, Join { shared, relu: true });
     }
     let sum = add(slice_channels(left.clone(), 0..shared), slice_channels(right.clone(), 0..shared));
@@ -316,7 +316,7 @@ pub fn join_paths(left: Tensor<4>, right: Tensor<4>, shared: usize) -> Tensor<4>
 pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
     assert_eq!(left.dims(), right.dims(), "two images to interleave differ in shape");
     let call = start(Operation::Interleave, &[&left, &right]);
-    if have_kernels([&left, &right].into_iter()) {
+    if all_have_cpu_kernels([&left, &right].into_iter()) {
         return call.end(Tensor::from_dispatch(Dispatch::concat_two(
             left.into_dispatch(),
             right.into_dispatch(),
@@ -331,7 +331,7 @@ pub fn interleave(left: Tensor<4>, right: Tensor<4>) -> Tensor<4> {
 /// Returns a range of the channels, `input[:, range]`.
 pub fn slice_channels(input: Tensor<4>, range: Range<usize>) -> Tensor<4> {
     let call = start(Operation::SliceChannels(range.clone()), &[&input]);
-    if has_kernels(&input) {
+    if has_cpu_kernels(&input) {
         let slice = Dispatch::slice_channels(input.into_dispatch(), range.start, range.len());
         return call.end(Tensor::from_dispatch(slice));
     }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_variable_chooses() {
+    fn the_environment_variable_selects_the_kernels() {
         let choose = |name: &str| GpuConv::choose(Some(name.to_owned()));
         assert_eq!(GpuConv::choose(None), Ok(GpuConv::Custom));
         assert_eq!(choose(""), Ok(GpuConv::Custom));

@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{Gradients, Tensor, activation::log_softmax};
 
-use crate::dispatch::{has_parameter_kernels, on_gpu};
+use crate::dispatch::{has_cpu_parameter_kernels, on_gpu};
 use crate::extension::HeadOps;
 
 /// Computes `scale · -(targets · log_softmax(logits)).sum()`, differentiable with respect to the logits. With `scale` 1 this is
@@ -23,7 +23,7 @@ use crate::extension::HeadOps;
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2>, scale: f64) -> Tensor<1> {
     assert_eq!(logits.dims(), targets.dims(), "one target for each logit");
     let f32s = logits.dtype() == burn::tensor::DType::F32 && targets.dtype() == logits.dtype();
-    if f32s && (has_parameter_kernels(&logits) || on_gpu(&logits)) {
+    if f32s && (has_cpu_parameter_kernels(&logits) || on_gpu(&logits)) {
         let (logits, targets) = (logits.into_dispatch(), targets.into_dispatch());
         return Tensor::from_dispatch(Dispatch::soft_cross_entropy(logits, targets, scale as f32));
     }
@@ -33,6 +33,6 @@ pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2>, scale: f64) -> Tenso
 /// Computes the gradients of a loss `[1]` of [`cross_entropy`], as burn's `loss.backward()`. The gradient of the loss itself is
 /// one, so the backward pass does not multiply by it. Other losses are supported too.
 pub fn backward(loss: Tensor<1>) -> Gradients {
-    let loss = Tensor::<1>::from_dispatch(Dispatch::starts_backward(loss.into_dispatch()));
+    let loss = Tensor::<1>::from_dispatch(Dispatch::mark_backward_root(loss.into_dispatch()));
     loss.backward()
 }

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use crate::dispatch::has_parameter_kernels;
+use crate::dispatch::has_cpu_parameter_kernels;
 
 /// Update rule of an optimizer.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,9 +79,9 @@ pub struct ParameterUpdate {
 
 impl ParameterUpdate {
     /// Returns true if the CPU kernels accept all tensors.
-    pub(crate) fn has_kernels(&self) -> bool {
+    pub(crate) fn has_cpu_kernels(&self) -> bool {
         let tensors = [&self.value, &self.gradient].into_iter().chain(self.state.iter().flatten());
-        tensors.into_iter().all(has_parameter_kernels)
+        tensors.into_iter().all(has_cpu_parameter_kernels)
     }
 }
 

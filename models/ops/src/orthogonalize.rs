@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::cpu::{matrix as cpu, symmetric};
-use crate::dispatch::{has_parameter_kernels, on_gpu};
+use crate::dispatch::{has_cpu_parameter_kernels, on_gpu};
 use crate::functional::linear;
 use crate::update::square_sum;
 
@@ -82,7 +82,7 @@ fn factor_of(wide: Tensor<2>, norm: f64) -> Tensor<2> {
 fn polynomial(gram: &Tensor<2>) -> Tensor<2> {
     let [a, b, c] = COEFFICIENTS;
     let sum = combine([c, b], symmetric_product(gram, gram), gram.clone());
-    if has_parameter_kernels(&sum) {
+    if has_cpu_parameter_kernels(&sum) {
         return cpu::add_to_diagonal(sum, a as f32);
     }
     let identity = Tensor::<2>::eye(sum.dims()[0], &sum.device()).cast(sum.dtype());
@@ -93,7 +93,7 @@ fn polynomial(gram: &Tensor<2>) -> Tensor<2> {
 fn combine(factors: [f64; 2], left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
     let shape = left.dims();
     let (flat_left, flat_right) = (left.reshape([-1]), right.reshape([-1]));
-    let sum = if has_parameter_kernels(&flat_left) {
+    let sum = if has_cpu_parameter_kernels(&flat_left) {
         cpu::combine(factors.map(|factor| factor as f32), flat_left, flat_right)
     } else {
         flat_left.mul_scalar(factors[0]) + flat_right.mul_scalar(factors[1])
@@ -106,18 +106,18 @@ fn combine(factors: [f64; 2], left: Tensor<2>, right: Tensor<2>) -> Tensor<2> {
 fn without_negligible(matrix: Tensor<2>, norm: f64) -> Tensor<2> {
     let shape = matrix.dims();
     let flat = matrix.reshape([-1]);
-    let flat = if has_parameter_kernels(&flat) { cpu::zero_below((norm * NEGLIGIBLE) as f32, flat) } else { flat };
+    let flat = if has_cpu_parameter_kernels(&flat) { cpu::zero_below((norm * NEGLIGIBLE) as f32, flat) } else { flat };
     flat.reshape(shape)
 }
 
 /// Returns the transposed matrix.
 fn transpose(matrix: Tensor<2>) -> Tensor<2> {
-    if has_parameter_kernels(&matrix) { cpu::transpose(matrix) } else { matrix.transpose() }
+    if has_cpu_parameter_kernels(&matrix) { cpu::transpose(matrix) } else { matrix.transpose() }
 }
 
 /// Returns `left · rightᵀ` where the result is symmetric. On a CPU, only half of it is computed.
 fn symmetric_product(left: &Tensor<2>, right: &Tensor<2>) -> Tensor<2> {
-    if has_parameter_kernels(left) {
+    if has_cpu_parameter_kernels(left) {
         return symmetric::product(left.clone(), right.clone());
     }
     multiply(left, right)

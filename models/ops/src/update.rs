@@ -11,7 +11,7 @@
 use burn::tensor::Tensor;
 
 use crate::cpu::update as cpu;
-use crate::dispatch::has_parameter_kernels;
+use crate::dispatch::has_cpu_parameter_kernels;
 use crate::optimizer::{ParameterUpdate, StepScalars, UpdateRule, UpdatedParameter, bias_corrections};
 
 /// Takes one optimizer step. The gradients are multiplied by `scale`, `[1]`, if given.
@@ -28,7 +28,7 @@ pub fn update(
     scale: Option<&Tensor<1>>,
     parameters: Vec<ParameterUpdate>,
 ) -> Vec<UpdatedParameter> {
-    if parameters.iter().all(ParameterUpdate::has_kernels) {
+    if parameters.iter().all(ParameterUpdate::has_cpu_kernels) {
         let scale = scale.map_or(1.0, |scale| scale.clone().into_scalar::<f32>());
         return cpu::update(rule, scale, parameters);
     }
@@ -102,7 +102,7 @@ fn update_one(rule: &UpdateRule, parameter: ParameterUpdate) -> UpdatedParameter
 ///
 /// When the tensors of a pair differ in length.
 pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<1>> {
-    if pairs.iter().all(|(average, value)| has_parameter_kernels(average) && has_parameter_kernels(value)) {
+    if pairs.iter().all(|(average, value)| has_cpu_parameter_kernels(average) && has_cpu_parameter_kernels(value)) {
         return cpu::ema_update(decay, pairs);
     }
     #[cfg(feature = "cuda")]
@@ -118,7 +118,7 @@ pub fn ema_update(decay: f64, pairs: Vec<(Tensor<1>, Tensor<1>)>) -> Vec<Tensor<
 /// the GPU kernels in f32. In both, the order of sums is fixed.
 pub fn square_sum(tensors: &[&Tensor<1>]) -> Option<Tensor<1>> {
     let first = tensors.first()?;
-    if tensors.iter().all(|tensor| has_parameter_kernels(tensor)) {
+    if tensors.iter().all(|tensor| has_cpu_parameter_kernels(tensor)) {
         let sum = cpu::square_sum(tensors);
         return Some(Tensor::from_floats([sum as f32], &first.device()));
     }

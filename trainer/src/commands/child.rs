@@ -24,17 +24,18 @@ use crate::signals::Stop;
 use launch::{environment::Variables, set_parent_death_signal, signals};
 
 /// Environment variable with the process id of the command that started the run.
-const PARENT: &str = "TRAINER_PARENT";
-/// The first arguments of a run. The variables of a launcher, as in a shell of Slurm, are those of this program, not of the run.
-pub(super) const TRAIN: [&str; 3] = ["train", "--launcher", "local"];
+const PARENT_VARIABLE: &str = "TRAINER_PARENT";
+/// The first arguments of a run. `--launcher local`: a launcher's environment variables (such as Slurm's) describe this program,
+/// not the run.
+pub(super) const TRAIN_ARGS: [&str; 3] = ["train", "--launcher", "local"];
 /// Interval between two checks of the child processes.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum number of lines to show from the end of a failed run's output.
-const SHOWN: usize = 12;
+const MAX_LOG_LINES: usize = 12;
 
 /// Asks the kernel to send SIGTERM to this process when the command that started this process ends. Works on Linux only.
 pub(super) fn end_with_parent(variables: &Variables) {
-    let parent = variables.get(PARENT).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
+    let parent = variables.get(PARENT_VARIABLE).and_then(|text| text.parse().ok()).and_then(Pid::from_raw);
     if parent.is_some() && parent == getppid() {
         // Ignore an error: without the signal, the run continues to its normal end.
         let _ = set_parent_death_signal(Signal::TERM);
@@ -49,7 +50,7 @@ pub(super) fn end_with_parent(variables: &Variables) {
 pub(super) fn start(command: &mut Command, log: &Path) -> Result<Child, Failure> {
     let file = files::create(log)?;
     let failed = |error| Failure::run(format!("a run cannot be started: {error}"), "see `ulimit -u`");
-    command.env(PARENT, std::process::id().to_string());
+    command.env(PARENT_VARIABLE, std::process::id().to_string());
     command.stderr(file.try_clone().map_err(failed)?).stdout(file).stdin(Stdio::null());
     command.process_group(0).spawn().map_err(failed)
 }
@@ -89,7 +90,7 @@ pub(super) fn last_lines(log: &Path, status: ExitStatus) -> String {
     let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     match lines.len() {
         0 => format!("{status}, without output"),
-        count => lines[count.saturating_sub(SHOWN)..].join("\n"),
+        count => lines[count.saturating_sub(MAX_LOG_LINES)..].join("\n"),
     }
 }
 
@@ -209,7 +210,13 @@ impl ShortRun<'_> {
     /// Builds the command: the user's settings, followed by the settings of the measurement.
     fn command(&self, folder: &Path) -> Result<Command, Failure> {
         let mut command = command()?;
-        command.args(TRAIN).arg("--config").arg(&self.arguments.config).arg("--run-dir").arg(folder).arg("--quiet");
+        command
+            .args(TRAIN_ARGS)
+            .arg("--config")
+            .arg(&self.arguments.config)
+            .arg("--run-dir")
+            .arg(folder)
+            .arg("--quiet");
         let test = match self.plan.data.limit_test {
             0 => TEST_IMAGES,
             limit => limit.min(TEST_IMAGES),

@@ -49,7 +49,7 @@ struct EvalTarget {
 
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
-struct Report {
+struct EvalReport {
     /// Accuracy in percent. Multi-label images count as correct only if all their classes are right.
     top1: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,7 +101,9 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     target.check_image_size(&test)?;
     if let Some(limit) = target.limit.filter(|limit| *limit < test.len()) {
         let (limit, all) = (thousands(limit as u64), thousands(test.len() as u64));
-        console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
+        console::eprint(format_args!(
+            "note: evaluates all {all} images; the run had {limit} (data.limit_test)"
+        ));
     }
     let (replica, origin) = load_network(&target, &test, arguments)?;
     let stop = Stop::on_signals()?;
@@ -115,7 +117,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     let record = eval_record(&counts);
     let (confusion, average_precision) = by_class(test.classes.clone(), counts);
     if arguments.json {
-        return super::print_json(&Report {
+        return super::print_json(&EvalReport {
             top1: record.top1,
             top5: (!target.is_multi_label()).then_some(record.top5),
             loss: record.loss,
@@ -392,7 +394,7 @@ fn request(name: &str, dir: Option<&Path>) -> LoadRequest {
         name: name.to_owned(),
         dir: Some(dir),
         decode: DecodePolicy::Epoch,
-        evaluates: true,
+        only_for_evaluation: true,
         ..LoadRequest::default()
     }
 }

@@ -8,7 +8,7 @@ use crate::failure::Failure;
 
 /// One line of the list. `--json` prints an array of these. Sizes are for the images that the network is made for.
 #[derive(Debug, Serialize)]
-struct Row {
+struct ModelRow {
     name: &'static str,
     family: &'static str,
     /// Channels, height and width of one image.
@@ -38,7 +38,7 @@ pub(super) fn run(json: bool) -> Result<(), Failure> {
             let network = models::skip_init(entry.name, &spec).map_err(|error| Failure::run(&error, error.hint()))?;
             let params = models::parameters(&network).iter().map(|parameter| parameter.len()).sum();
             let cost = models::cost(&network, &spec);
-            Ok(Row {
+            Ok(ModelRow {
                 name: entry.name,
                 family: entry.family,
                 image: [spec.in_channels, spec.image_size[0], spec.image_size[1]],

@@ -1,7 +1,7 @@
 //! The TOML that describes a run, resolved.
 //!
-//! File, `--set` and its short forms become one [`RunPlan`] that is complete and checked. All modules take the settings of the
-//! run from it, not from flags; ARCHITECTURE.md lists the environment variables that they read. Every mistake is a
+//! File, `--set` and its short forms become one [`RunPlan`] that is complete and checked. All modules read the run's settings from
+//! the [`RunPlan`], not from flags. ARCHITECTURE.md lists the environment variables that modules read. Every mistake is a
 //! [`ConfigError`] with the line or the flag that made it.
 //!
 //! Every key is declared once, in `sections.rs`. The reader, the defaults, the hints, [`RunPlan::settings`], [`RunPlan::to_toml`]

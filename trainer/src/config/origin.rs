@@ -56,7 +56,7 @@ impl Origins {
         self.keys.get(&(section.to_owned(), key.to_owned()))
     }
 
-    /// Returns whether the key `path`, `section.key`, was set, rightly or wrongly.
+    /// Returns whether the key `path`, `section.key`, was set, also to an invalid value.
     pub(super) fn has(&self, path: &str) -> bool {
         let (section, key) = split(path);
         self.get(section, key).is_some()
@@ -77,7 +77,7 @@ impl Origins {
         header.unwrap_or_else(|| Location::File(self.source.path.clone()))
     }
 
-    /// Returns the location of a key's name; its section's where the key is not set.
+    /// Returns the location of a key's name. If the key is not set, returns the location of its section.
     pub(super) fn key(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
             Some(Origin::File { key, .. }) => self.source.locate(key.clone()),
@@ -85,7 +85,7 @@ impl Origins {
         }
     }
 
-    /// Returns the location of a key's value; its section's where the key is not set.
+    /// Returns the location of a key's value. If the key is not set, returns the location of its section.
     pub(super) fn value(&self, section: &str, key: &str) -> Location {
         match self.get(section, key) {
             Some(Origin::File { value, .. }) => self.source.locate(value.clone()),

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_has_grown_large_is_begun_again() {
+    fn a_file_above_the_limit_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("gpu.kernels");
         let (mut old, _) = open(folder.path());
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_an_error() {
+    fn an_unusable_folder_or_file_is_an_error() {
         let open = |folder: &Path| KernelFile::open(folder, "gpu", &mut |_, _, _| {}).map(|_| ()).unwrap_err();
         open(Path::new("/dev/null/cubecl"));
         let folder = tempfile::tempdir().unwrap();

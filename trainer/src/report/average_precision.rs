@@ -5,11 +5,11 @@ use serde::Serialize;
 use crate::text::{self, left, one_line, right, truncated, width};
 
 /// Maximum number of classes for the complete table.
-const WHOLE: usize = 20;
-/// Number of classes to show if there are more than [`WHOLE`].
-const WORST: usize = 5;
+const MAX_COMPLETE: usize = 20;
+/// Number of classes to show if there are more than [`MAX_COMPLETE`].
+const WORST_SHOWN: usize = 5;
 /// Maximum width of a class name.
-const LABEL: usize = 30;
+const MAX_NAME_WIDTH: usize = 30;
 
 /// Average precision of each class.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -27,16 +27,17 @@ impl AveragePrecision {
     pub fn table(&self) -> String {
         let mut order: Vec<usize> = (0..self.classes.len()).collect();
         let mut title = "average precision";
-        if order.len() > WHOLE {
+        if order.len() > MAX_COMPLETE {
             title = "the classes of the lowest average precision";
             order.retain(|&class| self.average_precision[class].is_some());
             let value = |class: usize| self.average_precision[class].unwrap_or(f64::INFINITY);
             order.sort_by(|&a, &b| value(a).total_cmp(&value(b)));
-            order.truncate(WORST);
+            order.truncate(WORST_SHOWN);
         }
-        let names = order.iter().map(|&class| width(&one_line(&self.classes[class])).min(LABEL)).max().unwrap_or(0);
+        let names =
+            order.iter().map(|&class| width(&one_line(&self.classes[class])).min(MAX_NAME_WIDTH)).max().unwrap_or(0);
         let line = |&class: &usize| {
-            let name = left(&truncated(&one_line(&self.classes[class]), LABEL), names);
+            let name = left(&truncated(&one_line(&self.classes[class]), MAX_NAME_WIDTH), names);
             let value = self.average_precision[class].map_or("–".to_owned(), text::percent);
             format!("{name}  {}  {} images\n", right(&value, 7), text::thousands(self.images[class]))
         };

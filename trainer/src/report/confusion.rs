@@ -6,15 +6,15 @@ use crate::report::start_table::COLUMNS;
 use crate::text::{self, left, one_line, right, truncated, width};
 
 /// Maximum number of classes for the complete matrix.
-const WHOLE: usize = 20;
+const MAX_COMPLETE: usize = 20;
 /// Number of classes and of pairs to show if the matrix is too large.
-const WORST: usize = 5;
+const WORST_SHOWN: usize = 5;
 /// Maximum width of a class name beside the matrix.
-const LABEL: usize = 14;
+const MAX_NAME_WIDTH: usize = 14;
 /// Width of the recall at the end of a line.
-const RECALL: usize = 9;
+const RECALL_WIDTH: usize = 9;
 /// Minimum width of a column headed by a class name. A narrower column is headed by the class number.
-const NAMED: usize = 6;
+const MIN_NAMED_WIDTH: usize = 6;
 
 /// Label of the row of precisions.
 const PRECISION: &str = "precision";
@@ -77,7 +77,7 @@ pub fn confusion_table(confusion: &Confusion) -> String {
     if n == 0 || confusion.counts.len() != n * n {
         return String::new();
     }
-    if n <= WHOLE
+    if n <= MAX_COMPLETE
         && let Some(table) = whole_matrix(confusion)
     {
         return table;
@@ -90,16 +90,16 @@ fn whole_matrix(confusion: &Confusion) -> Option<String> {
     let n = confusion.classes.len();
     let digits = confusion.counts.iter().max().map_or(1, |most| most.to_string().len());
     let longest = confusion.classes.iter().map(|name| width(&one_line(name))).max().unwrap_or(0);
-    let room = COLUMNS - RECALL;
+    let room = COLUMNS - RECALL_WIDTH;
     // If the columns are too narrow for names, each row shows the number that heads its column.
-    let named = longest.clamp(PRECISION.len(), LABEL);
-    let numbered = room.saturating_sub(named) / n < NAMED.max(digits + 1);
+    let named = longest.clamp(PRECISION.len(), MAX_NAME_WIDTH);
+    let numbered = room.saturating_sub(named) / n < MIN_NAMED_WIDTH.max(digits + 1);
     let number = if numbered { n.to_string().len() } else { 0 };
     let (label, column) = if numbered {
         let column = digits.max(number) + 1;
-        ((longest + number + 1).min(LABEL).min(room.checked_sub(n * column)?), column)
+        ((longest + number + 1).min(MAX_NAME_WIDTH).min(room.checked_sub(n * column)?), column)
     } else {
-        (named, ((room - named) / n).min(longest.clamp(4, LABEL).max(digits) + 1))
+        (named, ((room - named) / n).min(longest.clamp(4, MAX_NAME_WIDTH).max(digits) + 1))
     };
     if label < number + 4 {
         return None;
@@ -159,8 +159,8 @@ fn worst_classes(confusion: &Confusion) -> String {
         .filter(|pair| pair.0 > 0)
         .collect();
     pairs.sort_by(|a, b| b.0.cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    classes.truncate(WORST);
-    pairs.truncate(WORST);
+    classes.truncate(WORST_SHOWN);
+    pairs.truncate(WORST_SHOWN);
     let label = classes.iter().map(|&(_, class)| width(&name(class))).max().unwrap_or(0);
     let mut table = format!("lowest recall of {n} classes\n");
     for (recall, class) in classes {

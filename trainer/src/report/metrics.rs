@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_null_and_stays_json() {
+    fn non_finite_values_are_null() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let mut writer = MetricsWriter::create(&path).unwrap();

@@ -168,7 +168,7 @@ mod tests {
     use crate::files::FAILED;
 
     #[test]
-    fn a_folder_that_cannot_be_written_is_to_be_copied() {
+    fn the_error_for_a_read_only_folder_suggests_a_copy() {
         for kind in [io::ErrorKind::PermissionDenied, io::ErrorKind::ReadOnlyFilesystem] {
             let error = not_writable(Path::new("runs/old/run.lock"), &kind.into());
             assert_eq!(error.code, FAILED);

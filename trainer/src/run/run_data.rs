@@ -65,12 +65,12 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
         label_delim: plan.data.label_delim,
         defer_decoding: comm.is_some() || matches!(pixels, PixelAccess::None),
         defer_missing: plan.data.on_error == Some(OnError::Skip),
-        evaluates: false,
+        only_for_evaluation: false,
     })
     .map_err(|error| blame_key(plan, error))?;
     if known_facts(&plan.data.name).is_none() {
         // Record the setting in the plan: all ranks compare it, and a resumed run keeps it.
-        let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoded_once());
+        let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoding_deferred());
         plan.data.decode = Some(if in_each_epoch { Decode::Epoch } else { Decode::Memory });
     }
     let (train, test, seconds) = (splits.train.len(), splits.test.len(), start.elapsed().as_secs_f64());

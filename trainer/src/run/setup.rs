@@ -203,7 +203,7 @@ pub(super) fn pixel_shares(plan: &RunPlan, epochs: usize, [channels, height, wid
 /// images of the training set, normalised and not augmented. All ranks of a job have the same images, so they compute the same
 /// weights.
 pub(super) fn init_from_images(network: Network, plan: &RunPlan, train: &Dataset) -> Result<Network, Failure> {
-    let count = network.initial_images().min(train.len());
+    let count = network.init_image_count().min(train.len());
     if count == 0 {
         return Ok(network);
     }

@@ -19,7 +19,7 @@ pub(super) fn decode(splits: &mut Splits, comm: &Communicator) -> Result<(), Fai
 }
 
 fn decode_split(split: &mut Dataset, comm: &Communicator) -> Result<(), Failure> {
-    let Some(encoded) = split.encoded.as_ref().filter(|encoded| encoded.is_decoded_once() && !encoded.is_empty())
+    let Some(encoded) = split.encoded.as_ref().filter(|encoded| encoded.is_decoding_deferred() && !encoded.is_empty())
     else {
         return Ok(());
     };

@@ -67,13 +67,13 @@ impl ClassImage {
 }
 
 /// An image below a folder.
-struct Found {
+struct FoundImage {
     path: PathBuf,
     inode: Option<Inode>,
     problem: Option<Box<DataError>>,
 }
 
-impl Found {
+impl FoundImage {
     /// `metadata` is that of the file, or of the file at the end of the link.
     fn new(path: PathBuf, metadata: io::Result<Metadata>) -> Self {
         let problem = match &metadata {
@@ -102,7 +102,7 @@ pub(super) fn images(split: &Path, names: &[String]) -> Result<Vec<ClassImage>, 
             return Err(DataError::new(class, "the class folder holds no image", hint));
         }
         sort(&mut found);
-        images.extend(found.into_iter().map(|Found { path, inode, problem }| ClassImage {
+        images.extend(found.into_iter().map(|FoundImage { path, inode, problem }| ClassImage {
             path,
             label,
             inode,
@@ -130,18 +130,18 @@ pub(in crate::formats) fn images_below(folder: &Path) -> (Vec<PathBuf>, Vec<Data
 
 /// Sorts by folder and then by name. Folders compare as whole strings, not part by part, as in Python's `sorted(os.walk())`:
 /// "a-b" comes before "a/b".
-fn sort(images: &mut [Found]) {
-    images.sort_unstable_by_key(|Found { path, .. }| {
+fn sort(images: &mut [FoundImage]) {
+    images.sort_unstable_by_key(|FoundImage { path, .. }| {
         let folder = path.parent().map(|p| p.as_os_str().to_owned());
         (folder, path.file_name().map(ToOwned::to_owned))
     });
 }
 
 /// Each folder that was read, with its path.
-type Seen = HashMap<Inode, PathBuf>;
+type SeenFolders = HashMap<Inode, PathBuf>;
 
 /// Appends the images in `dir` and in the folders below it to `found`.
-fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<Found>) -> Result<(), DataError> {
+fn collect(dir: &Path, depth: usize, seen: &mut SeenFolders, found: &mut Vec<FoundImage>) -> Result<(), DataError> {
     walk(dir, depth, seen, found, &mut Err)
 }
 
@@ -150,8 +150,8 @@ fn collect(dir: &Path, depth: usize, seen: &mut Seen, found: &mut Vec<Found>) ->
 fn walk(
     dir: &Path,
     depth: usize,
-    seen: &mut Seen,
-    found: &mut Vec<Found>,
+    seen: &mut SeenFolders,
+    found: &mut Vec<FoundImage>,
     refuse: &mut dyn FnMut(DataError) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     if depth > MAX_DEPTH {
@@ -174,7 +174,7 @@ fn walk(
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
         if READ.contains(&extension.as_str()) {
-            found.push(Found::new(path, metadata));
+            found.push(FoundImage::new(path, metadata));
         } else if NOT_READ.contains(&extension.as_str()) {
             let cause = format!("images of the format {extension} cannot be read");
             refuse(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"))?;

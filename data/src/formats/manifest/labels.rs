@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{HEADER, Row, Split};
+use super::{HEADER, ManifestRow, Split};
 use crate::label_sets::first_missing_class;
 use crate::{DataError, LabelSets};
 
@@ -19,7 +19,7 @@ pub(super) struct Labels {
 
 /// A class in the label of a row.
 struct Named<'a> {
-    row: &'a Row,
+    row: &'a ManifestRow,
     name: &'a str,
 }
 
@@ -30,8 +30,8 @@ impl Named<'_> {
 }
 
 /// Returns the classes of all rows. `delim` is the character between the classes of a row; `None`: each row has one class.
-pub(super) fn labels(file: &Path, rows: &[Row], delim: Option<char>) -> Result<Labels, DataError> {
-    if !rows.iter().any(|row| row.part == Split::Train) {
+pub(super) fn labels(file: &Path, rows: &[ManifestRow], delim: Option<char>) -> Result<Labels, DataError> {
+    if !rows.iter().any(|row| row.split == Split::Train) {
         return Err(DataError::new(file, "no line has the split train: there is nothing to train on", HEADER));
     }
     let named = rows.iter().flat_map(|row| names(row, delim).map(move |name| Named { row, name })).collect::<Vec<_>>();
@@ -68,7 +68,7 @@ pub(super) fn labels(file: &Path, rows: &[Row], delim: Option<char>) -> Result<L
 }
 
 /// Returns the names in a row's label.
-fn names(row: &Row, delim: Option<char>) -> impl Iterator<Item = &str> {
+fn names(row: &ManifestRow, delim: Option<char>) -> impl Iterator<Item = &str> {
     let label = row.label.as_str();
     // Splitting an empty text finds one empty name.
     let several = delim.filter(|_| !label.is_empty()).map(|delim| label.split(delim).map(str::trim));
@@ -107,7 +107,7 @@ fn of_names(file: &Path, named: &[Named<'_>]) -> Result<(Vec<String>, Vec<u16>),
 /// Returns the classes of each row, sorted. `numbers` are those of `named`, which has the rows in their order.
 fn sets(
     file: &Path,
-    rows: &[Row],
+    rows: &[ManifestRow],
     named: &[Named<'_>],
     numbers: &[u16],
     classes: &[String],
@@ -131,9 +131,9 @@ fn sets(
 }
 
 /// Checks that every class has a training image.
-fn check_trained(file: &Path, rows: &[Row], sets: &LabelSets, classes: &[String]) -> Result<(), DataError> {
+fn check_trained(file: &Path, rows: &[ManifestRow], sets: &LabelSets, classes: &[String]) -> Result<(), DataError> {
     let parts = || rows.iter().zip(sets.iter());
-    let of_training = parts().filter(|(row, _)| row.part == Split::Train).flat_map(|(_, set)| set);
+    let of_training = parts().filter(|(row, _)| row.split == Split::Train).flat_map(|(_, set)| set);
     let Some(class) = first_missing_class(classes.len(), of_training) else { return Ok(()) };
     let cause = format!("the class `{}` has no training image", classes[class]);
     match parts().find(|(_, set)| set.iter().any(|&other| usize::from(other) == class)) {
@@ -147,6 +147,6 @@ fn check_trained(file: &Path, rows: &[Row], sets: &LabelSets, classes: &[String]
 }
 
 /// Returns an error about a row.
-fn at<T>(file: &Path, row: &Row, cause: String, hint: &str) -> Result<T, DataError> {
+fn at<T>(file: &Path, row: &ManifestRow, cause: String, hint: &str) -> Result<T, DataError> {
     Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)))
 }

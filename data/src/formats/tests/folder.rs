@@ -317,7 +317,7 @@ fn pipes_and_devices_are_errors_at_once() {
 
 /// Images that are decoded in each epoch are opened late, those of the test split after training.
 #[test]
-fn test_images_that_are_no_files_are_errors_at_once() {
+fn test_images_that_are_not_files_are_errors_before_training() {
     for (target, cause) in [
         ("nowhere", "is a symbolic link to a file that does not exist"),
         ("/dev/zero", "cannot be read: it is a device, not a file"),

@@ -224,7 +224,7 @@ fn numbers_have_a_range_and_no_gaps() {
 }
 
 #[test]
-fn files_that_are_no_manifests_are_errors() {
+fn invalid_manifests_and_images_are_errors() {
     assert!(error(b"path,label\nphotos/0.png,\xff\xfe\n").starts_with("labels.csv: line 2: is not UTF-8; "));
     let manifest = Manifest::new("");
     for (path, cause) in [("photos", "is a folder, not a CSV file"), ("none.csv", "cannot be read: No such file")] {

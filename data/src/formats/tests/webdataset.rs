@@ -65,7 +65,7 @@ fn samples_are_members_of_one_name() {
 }
 
 #[test]
-fn mistakes_have_their_place() {
+fn errors_name_the_archive_member() {
     let image = image();
     let good = archive(&[("1.png", &image), ("1.cls", b"0"), ("2.png", &image), ("2.cls", b"0")]);
     assert_eq!(read(&good).unwrap().train.len(), 2);

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sizes_do_not_accumulate() {
+    fn changing_sizes_do_not_accumulate_segments() {
         let mut pool = Pool::new(4096, 4 * HUGE_PAGE);
         for size in 1..60 {
             let blocks = [pool.acquire(size * SMALL), pool.acquire(size * SMALL / 2)];

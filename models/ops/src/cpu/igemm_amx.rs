@@ -6,7 +6,7 @@
 //! positions of the input tile, and every tap is a constant distance from them. Positions between images have no result and are not
 //! stored. The input tile stays in L2, and the copy is small beside the products. A 1x1 convolution reads the source in place.
 //!
-//! A register tile is 32 results by 32 channels, a block about 256 results. Checked by `conv_tests`. where the processor has AMX.
+//! A register tile is 32 results by 32 channels, a block about 256 results. Checked by `conv_tests`, where the processor has AMX.
 
 use super::allocator::Buffer;
 use super::igemm::Igemm;

@@ -187,7 +187,7 @@ impl<E: Operand> MicroKernels<E> {
         CpuIsa::ALL.into_iter().filter(|isa| *isa <= CpuIsa::detected()).map(E::for_isa).collect()
     }
 
-    /// Returns the set for f32, with tiles of as many columns, if products of `E` are computed in f32.
+    /// Returns the f32 micro-kernels with the same number of columns, if products of `E` are computed in f32.
     pub(crate) fn widened(&self) -> Option<&'static MicroKernels> {
         match self.winograd {
             Winograd::Same(_) => None,

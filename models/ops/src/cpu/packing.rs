@@ -33,7 +33,7 @@ pub(crate) struct Packed<E> {
 }
 
 impl Weights<'_> {
-    /// Packs the weights. `merged` adjacent taps become one tap with as many times the depth.
+    /// Packs the weights. `merged` adjacent taps become one tap with `merged` times the depth.
     pub(crate) fn pack<E: Operand>(&self, isa: &'static MicroKernels<E>, merged: usize) -> Packed<E> {
         let depth = self.depth * merged;
         let padded_depth = depth.next_multiple_of(isa.depth);

@@ -1,5 +1,5 @@
-//! Packing of weights for AMX tile registers. The layout is that of [`Weights::pack`]; only the way there differs, because packing
-//! element by element would take a good part of a convolution's time.
+//! Packing of weights for AMX tile registers. The result has the layout of [`Weights::pack`]. Packing element by element would take
+//! much of a convolution's time, so this file transposes blocks.
 //!
 //! In memory, the taps of a filter's channel are adjacent. Squares of weights are transposed, so that the columns of a panel
 //! become adjacent, and rows of columns are then packed in pairs.

@@ -30,7 +30,7 @@ pub(super) fn sum_over_block<N: Size>(value: Vector<f32, N>, shared: &mut Shared
     shared[unit]
 }
 
-/// Computes two sums as [`sum_over_block`] does, in as many steps as one takes.
+/// Computes two sums as [`sum_over_block`] does, in the same number of steps as one sum.
 #[cube]
 pub(super) fn sum_pair_over_block<N: Size>(
     first: Vector<f32, N>,

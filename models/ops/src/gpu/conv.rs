@@ -4,8 +4,7 @@
 //!   capability 8.0 or higher), the element type and the options.
 //! - [`direct`], without tensor cores: depthwise convolutions and, where `implicit_gemm` does not run, groups of at most [`NARROW`]
 //!   channels. [`depthwise_norms`] has the depthwise convolutions with deferred batch norms around them.
-//! - burn's kernels: all others, group by group if there are several, and the weight gradient where the line above applies and a
-//!   window has more than [`MAX_TAPS`] pixels.
+//! - burn's kernels: all others, one group at a time. Also the weight gradient of the convolutions of the line above whose window has more than [`MAX_TAPS`] pixels.
 //!
 //! With `TRAINER_GPU_CONV=burn`, `implicit_gemm` never runs.
 //!

@@ -7,7 +7,7 @@ use burn_cubecl::ops::numeric::zeros_client;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
-/// Number of counters of a launch; a launch of two products has as many for each.
+/// Number of counters per product. A launch has one or two products.
 pub(super) const COUNTERS: usize = 1 << 16;
 
 thread_local! {

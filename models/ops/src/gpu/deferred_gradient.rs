@@ -32,7 +32,7 @@ pub(super) fn write_gradient<N: Size>(
     bias[column] = sum;
     weight[column] = product;
     let inv_rows = Vector::<f32, N>::new(inv_rows);
-    // The factor that normalises is that of the gradient too.
+    // The forward scale is also the factor of the gradient.
     let scale = statistics[2 * columns + column];
     let of_input = -(scale * statistics[columns + column] * (product * inv_rows));
     factors[column] = scale;
@@ -119,7 +119,7 @@ fn sums_of_rows<F: Float, N: Size>(
             } else {
                 Vector::<f32, N>::cast_from(dy[row * sizes.dy_pitch + column])
             };
-            // The sums are those of the rounded gradient.
+            // Sum the rounded values, which later kernels read.
             let rounded = Vector::<F, N>::cast_from(activation_grad::<N>(at, dy, comptime!(options.activation)));
             let g = Vector::<f32, N>::cast_from(rounded);
             if comptime!(options.writes) {

@@ -40,7 +40,7 @@ fn convolve_runs<F: Float, N: Size>(
     let (column, y, _, depth) = thread_position();
     let start = CUBE_POS_Y as usize * piece;
     let end = min(start + piece, images.pixels);
-    // The sums are those of the differences from the thread's first pixel.
+    // Sum differences from the thread's first pixel: the variance stays accurate if the mean is far from zero.
     let mut pivot = Vector::<f32, N>::new(0.0);
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut squares = Vector::<f32, N>::new(0.0);
@@ -195,7 +195,7 @@ fn gradient_of_runs<F: Float, N: Size>(
             for k in 0..PIXELS {
                 if first + k < end {
                     let x = Vector::<f32, N>::cast_from(x[(first + k) * x_pitch + column]);
-                    // The sums are those of the rounded gradient.
+                    // Sum the rounded values, which later kernels read.
                     let rounded =
                         Vector::<F, N>::cast_from(activation_grad::<N>(x * scale + shift, sums[k], activation));
                     g_out[(first + k) * images.pitch + column] = rounded;

@@ -278,7 +278,8 @@ impl Blocks {
         self.pieces_of_runs(1)
     }
 
-    /// [`Self::pieces`] for threads that process runs of `run` adjacent rows: a piece has as many runs for each thread of a column.
+    /// [`Self::pieces`] for threads that process runs of `run` adjacent rows: every thread of a column gets the same number of
+    /// runs.
     pub(super) fn pieces_of_runs(&self, run: usize) -> [usize; 2] {
         /// Number of blocks that occupies a large GPU.
         const BLOCKS: usize = 1024;

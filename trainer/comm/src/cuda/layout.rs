@@ -20,8 +20,8 @@ pub const FILLED: usize = 0;
 pub const REDUCED: usize = FILLED + FLAGS;
 /// Position of the number of the launch in which a wait of this rank has failed; zero until then.
 pub const BROKEN: usize = REDUCED + FLAGS;
-/// Position of the number of this rank's launches so far. Kernels read and count it, so that launches of a recorded CUDA graph have
-/// numbers too.
+/// Position of the number of this rank's launches so far. Kernels read and increment this number, so that launches of a recorded
+/// CUDA graph have numbers too.
 pub const LAUNCH_NUMBER: usize = BROKEN + 128;
 /// Position of the number of blocks of the running launch that have ended.
 pub const ENDED: usize = LAUNCH_NUMBER + 8;

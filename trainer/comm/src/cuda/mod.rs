@@ -25,10 +25,10 @@
 //!
 //! # Windows
 //!
-//! Each rank has a window: a separate allocation (never in cubecl's pool) that the other ranks open over CUDA IPC. A window
-//! holds flags and two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number
-//! (`launch_number`, from 1, the same on all ranks) and uses slot `launch_number % 2`. The rank's window has the number of launches
-//! so far: each launch reads it at its start and counts at its end. So a launch in a CUDA graph, whose parameters are the same in
+//! Each rank has a window: a separate allocation (never in cubecl's pool) that the other ranks open over CUDA IPC. A window holds
+//! flags and two slots. A collective is cut into chunks that fit a slot. Each chunk is a launch with a number (`launch_number`,
+//! from 1, the same on all ranks) and uses slot `launch_number % 2`. The rank's window has the number of launches so far: each
+//! launch reads the number at its start and increments it at its end. So a launch in a CUDA graph, whose parameters are the same in
 //! each run, has its own number too, and runs of the graph and other launches can follow each other in any order. In a launch, a
 //! block
 //!

@@ -31,7 +31,7 @@ use crate::error::{CommError, Result};
 struct UniqueId([u8; 128]);
 
 type Comm = *mut c_void;
-type Code = c_int;
+type NcclResult = c_int;
 
 /// The loaded library.
 pub(super) struct Library {
@@ -64,11 +64,11 @@ impl Library {
         unsafe { self.shared.get(name.as_bytes()) }.map_err(|e| CommError::setup(format!("NCCL has no {name}: {e}")))
     }
 
-    fn check(&self, name: &'static str, code: Code) -> Result<()> {
+    fn check(&self, name: &'static str, code: NcclResult) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
-        let text = self.get::<unsafe extern "C" fn(Code) -> *const c_char>("ncclGetErrorString")?;
+        let text = self.get::<unsafe extern "C" fn(NcclResult) -> *const c_char>("ncclGetErrorString")?;
         // SAFETY: NCCL returns a static string for every code.
         let text = unsafe { CStr::from_ptr(text(code)) }.to_string_lossy().into_owned();
         Err(CommError::system(format!("{name}: {text} ({code})")).hint(hint()))
@@ -110,7 +110,7 @@ impl Nccl {
     /// [`Setup`](crate::ErrorKind::Setup) without the library, or if NCCL fails on any rank, or does not connect
     /// within half of the job's timeout.
     pub(super) fn new(gpu: &Arc<Context>, comm: &Communicator) -> Result<Self> {
-        type GetId = unsafe extern "C" fn(*mut UniqueId) -> Code;
+        type GetId = unsafe extern "C" fn(*mut UniqueId) -> NcclResult;
         let library = Library::load().map_err(CommError::setup)?;
         let mut id = UniqueId([0; 128]);
         let made = if comm.rank() == 0 {
@@ -152,7 +152,7 @@ impl Nccl {
         launch_number: u64,
     ) -> Result<()> {
         type AllReduce =
-            unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> Code;
+            unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, *mut c_void) -> NcclResult;
         const SUM: c_int = 0;
         // ncclDataType_t
         let dtype = match wire {
@@ -176,9 +176,9 @@ impl Nccl {
     /// # Errors
     /// NCCL's error.
     pub(super) fn check(&self) -> Result<()> {
-        type GetError = unsafe extern "C" fn(Comm, *mut Code) -> Code;
+        type GetError = unsafe extern "C" fn(Comm, *mut NcclResult) -> NcclResult;
         /// `ncclInProgress`.
-        const IN_PROGRESS: Code = 7;
+        const IN_PROGRESS: NcclResult = 7;
         let mut error = 0;
         let get = self.library.get::<GetError>("ncclCommGetAsyncError")?;
         // SAFETY: a live communicator. The call writes one number.
@@ -213,9 +213,9 @@ impl Library {
         abort: &AbortFlag,
         limit: Duration,
     ) -> Result<Comm> {
-        type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> Code;
+        type Init = unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> NcclResult;
         /// Interval at which the abort flag is checked.
-        const TURN: Duration = Duration::from_millis(50);
+        const POLL_INTERVAL: Duration = Duration::from_millis(50);
         let init = self.get::<Init>("ncclCommInitRank")?;
         let (sender, receiver) = channel();
         let gpu = gpu.clone();
@@ -235,7 +235,7 @@ impl Library {
         })?;
         let start = Instant::now();
         loop {
-            match receiver.recv_timeout(TURN) {
+            match receiver.recv_timeout(POLL_INTERVAL) {
                 Ok(made) => {
                     let (handle, code) = made?;
                     self.check("ncclCommInitRank", code)?;
@@ -261,7 +261,7 @@ impl Library {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        type End = unsafe extern "C" fn(Comm) -> Code;
+        type End = unsafe extern "C" fn(Comm) -> NcclResult;
         if self.comm.is_null() || self.gpu.enter().is_err() {
             return;
         }

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_the_array_once_and_fit() {
+    fn chunks_cover_the_array_once_and_fit_a_slot() {
         for world_size in [2usize, 3, 4, 7, 8] {
             for wire in WireType::ALL {
                 for kernel in Kernel::ALL {

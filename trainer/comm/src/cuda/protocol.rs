@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flag_says_where_the_sender_is() {
+    fn flag_words_decode_to_flag_states() {
         for launch_number in [1, 2, 1 << 30, (1 << 43) - 1] {
             assert_eq!(flag_state(flag(launch_number, 7), launch_number, 7), FlagState::Arrived);
             assert_eq!(flag_state(flag(launch_number, 7), launch_number + 1, 7), FlagState::NotYet);

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_inside_a_host_and_nccl_beyond() {
+    fn auto_uses_kernels_in_a_host_and_nccl_between_hosts() {
         let one = topology(&[("a", 0), ("a", 1)]);
         for nccl in [Ok(()), NONE] {
             assert_eq!(choose(DeviceBackend::Auto, &one, nccl), Ok(Route::Kernels { on_host: false }));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nccl_is_looked_for_where_it_matters() {
+    fn nccl_is_needed_only_if_the_route_may_use_it() {
         let one = topology(&[("a", 0), ("a", 1)]);
         let two = topology(&[("a", 0), ("a", 1), ("b", 0), ("b", 1)]);
         let needs = |backend, topology| Route::may_need_nccl(backend, WireType::F32, 1000, topology);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_used_or_refused() {
+    fn backends_that_cannot_work_are_refused_with_a_hint() {
         let apart = topology(&[("a", 0), ("b", 0)]);
         assert_eq!(
             choose(DeviceBackend::Kernels, &apart, Ok(())).unwrap_err(),

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernels_can_do() {
+    fn float_types_and_shared_gpus_are_supported() {
         let four = topology(&[("a", 0), ("a", 1), ("a", 2), ("a", 3)]);
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             for bytes in [0, 2, 1 << 20, 16 << 30] {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_they_refuse_and_why() {
+    fn each_refusal_has_its_reason() {
         let two = topology(&[("a", 0), ("a", 1)]);
         let refused =
             |dtype, bytes, world_size, topology: &Topology| supports(dtype, bytes, world_size, topology).unwrap_err();

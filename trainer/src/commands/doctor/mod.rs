@@ -8,7 +8,7 @@ mod peers;
 mod report;
 mod view;
 
-use self::report::Report;
+use self::report::DoctorReport;
 use crate::cli::DoctorArgs;
 use crate::console;
 use crate::failure::Failure;
@@ -25,7 +25,7 @@ pub(super) fn run(arguments: &DoctorArgs) -> Result<(), Failure> {
     if arguments.mpi_threads {
         return answer_mpi();
     }
-    let report = Report::collect();
+    let report = DoctorReport::collect();
     if arguments.json {
         return super::print_json(&report);
     }

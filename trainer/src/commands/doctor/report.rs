@@ -75,7 +75,7 @@ pub(super) struct BackendFacts {
 
 /// The devices and the backend of a run without `--cpus`, `--gpus` and `--backend`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Choice {
+pub(super) struct DefaultChoice {
     /// The device that computes.
     pub device: String,
     pub why: String,
@@ -88,7 +88,7 @@ const HAS_MPI: bool = cfg!(feature = "mpi");
 
 /// The whole report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     /// Version of this program.
     pub trainer: &'static str,
     /// Features of this build.
@@ -111,10 +111,10 @@ pub(super) struct Report {
     pub nccl: FoundPart<Library>,
     pub mpi: FoundPart<Mpi>,
     pub backends: Vec<BackendFacts>,
-    pub would_use: Choice,
+    pub would_use: DefaultChoice,
 }
 
-impl Report {
+impl DoctorReport {
     /// Examines the whole machine.
     pub(super) fn collect() -> Self {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -222,14 +222,14 @@ fn backends(nccl: &FoundPart<Library>) -> Vec<BackendFacts> {
     ]
 }
 
-fn choice(peers: &[Peer], ipc: &str, nccl: &FoundPart<Library>) -> Choice {
-    let on_cpu = |why: String| Choice {
+fn choice(peers: &[Peer], ipc: &str, nccl: &FoundPart<Library>) -> DefaultChoice {
+    let on_cpu = |why: String| DefaultChoice {
         device: device::cpu().description,
         why,
         gradients: if TransportKind::HAS_SHM { "shm inside a host, tcp between hosts" } else { "tcp" }.into(),
     };
     match DeviceSet::of(DeviceRequest::Best) {
-        Ok(DeviceSet::Gpus(gpus)) => Choice {
+        Ok(DeviceSet::Gpus(gpus)) => DefaultChoice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
             gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, FoundPart::There(_))),
@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_go_as_a_group_chooses_and_checks_override_the_driver() {
+    fn the_reported_route_follows_the_checks_not_the_driver() {
         let peer = |from, to, driver_says, check: &str| Peer { from, to, driver_says, check: check.into() };
         let good = [peer(0, 1, true, "works"), peer(1, 0, true, "works")];
         let blind = [peer(0, 1, true, "works"), peer(1, 0, false, "no access")];

@@ -1,22 +1,22 @@
 //! The report as text for the screen.
 
-use super::report::{FoundPart, Report, shown};
+use super::report::{DoctorReport, FoundPart, shown};
 use crate::device::{self, Library};
 use crate::report::Section;
 use crate::report::start_table::start_table;
 use crate::text;
 
 /// Returns all sections of the screen.
-pub(super) fn screen(report: &Report) -> String {
+pub(super) fn screen(report: &DoctorReport) -> String {
     start_table(&[program(report), cpu(report), gpus(report), tools(report), backends(report), choice(report)])
 }
 
-fn program(report: &Report) -> Section {
+fn program(report: &DoctorReport) -> Section {
     let features = if report.features.is_empty() { "none".to_owned() } else { report.features.join(", ") };
     Section::new("program").row("version", report.trainer).row("features", features)
 }
 
-fn cpu(report: &Report) -> Section {
+fn cpu(report: &DoctorReport) -> Section {
     let cpu = &report.cpu;
     Section::new("cpu")
         .row("model", cpu.model.as_deref().unwrap_or("unknown"))
@@ -25,7 +25,7 @@ fn cpu(report: &Report) -> Section {
         .row("memory", cpu.memory_bytes.map_or_else(|| "not available on this system".to_owned(), text::bytes))
 }
 
-fn gpus(report: &Report) -> Section {
+fn gpus(report: &DoctorReport) -> Section {
     let mut section = Section::new("gpu");
     section = match &report.driver {
         FoundPart::There(driver) => {
@@ -63,7 +63,7 @@ fn library(found: &FoundPart<Library>) -> String {
     }
 }
 
-fn tools(report: &Report) -> Section {
+fn tools(report: &DoctorReport) -> Section {
     let headers = match &report.headers {
         FoundPart::There(headers) => headers.path.display().to_string(),
         FoundPart::Missing { missing } => format!("none: {missing}"),
@@ -83,14 +83,14 @@ fn tools(report: &Report) -> Section {
     section.row("headers", headers).row("compiler", &report.compiler).row("nccl", library(&report.nccl)).row("mpi", mpi)
 }
 
-fn backends(report: &Report) -> Section {
+fn backends(report: &DoctorReport) -> Section {
     report.backends.iter().fold(Section::new("backends"), |section, backend| {
         let has = if backend.compiled { "yes" } else { "no" };
         section.row(backend.name, format!("{has}: {}", backend.note))
     })
 }
 
-fn choice(report: &Report) -> Section {
+fn choice(report: &DoctorReport) -> Section {
     Section::new("would use")
         .row("device", &report.would_use.device)
         .row("why", &report.would_use.why)

@@ -35,7 +35,7 @@ fn folder(out: &Path, run: &SweepRun) -> PathBuf {
 /// Returns the command line arguments of a new run. The run creates its run folder in `runs`.
 pub(super) fn arguments(sweep: &Sweep, run: &SweepRun, config: &Path, runs: &Path) -> Vec<String> {
     let path = |path: &Path| path.to_string_lossy().into_owned();
-    let mut words = child::TRAIN.map(str::to_owned).to_vec();
+    let mut words = child::TRAIN_ARGS.map(str::to_owned).to_vec();
     words.extend(["--config".into(), path(config), "--run-dir".into(), path(runs)]);
     let own = sweep.keys.iter().zip(&run.values).map(|(key, value)| format!("{key}={value}"));
     words.extend(sweep.fixed.iter().cloned().chain(own).flat_map(|setting| ["--set".into(), setting]));
@@ -71,7 +71,7 @@ impl Running {
             let mut command = child::command()?;
             match RunFolder::newest(&folder) {
                 // `config.toml` in the run folder has all settings. The slots may be of another kind now.
-                Ok(run) => command.args(child::TRAIN).arg("--resume").arg(run.path()).args(devices(sweep)),
+                Ok(run) => command.args(child::TRAIN_ARGS).arg("--resume").arg(run.path()).args(devices(sweep)),
                 Err(_) => command.args(arguments(sweep, &sweep.runs[index], &out.join(CONFIG), &folder)),
             };
             let child = all.start(&slots, &mut command, |command| child::start(command, &log))?;

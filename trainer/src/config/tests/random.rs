@@ -92,7 +92,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
     #[test]
-    fn a_file_of_any_bytes_is_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.toml");
         std::fs::write(&path, bytes).unwrap();
@@ -102,12 +102,12 @@ proptest! {
     }
 
     #[test]
-    fn any_text_and_flag_are_no_panic(text in "\\PC{0,100}", flag in "\\PC{0,30}") {
+    fn any_text_and_flag_do_not_panic(text in "\\PC{0,100}", flag in "\\PC{0,30}") {
         assert_round_trip_or_errors(&text, &set(&[&flag]));
     }
 
     #[test]
-    fn a_mutated_configuration_is_no_panic(
+    fn a_mutated_configuration_does_not_panic(
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0usize..12, prop::sample::select(PIECES)), 1..4),
     ) {
         let mut text: Vec<char> = FULL.chars().collect();
@@ -120,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn a_replaced_value_is_no_panic(
+    fn a_replaced_value_does_not_panic(
         line in any::<prop::sample::Index>(),
         value in prop_oneof![
             prop::sample::select(PIECES).prop_map(str::to_owned),

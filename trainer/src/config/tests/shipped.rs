@@ -37,7 +37,7 @@ fn every_file_loads_and_starts_with_its_launch_command() {
     }
 }
 
-/// The values that `configs/README.md` gives for the recipe of the published table.
+/// Checks the values that `configs/README.md` lists for the recipe of the published table.
 #[test]
 fn the_recipe_of_the_table_applies_to_every_cifar_network() {
     let readme = std::fs::read_to_string(folder().join("README.md")).unwrap();

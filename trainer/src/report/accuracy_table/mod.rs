@@ -14,11 +14,11 @@ pub use save::save;
 use serde::Serialize;
 
 /// The data set of the published accuracies.
-const PUBLISHED_FOR: &str = "cifar10";
+const PUBLISHED_DATASET: &str = "cifar10";
 
 /// A row of the table. `--json` prints an array of rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct AccuracyRow {
     /// The registry's name of the model.
     pub model: String,
     /// Data set; with `, part` if only some of its images were used.
@@ -57,7 +57,7 @@ pub type Published<'a> = (&'a str, Option<f64>);
 
 /// Returns the rows of the table. The published models come first, in the given order, with or without runs. Unpublished
 /// models and other data sets follow if there are runs of them.
-pub fn rows(published: &[Published], runs: &[RunRecord]) -> Vec<Row> {
+pub fn rows(published: &[Published], runs: &[RunRecord]) -> Vec<AccuracyRow> {
     let mut groups: Vec<Vec<&RunRecord>> = Vec::new();
     for run in runs {
         match groups.iter_mut().find(|group| group[0].repeats(run)) {
@@ -65,25 +65,26 @@ pub fn rows(published: &[Published], runs: &[RunRecord]) -> Vec<Row> {
             None => groups.push(vec![run]),
         }
     }
-    let mut rows: Vec<Row> = groups.iter().map(|group| row(group, published)).collect();
+    let mut rows: Vec<AccuracyRow> = groups.iter().map(|group| row(group, published)).collect();
     for (model, value) in published.iter().filter(|(_, value)| value.is_some()) {
-        if !rows.iter().any(|row| row.model == *model && row.dataset == PUBLISHED_FOR) {
-            rows.push(Row::without_run(model, *value));
+        if !rows.iter().any(|row| row.model == *model && row.dataset == PUBLISHED_DATASET) {
+            rows.push(AccuracyRow::without_run(model, *value));
         }
     }
-    let place = |row: &Row| published.iter().position(|(model, _)| *model == row.model).unwrap_or(usize::MAX);
+    let place = |row: &AccuracyRow| published.iter().position(|(model, _)| *model == row.model).unwrap_or(usize::MAX);
     rows.sort_by(|a, b| {
-        let key = |row: &Row| (row.dataset != PUBLISHED_FOR, row.dataset.clone(), place(row), row.model.clone());
+        let key =
+            |row: &AccuracyRow| (row.dataset != PUBLISHED_DATASET, row.dataset.clone(), place(row), row.model.clone());
         key(a).cmp(&key(b)).then(b.top1.unwrap_or(0.0).total_cmp(&a.top1.unwrap_or(0.0)))
     });
     rows
 }
 
-impl Row {
+impl AccuracyRow {
     fn without_run(model: &str, published_top1: Option<f64>) -> Self {
         Self {
             model: model.to_owned(),
-            dataset: PUBLISHED_FOR.to_owned(),
+            dataset: PUBLISHED_DATASET.to_owned(),
             published_top1,
             top1: None,
             deviation: None,
@@ -102,7 +103,7 @@ impl Row {
 }
 
 /// Returns the row of a group of runs that differ only by chance. `group` has at least one run.
-fn row(group: &[&RunRecord], published: &[Published]) -> Row {
+fn row(group: &[&RunRecord], published: &[Published]) -> AccuracyRow {
     let first = group[0];
     let n = group.len() as f64;
     let mean = |value: fn(&RunRecord) -> f64| group.iter().map(|run| value(run)).sum::<f64>() / n;
@@ -111,7 +112,7 @@ fn row(group: &[&RunRecord], published: &[Published]) -> Row {
         (group.len() > 1).then(|| (group.iter().map(|run| (run.top1 - top1).powi(2)).sum::<f64>() / (n - 1.0)).sqrt());
     let published_top1 = published
         .iter()
-        .find(|(model, _)| *model == first.model && first.dataset == PUBLISHED_FOR)
+        .find(|(model, _)| *model == first.model && first.dataset == PUBLISHED_DATASET)
         .and_then(|(_, value)| *value);
     let mut commits: Vec<String> = Vec::new();
     for commit in group.iter().filter_map(|run| run.commit.as_ref()) {
@@ -119,7 +120,7 @@ fn row(group: &[&RunRecord], published: &[Published]) -> Row {
             commits.push(commit.clone());
         }
     }
-    Row {
+    AccuracyRow {
         model: first.model.clone(),
         dataset: first.dataset.clone(),
         published_top1,

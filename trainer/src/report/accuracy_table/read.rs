@@ -99,8 +99,8 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<FoundRuns, FileError> {
     Ok(found)
 }
 
-/// Returns whether two summary.csv of one name are of the same run, which may have gone on after one of them was written. Another
-/// run has other rows, since they contain times. The last row of a run that ended inside an epoch is written again when it goes on.
+/// Returns whether two summary.csv files belong to the same run. The run may have continued after one file was written. Other runs
+/// have different rows, since rows contain times. A run that ended inside an epoch writes its last row again when it continues.
 pub(super) fn same_run(a: &[u8], b: &[u8]) -> bool {
     let lines = |text: &[u8]| -> Vec<Vec<u8>> {
         text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect()

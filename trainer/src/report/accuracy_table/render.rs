@@ -1,6 +1,6 @@
 //! Renders the table for a screen and for a README.
 
-use super::Row;
+use super::AccuracyRow;
 use crate::text::{left, right, width};
 
 const COLUMNS: usize = 10;
@@ -12,13 +12,13 @@ const NUMBERS: [bool; COLUMNS] = [false, false, true, true, true, true, false, t
 const TTA: usize = 4;
 
 /// Returns the indices of the columns to show.
-fn shown(rows: &[Row]) -> Vec<usize> {
+fn shown(rows: &[AccuracyRow]) -> Vec<usize> {
     let tta = rows.iter().any(|row| row.tta_top1.is_some());
     (0..COLUMNS).filter(|&column| tta || column != TTA).collect()
 }
 
 /// Returns the text of each cell, in the order of the titles.
-fn cells(row: &Row) -> [String; COLUMNS] {
+fn cells(row: &AccuracyRow) -> [String; COLUMNS] {
     let none = || "–".to_owned();
     let published = row.published_top1.map_or_else(none, |top1| format!("{top1:.2}"));
     let Some(top1) = row.top1 else {
@@ -55,7 +55,7 @@ fn cells(row: &Row) -> [String; COLUMNS] {
 }
 
 /// Formats the rows as aligned columns. The text ends with a newline.
-pub fn text(rows: &[Row]) -> String {
+pub fn text(rows: &[AccuracyRow]) -> String {
     let lines: Vec<_> = std::iter::once(TITLES.map(str::to_owned)).chain(rows.iter().map(cells)).collect();
     let shown = shown(rows);
     let widths: Vec<_> = (0..COLUMNS).map(|i| lines.iter().map(|line| width(&line[i])).max().unwrap_or(0)).collect();
@@ -70,7 +70,7 @@ pub fn text(rows: &[Row]) -> String {
 }
 
 /// Formats the rows as a GitHub table. The text ends with a newline.
-pub fn markdown(rows: &[Row]) -> String {
+pub fn markdown(rows: &[AccuracyRow]) -> String {
     let shown = shown(rows);
     let line = |cells: &[String; COLUMNS]| {
         let escaped: Vec<_> = shown.iter().map(|&i| cells[i].replace('|', "\\|")).collect();

@@ -29,8 +29,8 @@ const KEPT: [&str; 12] = [
 /// Saves the run's summary in a folder of the run's name below `into`: `config.toml`, `summary.csv`, `summary.json`
 /// without the confusion matrix, and `env.json` without the names of this machine.
 ///
-/// `config` is the text of `config.toml`. The caller removes the settings that belong to this machine. A run may be saved
-/// again, also after it has gone on.
+/// `config` is the text of `config.toml`. The caller removes the settings that belong to this machine. A run may be saved again,
+/// also after the run has continued.
 ///
 /// # Errors
 /// When a file cannot be read or written, or when the folder is the run's own folder or holds another run. Two runs of one network

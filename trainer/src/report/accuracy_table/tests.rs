@@ -29,12 +29,12 @@ fn run(root: &Path, name: &str, model: &str, config: &str, best: Option<f64>) {
     write("env.json", env.to_string());
 }
 
-fn table(root: &Path) -> Vec<Row> {
+fn table(root: &Path) -> Vec<AccuracyRow> {
     rows(&PUBLISHED, &read_runs(&[root.to_owned()]).unwrap().runs)
 }
 
 #[test]
-fn runs_stand_beside_what_is_published() {
+fn rows_have_published_and_own_accuracy() {
     let root = tempfile::tempdir().unwrap();
     for (name, seed, top1) in [("1-resnet18", 0, 93.0), ("2-resnet18", 1, 93.4), ("3-resnet18", 2, 93.2)] {
         // Autotuning may choose another bucket in each run
@@ -80,7 +80,6 @@ fn runs_stand_beside_what_is_published() {
     assert_eq!((&none["model"], &none["top1"], &none["runs"]), (&"vgg16".into(), &serde_json::Value::Null, &0.into()));
 }
 
-/// The run folders of a sweep are in one folder per run.
 /// `save` removes the devices and the folder of the weights from the configuration.
 #[test]
 fn a_saved_summary_and_a_later_repetition_are_one_row() {
@@ -96,6 +95,7 @@ fn a_saved_summary_and_a_later_repetition_are_one_row() {
     assert_eq!(counts, [1, 2]);
 }
 
+/// The run folders of a sweep are in one folder per run.
 #[test]
 fn a_sweep_has_the_runs_of_its_folder() {
     let root = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn a_sweep_has_the_runs_of_its_folder() {
 }
 
 #[test]
-fn a_part_of_the_data_is_no_row_of_the_published_table() {
+fn runs_on_part_of_the_data_have_their_own_row() {
     let root = tempfile::tempdir().unwrap();
     run(root.path(), "1", "vgg16", "", Some(90.0));
     let config = root.path().join("1/config.toml");
@@ -159,7 +159,7 @@ fn a_summary_that_is_saved_counts_as_its_run_and_names_no_machine() {
 }
 
 #[test]
-fn another_run_of_the_same_name_is_a_run_of_its_own() {
+fn two_runs_with_the_same_name_stay_separate() {
     let root = tempfile::tempdir().unwrap();
     let (first, second, results) = (root.path().join("a"), root.path().join("b"), root.path().join("results"));
     run(&first, "1-lenet", "lenet", "seed = 0", Some(74.5));
@@ -185,7 +185,7 @@ fn another_run_of_the_same_name_is_a_run_of_its_own() {
 }
 
 #[test]
-fn what_is_unfinished_or_damaged_is_named() {
+fn unfinished_and_damaged_runs_are_reported() {
     let root = tempfile::tempdir().unwrap();
     run(root.path(), "1", "lenet", "", None);
     run(root.path(), "2", "lenet", "", Some(70.0));

@@ -119,7 +119,7 @@ fn the_json_has_the_keys_that_scripts_rely_on() {
 }
 
 #[test]
-fn the_picture_has_a_bar_a_part_and_a_place_for_what_failed() {
+fn the_chart_has_a_bar_per_part_and_an_empty_slot_for_a_failed_mode() {
     let svg = chart(&comparison()).unwrap();
     assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
     assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");

@@ -140,7 +140,7 @@ fn on_a_terminal_there_is_a_bar_below_the_epochs() {
 }
 
 #[test]
-fn a_pipe_without_a_reader_is_no_error_and_a_full_disk_is_one() {
+fn a_closed_pipe_is_ignored_and_a_full_disk_is_an_error() {
     struct Gone(ErrorKind);
     impl Write for Gone {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {

@@ -1,8 +1,8 @@
 //! The kernel's source for each convolution, and its arguments. This file uses no part of burn, so that tests can compile the
 //! source without a GPU.
 
-/// Bytes of shared memory that a kernel may declare statically. A multiprocessor has more, but the rest must be asked for at the
-/// launch (dynamic shared memory), which cubecl does not do for a kernel in CUDA C++.
+/// Bytes of shared memory that a kernel may declare statically. A multiprocessor has more, but more needs dynamic shared memory,
+/// which cubecl does not request for a kernel in CUDA C++.
 const STATIC_SHARED: usize = 48 << 10;
 
 /// A product of a convolution. The terms are those of the module's documentation.

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_without_the_drivers_functions_is_no_driver() {
+    fn a_library_without_the_drivers_functions_is_refused() {
         let (libc, name) = open_any(&["libc.so.6"]);
         let cause = Functions::of(&libc).unwrap_err();
         assert!(cause.contains("cuInit"), "{name}: {cause}");
