@@ -101,9 +101,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     target.check_image_size(&test)?;
     if let Some(limit) = target.limit.filter(|limit| *limit < test.len()) {
         let (limit, all) = (thousands(limit as u64), thousands(test.len() as u64));
-        console::eprint(format_args!(
-            "note: evaluates all {all} images; the run had {limit} (data.limit_test)"
-        ));
+        console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
     }
     let (replica, origin) = load_network(&target, &test, arguments)?;
     let stop = Stop::on_signals()?;
