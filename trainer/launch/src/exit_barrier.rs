@@ -130,8 +130,7 @@ impl NodeRendezvous {
         if !waits {
             return JobEnd::AllEnded;
         }
-        let until = node.wants_restart().then(|| Instant::now() + 2 * wait.failure_timeout);
-        let end = match self.wait_for_key("exit", "the other nodes", until, node, wait) {
+        let end = match self.wait_for_key("exit", "the other nodes", None, node, wait) {
             Ok(Some(message)) => self.end_by_bytes(&message, node),
             // Node 0 waits for at most `failure_timeout`, so after twice that time it hangs.
             Ok(None) => {
@@ -251,7 +250,7 @@ impl NodeRendezvous {
     }
 
     /// Waits until a node sets `key`, and returns its value, or `None` after the time `until`. Other nodes than node 0 wait for at
-    /// most twice [`ExitWait::failure_timeout`] after a failure.
+    /// most twice [`ExitWait::failure_timeout`] after a failure, also one of their own.
     fn wait_for_key(
         &mut self,
         key: &str,
@@ -276,7 +275,7 @@ impl NodeRendezvous {
                 }
                 return Err(JobEnd::Interrupted(signal));
             }
-            if !is_node_0 && failure.is_some() {
+            if !is_node_0 && (failure.is_some() || node.wants_restart()) {
                 until = until.or_else(|| Some(Instant::now() + 2 * wait.failure_timeout));
             }
             // After a failure that breaks no connection, node 0 sets `exit`, and has to know whether all nodes may start again.
