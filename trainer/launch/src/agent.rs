@@ -70,6 +70,28 @@ impl AgentHello {
         let build = format!("{:016x}", fnv::hash(program.iter().copied()));
         Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), build, port })
     }
+
+    /// Parses the JSON in the first line of the agent on `host`.
+    ///
+    /// # Errors
+    /// Its version or build differs from `own`.
+    pub(super) fn parse(text: &str, host: &str, own: &Self) -> Result<Self> {
+        let hint = "all hosts need the same program: copy this one to the same path";
+        let theirs: Self = serde_json::from_str(text)
+            .map_err(|_| LaunchError::usage(format!("{host}: its trainer is of another version"), hint))?;
+        if theirs.version != own.version {
+            let (version, here) = (&theirs.version, &own.version);
+            return Err(LaunchError::usage(
+                format!("{host}: its trainer is version {version}, this one is {here}"),
+                hint,
+            ));
+        }
+        if theirs.build != own.build {
+            let cause = format!("{host}: its trainer is another build of version {}", own.version);
+            return Err(LaunchError::usage(cause, hint));
+        }
+        Ok(theirs)
+    }
 }
 
 /// Runs the agent and returns the exit code.
@@ -153,4 +175,30 @@ fn start(request: &StartRequest) -> Result<Child> {
         command.stdin(Stdio::null()).spawn()
     };
     start().map_err(|error| LaunchError::failed(format!("cannot start the launcher: {error}"), "see `ulimit -u -n`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_of_another_version_or_build_is_refused() {
+        let own = AgentHello { version: "0.1.0".into(), build: "a".into(), port: 1 };
+        let text = |greeting: &AgentHello| serde_json::to_string(greeting).unwrap();
+        assert_eq!(AgentHello::parse(&text(&own), "b", &own).unwrap(), own);
+        for (theirs, cause) in [
+            (
+                text(&AgentHello { version: "0.2.0".into(), ..own.clone() }),
+                "b: its trainer is version 0.2.0, this one is 0.1.0",
+            ),
+            (
+                text(&AgentHello { build: "b".into(), ..own.clone() }),
+                "b: its trainer is another build of version 0.1.0",
+            ),
+            ("{}".to_owned(), "b: its trainer is of another version"),
+        ] {
+            let error = AgentHello::parse(&theirs, "b", &own).unwrap_err();
+            assert_eq!((error.code, error.message.as_str()), (2, cause));
+        }
+    }
 }

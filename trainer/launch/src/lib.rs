@@ -22,7 +22,7 @@
 //! becomes a rank of its launcher's job. [`SshLauncher`] starts the launchers of several hosts over ssh (`ssh_launcher.rs`,
 //! `agent.rs`).
 //!
-//! `node_rendezvous.rs` connects the launchers of several machines, which end together (`exit_barrier.rs`).
+//! `node_rendezvous.rs` connects the launchers of several machines, which end together (`exit_barrier/`).
 //! `rank_rendezvous.rs` connects the ranks. During a long wait, `announcer.rs` prints which peers were refused and which are
 //! missing. `local_secret.rs` shares a secret between processes of one user on one host. `system/` has the functions that differ
 //! on macOS.

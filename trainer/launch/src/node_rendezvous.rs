@@ -9,7 +9,7 @@
 //! node R          sets  failed  = the first failure                every node ends its workers and reports the failure
 //! ```
 //!
-//! At the end the launchers wait for each other in the exit barrier (`exit_barrier.rs`).
+//! At the end the launchers wait for each other in the exit barrier (`exit_barrier/`).
 //!
 //! Each attempt has its own stores. If an outage of the network breaks a connection, the attempt ends on both sides, and the
 //! job may be started again: see [`NodeFailure::of`].

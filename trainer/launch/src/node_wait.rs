@@ -7,7 +7,7 @@ use super::announcer::{Notices, waiting_for};
 use super::launcher::Timeouts;
 use super::node_failure::RendezvousError;
 use super::screen::Screen;
-use super::signals;
+use super::signals::DeferredSignal;
 
 /// Longest time in which a node that a signal stops tries to join the other nodes, to stop them too.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,8 +21,7 @@ pub(super) struct NodeWait<'a> {
     timeouts: Timeouts,
     notices: Notices,
     interrupted: &'a mut dyn FnMut() -> Option<i32>,
-    /// A signal that ends the wait later, and when it arrived.
-    deferred: Option<(i32, Instant)>,
+    deferred: DeferredSignal,
 }
 
 impl<'a> NodeWait<'a> {
@@ -35,7 +34,7 @@ impl<'a> NodeWait<'a> {
     ) -> Self {
         let since = Instant::now();
         let notices = Notices::new(since, timeouts.notice);
-        Self { screen, address, since, timeouts, notices, interrupted, deferred: None }
+        Self { screen, address, since, timeouts, notices, interrupted, deferred: DeferredSignal::default() }
     }
 
     /// Continues the wait for `whom`, and prints a message if the interval is over. `reason` is the reason for the wait, if
@@ -69,19 +68,11 @@ impl<'a> NodeWait<'a> {
         whom: &str,
         reason: Option<&str>,
     ) -> std::result::Result<(), RendezvousError> {
-        match self.deferred {
-            None => {
-                self.deferred = (self.interrupted)().map(|signal| (signal, Instant::now()));
-                if let Some((signal, _)) = self.deferred {
-                    let name = signals::name(signal);
-                    self.screen.say(&format!("{name}: joining {whom} to stop all nodes; once more ends this wait"));
-                }
-            }
-            // A SIGHUP never counts as the second signal.
-            Some((_, since))
-                if since.elapsed() < STOP_TIMEOUT
-                    && (self.interrupted)().filter(|second| signals::ends_at_once(*second)).is_none() => {}
-            Some((signal, _)) => return Err(RendezvousError::Interrupted(signal)),
+        let effect = format!("joining {whom} to stop all nodes");
+        let is_second =
+            (self.interrupted)().is_some_and(|signal| self.deferred.ends_wait(signal, &effect, self.screen));
+        if is_second || self.deferred.elapsed().is_some_and(|elapsed| elapsed >= STOP_TIMEOUT) {
+            return self.check_signals();
         }
         self.notify_if_due(whom, reason);
         Ok(())
@@ -92,7 +83,7 @@ impl<'a> NodeWait<'a> {
     /// # Errors
     /// A signal has arrived.
     pub(super) fn check_signals(&mut self) -> std::result::Result<(), RendezvousError> {
-        let signal = self.deferred.take().map(|(signal, _)| signal).or_else(|| (self.interrupted)());
+        let signal = std::mem::take(&mut self.deferred).first().or_else(|| (self.interrupted)());
         signal.map_or(Ok(()), |signal| Err(RendezvousError::Interrupted(signal)))
     }
 

@@ -9,11 +9,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
+use super::screen::Screen;
 use super::system::SIGNAL_NAMES;
 use comm::fault_signals::is_ignored;
 
@@ -69,6 +71,32 @@ impl Signals {
         let mut signals: Vec<i32> = self.0.pending().collect();
         signals.sort_by_key(|signal| *signal == SIGHUP);
         signals
+    }
+}
+
+/// A signal that arrives while this process cannot act on it yet. The first signal is kept, and a second one ends the wait.
+#[derive(Default)]
+pub(super) struct DeferredSignal(Option<(i32, Instant)>);
+
+impl DeferredSignal {
+    /// Keeps `signal` if it is the first, and prints its `effect`. Returns whether `signal` is the second and ends the wait.
+    pub(super) fn ends_wait(&mut self, signal: i32, effect: &str, screen: &Screen) -> bool {
+        if self.0.is_some() {
+            return ends_at_once(signal);
+        }
+        self.0 = Some((signal, Instant::now()));
+        screen.say(&format!("{}: {effect}; once more ends this wait", name(signal)));
+        false
+    }
+
+    /// Returns the first signal.
+    pub(super) fn first(&self) -> Option<i32> {
+        self.0.map(|(signal, _)| signal)
+    }
+
+    /// Returns the time since the first signal.
+    pub(super) fn elapsed(&self) -> Option<Duration> {
+        self.0.map(|(_, since)| since.elapsed())
     }
 }
 

@@ -18,6 +18,8 @@
 //! failure the other nodes end anyway, and do not start again. If node 0 has already decided that all nodes start again, the signal
 //! stops them when they have joined again.
 
+mod node_0;
+
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -28,9 +30,8 @@ use super::launcher::{OnSignal, Timeouts};
 use super::node_failure::NodeFailure;
 use super::node_rendezvous::{NodeRendezvous, POLL_INTERVAL};
 use super::screen::Screen;
-use super::signals;
 use super::supervisor::{Outcome, REMOTE_REPORT_DELAY};
-use comm::{CommError, ErrorKind};
+use comm::ErrorKind;
 
 /// Longest wait of a node that leaves for a message that node 0 may have sent already.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -59,6 +60,11 @@ pub(super) struct NodeEnd {
 impl NodeEnd {
     fn is_done(self) -> bool {
         self.outcome == Some(Outcome::Done)
+    }
+
+    /// Returns whether no worker of this node failed.
+    fn has_ended_well(self) -> bool {
+        matches!(self.outcome, Some(Outcome::Done | Outcome::Stopped(_)))
     }
 
     /// Returns whether this node starts its workers again if all nodes do.
@@ -170,63 +176,6 @@ impl NodeRendezvous {
         }
     }
 
-    /// Waits for the other nodes on node 0, and ends the job on all nodes.
-    fn end_all(mut self, node: NodeEnd, wait: &mut ExitWait<'_>) -> JobEnd {
-        let is_good = matches!(node.outcome, Some(Outcome::Done | Outcome::Stopped(_)));
-        let mut passed = if is_good { self.wait_for_all(None, node, wait) } else { Ok(()) };
-        let failed_by = Instant::now() + wait.failure_timeout;
-        let failure = match &passed {
-            Err(JobEnd::Failed(failure)) => Some(failure.clone()),
-            _ => self.reported().ok().flatten(),
-        };
-        let may_restart = node.wants_restart() || failure.is_some_and(|failure| node.may_restart_after(&failure));
-        if may_restart && !matches!(passed, Err(JobEnd::Interrupted(_))) {
-            passed = self.wait_for_all(Some(failed_by), node, wait);
-            // A signal may have arrived together with the last key.
-            if passed.is_ok()
-                && let Some(signal) = (wait.interrupted)()
-            {
-                passed = Err(JobEnd::Interrupted(signal));
-            }
-        }
-        let is_interrupted = matches!(passed, Err(JobEnd::Interrupted(_)));
-        let message = self.reported().map(|failure| {
-            // A stop by a signal, or a failure that would come again, may have replaced the report of an earlier failure.
-            let final_failure = failure.as_ref().filter(|failure| failure.stopped_by.is_some() || !failure.restartable);
-            let leaving = match final_failure {
-                _ if !may_restart || is_interrupted => Some(0),
-                Some(failure) => Some(failure.node),
-                None => self.leaving_node(),
-            };
-            ExitMessage { failure, leaving }
-        });
-        // After a broken connection the store has sent that error to all nodes, and a message that follows could be read as a good
-        // end.
-        if let Some(text) = message.as_ref().ok().and_then(|message| serde_json::to_vec(message).ok()) {
-            let _ = self.client.set("exit", &text);
-        }
-        let all_restart = message.as_ref().is_ok_and(|message| message.leaving.is_none());
-        let end = match (passed, message) {
-            (Err(end @ JobEnd::Interrupted(_)), _) => end,
-            (Err(JobEnd::Failed(failure)), _) if failure.broken.is_some() => JobEnd::Failed(failure),
-            (_, Ok(message)) => self.end_by(message, node),
-            // The launcher of another node is gone. The other nodes fail, so node 0 fails with them.
-            (Ok(()), Err(error)) if node.is_done() || node.wants_restart() => JobEnd::Failed(self.broken_by(&error)),
-            (passed, Err(_)) => passed.err().unwrap_or(JobEnd::AllEnded),
-        };
-        let end = without_stop(end, node);
-        let limit = (matches!(end, JobEnd::Failed(_)) || !is_good).then_some(failed_by);
-        // After an outage of the network, each node starts again by its own decision.
-        let may_restart = node.attempts_left && (node.is_done() || node.wants_restart());
-        let restarts = all_restart || (may_restart && matches!(&end, JobEnd::Failed(failure) if failure.restartable));
-        match (self.wait_until_all_have_left(wait, limit, restarts), &end) {
-            (None, _) => end,
-            // All nodes are done, so nothing is left for the signal to stop.
-            (Some(_), JobEnd::AllEnded) if node.is_done() => end,
-            (Some(signal), _) => JobEnd::Interrupted(signal),
-        }
-    }
-
     /// Reports that this node leaves although its workers have not run: node 0 may wait for it already.
     pub(super) fn leave_before_start(&self) {
         self.set_ended(LEAVES);
@@ -235,18 +184,6 @@ impl NodeRendezvous {
     fn set_ended(&self, value: &[u8]) {
         // If the store is gone, the next wait notices that.
         let _ = self.client.set(&format!("ended/{}", self.parameters.node_rank), value);
-    }
-
-    /// Waits on node 0 until the workers of all other nodes have ended, or until the time `until`.
-    fn wait_for_all(
-        &mut self,
-        until: Option<Instant>,
-        node: NodeEnd,
-        wait: &mut ExitWait<'_>,
-    ) -> std::result::Result<(), JobEnd> {
-        (1..self.parameters.nnodes).try_for_each(|other| {
-            self.wait_for_key(&format!("ended/{other}"), &format!("node {other}"), until, node, wait).map(drop)
-        })
     }
 
     /// Waits until a node sets `key`, and returns its value, or `None` after the time `until`. Other nodes than node 0 wait for at
@@ -270,7 +207,7 @@ impl NodeRendezvous {
                     return Err(JobEnd::AllEnded);
                 }
                 // After a failure of this node, the other nodes are ending already.
-                if matches!(node.outcome, Some(Outcome::Done | Outcome::Stopped(_))) {
+                if node.has_ended_well() {
                     self.publish_stop(signal);
                 }
                 return Err(JobEnd::Interrupted(signal));
@@ -306,20 +243,6 @@ impl NodeRendezvous {
         }
     }
 
-    /// Returns the failure that a node has reported. A node reports it before it sets `ended/R`, so node 0 then finds it here,
-    /// although the thread that watches may not have read it yet.
-    fn reported(&self) -> std::result::Result<Option<NodeFailure>, CommError> {
-        let reported = self.client.get("failed")?;
-        Ok(reported.and_then(|reported| serde_json::from_slice(&reported).ok()))
-    }
-
-    /// Returns a node that does not start its workers again: it leaves, or has not ended in time.
-    fn leaving_node(&self) -> Option<usize> {
-        let waits =
-            |node: usize| matches!(self.client.get(&format!("ended/{node}")), Ok(Some(value)) if value == WAITS);
-        (1..self.parameters.nnodes).find(|node| !waits(*node))
-    }
-
     fn end_by_bytes(&self, message: &[u8], node: NodeEnd) -> JobEnd {
         let unreadable = if node.wants_restart() { JobEnd::NoRestart(0) } else { JobEnd::AllEnded };
         serde_json::from_slice(message).map_or(unreadable, |message| self.end_by(message, node))
@@ -336,39 +259,6 @@ impl NodeRendezvous {
             }
             None => JobEnd::AllEnded,
         }
-    }
-
-    /// Closes this node's connection, and waits until the other nodes have closed theirs. Otherwise they could not distinguish the
-    /// end of the store from the death of this launcher. Returns the signal that ended the wait. If the job `restarts`, the first
-    /// signal does not end the wait, but is raised again afterwards: it stops all nodes when they join again.
-    fn wait_until_all_have_left(
-        mut self,
-        wait: &mut ExitWait<'_>,
-        until: Option<Instant>,
-        restarts: bool,
-    ) -> Option<i32> {
-        let server = self.server.take()?;
-        drop(self);
-        let mut deferred = None;
-        while !server.wait_until_left(POLL_INTERVAL) {
-            if until.is_some_and(|until| Instant::now() >= until) {
-                wait.screen.say("warning: a node has not ended after the failure; its processes may still run");
-                break;
-            }
-            // A SIGHUP never counts as the second signal.
-            let counts = |signal: &i32| deferred.is_none() || signals::ends_at_once(*signal);
-            if let Some(signal) = (wait.interrupted)().filter(counts) {
-                if !restarts || deferred.is_some() {
-                    return Some(signal);
-                }
-                deferred = Some(signal);
-                let name = signals::name(signal);
-                wait.screen
-                    .say(&format!("{name}: all nodes stop when they have joined again; once more ends this wait"));
-            }
-            wait.notify_if_due("the other nodes");
-        }
-        deferred.filter(|signal| signal_hook::low_level::raise(*signal).is_err())
     }
 
     /// Ends the thread that watches the other nodes.
