@@ -40,8 +40,9 @@ fn naive(image: &[u8], shape: ImageShape, padding: usize, fill: Fill, params: &A
         for y in 0..height {
             for x in 0..width {
                 let column = if params.flip { width - 1 - x } else { x };
+                let row = if params.vertical_flip { height - 1 - y } else { y };
                 let pixel =
-                    padded(channel, y + padding + i64::from(params.dy), column + padding + i64::from(params.dx));
+                    padded(channel, row + padding + i64::from(params.dy), column + padding + i64::from(params.dx));
                 let mean = 0.4 + 0.05 * channel as f32;
                 let std = 0.2 + 0.01 * channel as f32;
                 let cut = params.cut.is_some_and(|cut| {
@@ -77,7 +78,7 @@ proptest! {
     #[test]
     fn apply_equals_the_naive_implementation(
         channels in 1usize..4, height in 2usize..12, width in 2usize..12, padding in 1usize..11, size in 1usize..12,
-        reflect: bool, flips in 0..3, cut: bool, seed: u64, epoch in 0usize..1000, id: u32,
+        reflect: bool, flips in 0..3, vertical_flip: bool, cut: bool, seed: u64, epoch in 0usize..1000, id: u32,
     ) {
         let shape = ImageShape { channels, height, width };
         let side = height.min(width);
@@ -88,6 +89,9 @@ proptest! {
             0 => {}
             1 => augment.push(Augment::Flip),
             _ => augment.push(Augment::AlternatingFlip),
+        }
+        if vertical_flip {
+            augment.push(Augment::VerticalFlip);
         }
         if cut {
             augment.push(Augment::Cutout { size: size.min(side) });
@@ -107,14 +111,16 @@ proptest! {
         let shape = ImageShape { channels: 1, height, width };
         // Mean 0 and deviation 1/255 keep the pixel values, so the output can be an input again.
         let pipeline = Pipeline::new(&[Augment::Flip], &[0.0], &[1.0 / 255.0], shape).unwrap();
-        let flip = AugmentParams { flip: true, ..AugmentParams::default() };
-        let once = |image: &[u8]| {
-            let mut out = vec![0.0; shape.len()];
-            pipeline.apply(image, &flip, &mut out);
-            out.iter().map(|x| x.round() as u8).collect::<Vec<u8>>()
-        };
         let image = image(shape);
-        prop_assert_eq!(once(&once(&image)), image);
+        for (flip, vertical_flip) in [(true, false), (false, true), (true, true)] {
+            let flips = AugmentParams { flip, vertical_flip, ..AugmentParams::default() };
+            let once = |image: &[u8]| {
+                let mut out = vec![0.0; shape.len()];
+                pipeline.apply(image, &flips, &mut out);
+                out.iter().map(|x| x.round() as u8).collect::<Vec<u8>>()
+            };
+            prop_assert_eq!(once(&once(&image)), image.clone());
+        }
     }
 }
 
@@ -162,27 +168,28 @@ fn chi_squared(counts: &[u32]) -> f64 {
 
 #[test]
 fn offsets_flips_and_centres_are_uniform_and_independent() {
-    let augment = [Augment::Crop { padding: 4, fill: Fill::Zero }, Augment::Flip, Augment::Cutout { size: 8 }];
+    let crop = Augment::Crop { padding: 4, fill: Fill::Zero };
+    let augment = [crop, Augment::Flip, Augment::VerticalFlip, Augment::Cutout { size: 8 }];
     let pipeline = pipeline(&augment, CIFAR);
-    // 9 x 9 offsets x 2 orientations, over neighbouring seeds, epochs and ids.
-    let mut joint = vec![0u32; 162];
+    // 9 x 9 offsets x 4 orientations, over neighbouring seeds, epochs and ids.
+    let mut joint = vec![0u32; 324];
     let mut centres = vec![0u32; 32];
     let mut repeated = 0;
     for (seed, epoch) in [(0, 0), (0, 1), (1, 0), (1, 1), (u64::MAX, 200)] {
         for id in 0..20_000 {
             let params = pipeline.params(seed, epoch, id);
             let at = (params.dy + 4) * 9 + params.dx + 4;
-            joint[(at * 2 + i32::from(params.flip)) as usize] += 1;
+            joint[(at * 4 + i32::from(params.flip) * 2 + i32::from(params.vertical_flip)) as usize] += 1;
             let cut = params.cut.expect("a cutout");
             let centre = if cut.top > 0 { cut.top + 4 } else { cut.bottom - 4 };
             centres[centre] += 1;
             repeated += u32::from(params == pipeline.params(seed, epoch + 1, id));
         }
     }
-    // The 99.9 % quantiles for 161 and 31 degrees of freedom. The draws are fixed, so the test never changes.
-    assert!(chi_squared(&joint) < 221.0, "{}", chi_squared(&joint));
+    // The 99.9 % quantiles for 323 and 31 degrees of freedom. The draws are fixed, so the test never changes.
+    assert!(chi_squared(&joint) < 405.0, "{}", chi_squared(&joint));
     assert!(chi_squared(&centres) < 61.1, "{}", chi_squared(&centres));
-    // Parameters differ between epochs. By chance 100,000 pairs agree about 100,000 / (162 * 32 * 32) = 0.6 times.
+    // Parameters differ between epochs. By chance 100,000 pairs agree about 100,000 / (324 * 32 * 32) = 0.3 times.
     assert!(repeated < 6, "{repeated}");
 }
 

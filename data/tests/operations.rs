@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use data::ImageShape;
-use data::augment::{Augment, AugmentParams, Operation, Pipeline};
+use data::augment::{Augment, AugmentParams, AutoAugmentPolicy, Operation, Pipeline};
 use serde_json::Value;
 
 const CIFAR: ImageShape = ImageShape { channels: 3, height: 32, width: 32 };
@@ -63,6 +63,14 @@ fn every_operation_equals_torchvisions() {
     }
     assert_eq!(cases.len(), 14, "{cases:?}");
     assert!(cases["Rotate"] >= 12 && cases["Equalize"] >= 3, "{cases:?}");
+}
+
+#[test]
+fn inverted_values_are_torchvisions() {
+    let golden: Value = serde_json::from_str(include_str!("reference/auto_augment.json")).unwrap();
+    let mut values: Vec<u8> = (0..=255).collect();
+    Operation::Invert.apply(&mut values, ImageShape { channels: 1, height: 16, width: 16 });
+    assert_eq!(values, bytes(golden["inverted"].as_str().unwrap()));
 }
 
 #[test]
@@ -144,7 +152,14 @@ fn operations_come_after_crop_and_flip_and_before_the_cut() {
     let pipeline = pipeline(&[]);
     let (source, mut out) = (image(CIFAR), vec![0.0; CIFAR.len()]);
     let cut = data::augment::Rect { top: 4, bottom: 9, left: 0, right: 7 };
-    let params = AugmentParams { dy: 3, dx: -2, flip: true, operations: operations.clone(), cut: Some(cut) };
+    let params = AugmentParams {
+        dy: 3,
+        dx: -2,
+        flip: true,
+        vertical_flip: true,
+        operations: operations.clone(),
+        cut: Some(cut),
+    };
     pipeline.apply(&source, &params, &mut out);
 
     // The same in steps: without a mean, a deviation of 1/255 keeps the pixels' values.
@@ -200,6 +215,63 @@ fn rand_augment_draws_two_operations_of_one_strength() {
 }
 
 #[test]
+fn auto_augment_draws_the_sub_policies_with_their_probabilities() {
+    for policy in AutoAugmentPolicy::ALL {
+        let golden: Value = serde_json::from_str(include_str!("reference/auto_augment.json")).unwrap();
+        let pairs = golden["policies"][policy.name()].as_array().unwrap();
+        let pipeline = pipeline(&[Augment::AutoAugment { policy }]);
+        let samples = 10_000;
+        let mut counts = BTreeMap::<String, u32>::new();
+        let mut right = 0;
+        for id in 0..samples {
+            for operation in pipeline.params(3, 1, id).operations {
+                let name = format!("{operation:?}").split('(').next().unwrap().replace("Saturation", "Color");
+                *counts.entry(name).or_default() += 1;
+                right += u32::from(matches!(operation, Operation::TranslateX(pixels) if pixels > 0));
+            }
+        }
+        // The expected number of each operation, and five standard deviations of a sum of at most two draws.
+        let mut expected = BTreeMap::<String, f64>::new();
+        for step in pairs.iter().flat_map(|pair| pair.as_array().unwrap()) {
+            let share = step[1].as_f64().unwrap() / pairs.len() as f64;
+            *expected.entry(step[0].as_str().unwrap().to_owned()).or_default() += f64::from(samples) * share;
+        }
+        for (name, &expected) in &expected {
+            let drawn = f64::from(counts.get(name).copied().unwrap_or(0));
+            assert!(
+                (drawn - expected).abs() <= 5.0 * (2.0 * expected).sqrt(),
+                "{policy:?} {name}: {drawn}, {expected}"
+            );
+        }
+        assert!(counts.keys().all(|name| expected.contains_key(name)), "{counts:?}");
+        if let Some(&all) = counts.get("TranslateX") {
+            let right = f64::from(right) / f64::from(all);
+            assert!((0.4..0.6).contains(&right), "half of the translations go left: {right}");
+        }
+    }
+}
+
+#[test]
+fn rotations_are_uniform_and_come_before_a_policy() {
+    let rotation = Augment::Rotation { degrees: 15.0 };
+    let angle = |augment: &[Augment], id| match pipeline(augment).params(3, 1, id).operations[..] {
+        [Operation::Rotate(angle), ..] => angle,
+        ref other => panic!("{other:?}"),
+    };
+    let mut quarters = [0; 4];
+    for id in 0..4_000 {
+        let drawn = angle(&[rotation], id);
+        quarters[((drawn + 15.0) / 7.5) as usize] += 1;
+        assert_eq!(angle(&[Augment::TrivialAugment, rotation], id), drawn);
+    }
+    // 1,000 each; chi-squared at its 99.9 % quantile for 3 degrees of freedom.
+    let chi: f64 = quarters.iter().map(|&count| (f64::from(count) - 1_000.0).powi(2) / 1_000.0).sum();
+    assert!(chi < 16.3, "{chi}: {quarters:?}");
+    let plain = pipeline(&[Augment::TrivialAugment]).params(3, 1, 5).operations;
+    assert_eq!(pipeline(&[Augment::TrivialAugment, rotation]).params(3, 1, 5).operations[1..], plain);
+}
+
+#[test]
 fn color_jitter_draws_each_factor_in_any_order() {
     let pipeline = pipeline(&[Augment::ColorJitter { strength: 0.4, hue: 0.0 }]);
     let mut orders = BTreeMap::<String, u32>::new();
@@ -247,7 +319,7 @@ fn one_augmentation_does_not_change_the_draws_of_another() {
     let crop = Augment::Crop { padding: 4, fill: data::augment::Fill::Zero };
     let (jitter, erasing) =
         (Augment::ColorJitter { strength: 0.4, hue: 0.0 }, Augment::RandomErasing { probability: 1.0 });
-    let together = pipeline(&[erasing, jitter, crop, Augment::Flip]).params(1, 2, 3);
+    let together = pipeline(&[erasing, jitter, crop, Augment::VerticalFlip, Augment::Flip]).params(1, 2, 3);
     let alone = pipeline(&[crop, Augment::Flip]).params(1, 2, 3);
     assert_eq!((alone.dy, alone.dx, alone.flip), (together.dy, together.dx, together.flip));
     assert_eq!(pipeline(&[jitter]).params(1, 2, 3).operations, together.operations);
@@ -265,12 +337,19 @@ fn impossible_strengths_are_errors() {
         (Augment::ColorJitter { strength: 0.4, hue: 0.6 }, "augment: `color-jitter:0.4:0.6` turns the hues too far"),
         (Augment::ColorJitter { strength: 0.0, hue: 0.0 }, "augment: `color-jitter:0` has no positive strength"),
         (Augment::ColorJitter { strength: f64::NAN, hue: 0.0 }, "augment: `color-jitter:NaN` has no positive strength"),
+        (Augment::Rotation { degrees: 0.0 }, "augment: `rotation:0` has no angle"),
+        (Augment::Rotation { degrees: 180.5 }, "augment: `rotation:180.5` has no angle"),
         (Augment::RandomErasing { probability: 1.5 }, "augment: `random-erasing:1.5` has no probability"),
     ] {
         assert_eq!(error(&[augment], CIFAR), cause);
     }
     let two = ImageShape { channels: 2, height: 4, width: 4 };
-    assert_eq!(error(&[Augment::TrivialAugment], two), "augment: `trivial-augment` cannot change images of 2x4x4");
+    let policy = AutoAugmentPolicy::Cifar10;
+    for (augment, name) in
+        [(Augment::TrivialAugment, "trivial-augment"), (Augment::AutoAugment { policy }, "auto-augment:cifar10")]
+    {
+        assert_eq!(error(&[augment], two), format!("augment: `{name}` cannot change images of 2x4x4"));
+    }
     assert_eq!(
         error(&[Augment::TrivialAugment, Augment::RandAugment { magnitude: 9 }], CIFAR),
         "augment: `trivial-augment` and `rand-augment:9` exclude each other"

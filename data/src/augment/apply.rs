@@ -66,7 +66,8 @@ impl Pipeline {
         for (channel, (plane, out)) in planes.enumerate() {
             let table = table(channel);
             for (y, out) in out.chunks_exact_mut(width).enumerate() {
-                match source(y, params.dy, height, self.fill) {
+                let seen = if params.vertical_flip { height - 1 - y } else { y };
+                match source(seen, params.dy, height, self.fill) {
                     Some(row) => self.row(&plane[row * width..][..width], table, params, out),
                     None => out.fill(table[0]),
                 }

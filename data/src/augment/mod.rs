@@ -5,6 +5,7 @@
 
 mod affine;
 mod apply;
+mod auto_augment;
 mod mix;
 mod operations;
 mod params;
@@ -14,6 +15,7 @@ mod source_lines;
 
 use std::fmt;
 
+pub use auto_augment::AutoAugmentPolicy;
 pub use mix::{MixConfig, MixParams};
 pub use operations::Operation;
 pub use params::{AugmentParams, Rect};
@@ -31,8 +33,8 @@ pub enum Fill {
     Reflect,
 }
 
-/// One random change to an image. A list of changes is applied in the order crop, flip, operations, normalisation, cutout or
-/// erasing, in whatever order it is given.
+/// One random change to an image. A list of changes is applied in the order crop, flip, vertical flip, rotation, operations,
+/// normalisation, cutout or erasing, in whatever order it is given.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Augment {
     /// Pads the image on all sides and takes a window of the image's size at a uniform position (`RandomCrop`).
@@ -53,12 +55,24 @@ pub enum Augment {
     /// Exchanges left and right in every second epoch. A random half of the samples starts flipped
     /// (Jordan: "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024).
     AlternatingFlip,
+    /// Exchanges top and bottom with probability 1/2 (`RandomVerticalFlip`).
+    VerticalFlip,
+    /// Rotates the image around its centre by a uniform angle (`RandomRotation`). Pixels that come from outside the image are black.
+    Rotation {
+        /// Largest angle in both directions, above 0 and at most 180.
+        degrees: f64,
+    },
     /// Applies one of 14 operations at a random strength (torchvision: `TrivialAugmentWide`).
     TrivialAugment,
     /// Applies two of 14 operations at one strength (torchvision: `RandAugment(num_ops=2)`).
     RandAugment {
         /// Strength, from 0 to [`MAX_MAGNITUDE`].
         magnitude: usize,
+    },
+    /// Applies one of 25 pairs of operations, which were learned for a data set (torchvision: `AutoAugment`).
+    AutoAugment {
+        /// The data set.
+        policy: AutoAugmentPolicy,
     },
     /// Changes brightness, contrast and saturation by a factor of `1 - strength` to `1 + strength` each, in random order
     /// (torchvision: `ColorJitter`; timm: `--color-jitter`).
@@ -93,12 +107,13 @@ impl fmt::Display for Augment {
             | Self::Cutout { size: number } => {
                 write!(f, ":{number}")
             }
-            Self::RandomResizedCrop { scale: number } | Self::RandomErasing { probability: number } => {
-                write!(f, ":{number}")
-            }
+            Self::RandomResizedCrop { scale: number }
+            | Self::RandomErasing { probability: number }
+            | Self::Rotation { degrees: number } => write!(f, ":{number}"),
+            Self::AutoAugment { policy } => write!(f, ":{}", policy.name()),
             Self::ColorJitter { strength, hue: 0.0 } => write!(f, ":{strength}"),
             Self::ColorJitter { strength, hue } => write!(f, ":{strength}:{hue}"),
-            Self::Flip | Self::AlternatingFlip | Self::TrivialAugment => Ok(()),
+            Self::Flip | Self::AlternatingFlip | Self::VerticalFlip | Self::TrivialAugment => Ok(()),
         }
     }
 }
@@ -160,8 +175,11 @@ impl Augment {
             Self::RandomResizedCrop { .. } => "random-resized-crop",
             Self::Flip => "flip",
             Self::AlternatingFlip => "alternating-flip",
+            Self::VerticalFlip => "vertical-flip",
+            Self::Rotation { .. } => "rotation",
             Self::TrivialAugment => "trivial-augment",
             Self::RandAugment { .. } => "rand-augment",
+            Self::AutoAugment { .. } => "auto-augment",
             Self::ColorJitter { .. } => "color-jitter",
             Self::Cutout { .. } => "cutout",
             Self::RandomErasing { .. } => "random-erasing",
@@ -173,18 +191,18 @@ impl Augment {
         match self {
             Self::Crop { .. } | Self::RandomResizedCrop { .. } => "crop",
             Self::Flip | Self::AlternatingFlip => "flip",
-            Self::TrivialAugment | Self::RandAugment { .. } | Self::ColorJitter { .. } => "colour policy",
+            Self::VerticalFlip => "vertical flip",
+            Self::Rotation { .. } => "rotation",
+            Self::TrivialAugment | Self::RandAugment { .. } | Self::AutoAugment { .. } | Self::ColorJitter { .. } => {
+                "colour policy"
+            }
             Self::Cutout { .. } | Self::RandomErasing { .. } => "cutout",
         }
     }
 
     /// Returns whether the loader must compute the pixels: a device that augments can only gather pixels.
     pub fn computes_pixels(&self) -> bool {
-        self.changes_colours() || matches!(self, Self::RandomResizedCrop { .. })
-    }
-
-    fn changes_colours(&self) -> bool {
-        matches!(self, Self::TrivialAugment | Self::RandAugment { .. } | Self::ColorJitter { .. })
+        self.kind() == "colour policy" || matches!(self, Self::RandomResizedCrop { .. } | Self::Rotation { .. })
     }
 }
 
@@ -234,7 +252,10 @@ fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
         Augment::RandomResizedCrop { scale } if !(scale > 0.0 && scale <= 1.0) => {
             Err(error(format!("`{step}` has no scale"), "use a number above 0 and at most 1; 0.08 is usual"))
         }
-        _ if step.changes_colours() && ![1, 3].contains(&shape.channels) => {
+        Augment::Rotation { degrees } if !(degrees > 0.0 && degrees <= 180.0) => {
+            Err(error(format!("`{step}` has no angle"), "use a number above 0 and at most 180, or leave it out"))
+        }
+        _ if step.kind() == "colour policy" && ![1, 3].contains(&shape.channels) => {
             Err(error(format!("`{step}` cannot change images of {shape}"), "images of 1 or 3 channels have colours"))
         }
         _ => Ok(()),

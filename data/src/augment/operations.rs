@@ -1,5 +1,5 @@
-//! Operations on the colours and the geometry of one image: those of torchvision's `TrivialAugmentWide`, `RandAugment` and
-//! `ColorJitter`, on uint8 tensors (`torchvision.transforms._functional_tensor`). Arithmetic is f32 in torchvision's order, so
+//! Operations on the colours and the geometry of one image: those of torchvision's `TrivialAugmentWide`, `RandAugment`, `AutoAugment`
+//! and `ColorJitter`, on uint8 tensors (`torchvision.transforms._functional_tensor`). Arithmetic is f32 in torchvision's order, so
 //! colours are equal to the bit.
 
 use super::affine::Affine;
@@ -32,6 +32,8 @@ pub enum Operation {
     Posterize(u32),
     /// Inverts the pixels from a threshold on (`solarize`).
     Solarize(f32),
+    /// Replaces each pixel `x` by `255 - x` (`invert`).
+    Invert,
     /// Stretches each channel to the range 0 to 255 (`autocontrast`).
     AutoContrast,
     /// Makes the histogram of each channel as uniform as a table of values can (`equalize`).
@@ -89,6 +91,7 @@ impl Operation {
             Self::Solarize(threshold) => {
                 image.iter_mut().filter(|x| f32::from(**x) >= threshold).for_each(|x| *x = 255 - *x);
             }
+            Self::Invert => image.iter_mut().for_each(|x| *x = 255 - *x),
             Self::AutoContrast => image.chunks_exact_mut(plane).for_each(stretch),
             Self::Equalize => image.chunks_exact_mut(plane).for_each(equalize),
             Self::ShearX(_) | Self::ShearY(_) | Self::TranslateX(_) | Self::TranslateY(_) | Self::Rotate(_) => {}

@@ -2,7 +2,7 @@
 //! thread, another rank and a GPU all apply the same ones.
 
 use super::random::{CounterRng, Purpose, mix64};
-use super::{Augment, Operation, Pipeline, policy};
+use super::{Augment, Operation, Pipeline, auto_augment, policy};
 use crate::decode::Region;
 
 /// Augmentation parameters of one sample in one epoch. The window is moved first, then mirrored, then the operations are
@@ -15,6 +15,8 @@ pub struct AugmentParams {
     pub dx: i32,
     /// Whether left and right are exchanged.
     pub flip: bool,
+    /// Whether top and bottom are exchanged.
+    pub vertical_flip: bool,
     /// Operations on the cropped and flipped image, in this order. A device that only gathers cannot apply them.
     pub operations: Vec<Operation>,
     /// The rectangle that is cut out of the cropped and flipped image.
@@ -109,12 +111,20 @@ impl Pipeline {
                         CounterRng::new(seed, Purpose::Orientation, 0, u64::from(id)).below(draw::FLIP, 2) == 1;
                     params.flip = flipped_in_even_epochs ^ (epoch % 2 == 1);
                 }
+                Augment::VerticalFlip => params.vertical_flip = stream_of(Purpose::VerticalFlip).below(0, 2) == 1,
+                // Before the operations of a policy, in whatever order the configuration has them.
+                Augment::Rotation { degrees } => {
+                    params.operations.insert(0, policy::rotation(&stream_of(Purpose::Rotation), degrees));
+                }
                 Augment::TrivialAugment => params.operations.extend(policy::trivial_augment(&operations)),
                 Augment::RandAugment { magnitude } => {
                     params.operations.extend(policy::rand_augment(&operations, magnitude, self.shape));
                 }
+                Augment::AutoAugment { policy } => {
+                    params.operations.extend(auto_augment::auto_augment(&operations, policy, self.shape));
+                }
                 Augment::ColorJitter { strength, hue } => {
-                    params.operations = policy::color_jitter(&operations, strength, hue);
+                    params.operations.extend(policy::color_jitter(&operations, strength, hue));
                 }
                 Augment::RandomErasing { probability } => {
                     params.cut = policy::random_erasing(&stream_of(Purpose::Erasing), probability, self.shape);

@@ -1,5 +1,5 @@
-//! Random operations: the draws of `TrivialAugmentWide`, `RandAugment`, `ColorJitter`, `RandomErasing` and
-//! `RandomResizedCrop`, in torchvision's spaces.
+//! Random operations: the draws of `TrivialAugmentWide`, `RandAugment`, `ColorJitter`, `RandomRotation`, `RandomErasing` and
+//! `RandomResizedCrop`, in torchvision's spaces. `auto_augment.rs` has those of `AutoAugment`.
 
 use super::operations::Operation;
 use super::params::Rect;
@@ -11,14 +11,53 @@ use crate::decode::Region;
 pub(super) const MAGNITUDE_BINS: usize = 31;
 /// Operations on one image of `RandAugment` (torchvision: `num_ops`).
 const RAND_AUGMENT_OPERATIONS: u64 = 2;
-/// Operations that `TrivialAugmentWide` and `RandAugment` choose from; the first is the identity.
-const OPERATIONS: u32 = 14;
+
+/// The kind of an operation, without its strength.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OperationKind {
+    Identity,
+    ShearX,
+    ShearY,
+    TranslateX,
+    TranslateY,
+    Rotate,
+    Brightness,
+    Color,
+    Contrast,
+    Sharpness,
+    Posterize,
+    Solarize,
+    AutoContrast,
+    Equalize,
+    Invert,
+}
+
+/// The operations that `TrivialAugmentWide` and `RandAugment` choose from, in torchvision's order.
+const OPERATIONS: [OperationKind; 14] = {
+    use OperationKind::*;
+    [
+        Identity,
+        ShearX,
+        ShearY,
+        TranslateX,
+        TranslateY,
+        Rotate,
+        Brightness,
+        Color,
+        Contrast,
+        Sharpness,
+        Posterize,
+        Solarize,
+        AutoContrast,
+        Equalize,
+    ]
+};
 
 /// Counter of the draw of `ColorJitter`'s hue: three factors and up to four choices are drawn before it.
 const HUE: u64 = 7;
 
 /// Largest strengths of the operations with a range.
-struct Ranges {
+pub(super) struct Ranges {
     shear: f64,
     /// Pixels to the right, and down.
     translate: (f64, f64),
@@ -36,11 +75,16 @@ const TRIVIAL: Ranges = Ranges { shear: 0.99, translate: (32.0, 32.0), degrees: 
 /// augmentation", 2021); none if it is the identity.
 pub(super) fn trivial_augment(stream: &CounterRng) -> Option<Operation> {
     let bin = stream.below(1, MAGNITUDE_BINS as u32) as usize;
-    operation(stream.below(0, OPERATIONS), bin, stream.below(2, 2) == 1, &TRIVIAL)
+    operation(draw_kind(stream, 0), (bin, MAGNITUDE_BINS), stream.below(2, 2) == 1, &TRIVIAL)
 }
 
-/// Returns the ranges of `RandAugment` for images of `shape`: the translations follow its sides.
-fn rand_ranges(shape: ImageShape) -> Ranges {
+/// Draws one of [`OPERATIONS`].
+fn draw_kind(stream: &CounterRng, counter: u64) -> OperationKind {
+    OPERATIONS[stream.below(counter, OPERATIONS.len() as u32) as usize]
+}
+
+/// Returns the ranges of `RandAugment` and `AutoAugment` for images of `shape`: the translations follow its sides.
+pub(super) fn rand_ranges(shape: ImageShape) -> Ranges {
     let moved = |side: usize| 150.0 / 331.0 * side as f64;
     Ranges { shear: 0.3, translate: (moved(shape.width), moved(shape.height)), degrees: 30.0, factor: 0.9, bits: 4.0 }
 }
@@ -53,7 +97,8 @@ pub(super) fn rand_augment(
 ) -> impl Iterator<Item = Operation> {
     let ranges = rand_ranges(shape);
     (0..RAND_AUGMENT_OPERATIONS).filter_map(move |k| {
-        operation(stream.below(2 * k, OPERATIONS), magnitude, stream.below(2 * k + 1, 2) == 1, &ranges)
+        let negative = stream.below(2 * k + 1, 2) == 1;
+        operation(draw_kind(stream, 2 * k), (magnitude, MAGNITUDE_BINS), negative, &ranges)
     })
 }
 
@@ -72,6 +117,11 @@ pub(super) fn color_jitter(stream: &CounterRng, strength: f64, hue: f64) -> Vec<
         drawn.push(left.remove(stream.below(2 + left.len() as u64, left.len() as u32) as usize));
     }
     drawn
+}
+
+/// Draws the angle of `RandomRotation`: from `-degrees` to `degrees`.
+pub(super) fn rotation(stream: &CounterRng, degrees: f64) -> Operation {
+    Operation::Rotate(degrees * (2.0 * stream.unit(0) - 1.0))
 }
 
 /// Draws the rectangle of `RandomErasing` (Zhong et al., 2020): 2 % to 33 % of the image with an aspect ratio of 0.3 to 3.3,
@@ -126,42 +176,45 @@ pub(super) fn resized_crop(mut unit: impl FnMut() -> f64, scale: f64, (height, w
     Region { top, left, height: cut_height, width: cut_width }
 }
 
-/// Returns entry `index` of `torch.linspace(0, end, 31)`, whose last digit depends on the machine.
-fn linspace(end: f64, index: usize) -> f64 {
-    end * index as f64 / (MAGNITUDE_BINS - 1) as f64
-}
-
-/// Makes operation `number` of torchvision's list at strength `bin`, 0 to 30; none for the identity.
-fn operation(number: u32, bin: usize, negative: bool, ranges: &Ranges) -> Option<Operation> {
-    let signed = |end: f64| if negative { -linspace(end, bin) } else { linspace(end, bin) };
-    Some(match number {
-        1 => Operation::ShearX(signed(ranges.shear)),
-        2 => Operation::ShearY(signed(ranges.shear)),
-        3 => Operation::TranslateX(signed(ranges.translate.0) as i32),
-        4 => Operation::TranslateY(signed(ranges.translate.1) as i32),
-        5 => Operation::Rotate(signed(ranges.degrees)),
-        6 => Operation::Brightness(1.0 + signed(ranges.factor)),
-        7 => Operation::Saturation(1.0 + signed(ranges.factor)),
-        8 => Operation::Contrast(1.0 + signed(ranges.factor)),
-        9 => Operation::Sharpness(1.0 + signed(ranges.factor)),
-        10 => {
-            let dropped = bin as f32 / ((MAGNITUDE_BINS - 1) as f32 / ranges.bits);
+/// Makes the operation `kind` at strength `bin` of the strengths 0 to `bins - 1`; none for the identity.
+pub(super) fn operation(
+    kind: OperationKind,
+    (bin, bins): (usize, usize),
+    negative: bool,
+    ranges: &Ranges,
+) -> Option<Operation> {
+    // Entry `bin` of `torch.linspace(0, end, bins)`, whose last digit depends on the machine.
+    let linspace = |end: f64| end * bin as f64 / (bins - 1) as f64;
+    let signed = |end: f64| if negative { -linspace(end) } else { linspace(end) };
+    Some(match kind {
+        OperationKind::Identity => return None,
+        OperationKind::ShearX => Operation::ShearX(signed(ranges.shear)),
+        OperationKind::ShearY => Operation::ShearY(signed(ranges.shear)),
+        OperationKind::TranslateX => Operation::TranslateX(signed(ranges.translate.0) as i32),
+        OperationKind::TranslateY => Operation::TranslateY(signed(ranges.translate.1) as i32),
+        OperationKind::Rotate => Operation::Rotate(signed(ranges.degrees)),
+        OperationKind::Brightness => Operation::Brightness(1.0 + signed(ranges.factor)),
+        OperationKind::Color => Operation::Saturation(1.0 + signed(ranges.factor)),
+        OperationKind::Contrast => Operation::Contrast(1.0 + signed(ranges.factor)),
+        OperationKind::Sharpness => Operation::Sharpness(1.0 + signed(ranges.factor)),
+        OperationKind::Posterize => {
+            let dropped = bin as f32 / ((bins - 1) as f32 / ranges.bits);
             Operation::Posterize(8 - dropped.round_ties_even() as u32)
         }
-        11 => Operation::Solarize(255.0 - linspace(255.0, bin) as f32),
-        12 => Operation::AutoContrast,
-        13 => Operation::Equalize,
-        _ => return None,
+        OperationKind::Solarize => Operation::Solarize(255.0 - linspace(255.0) as f32),
+        OperationKind::AutoContrast => Operation::AutoContrast,
+        OperationKind::Equalize => Operation::Equalize,
+        OperationKind::Invert => Operation::Invert,
     })
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::decode::tests::{golden, numbers};
 
     /// Returns the strength that torchvision's list would have for an operation.
-    fn strength(operation: Option<Operation>) -> f64 {
+    pub(in super::super) fn strength(operation: Option<Operation>) -> f64 {
         match operation {
             Some(Operation::ShearX(level) | Operation::ShearY(level) | Operation::Rotate(level)) => level,
             Some(Operation::TranslateX(pixels) | Operation::TranslateY(pixels)) => f64::from(pixels),
@@ -174,7 +227,7 @@ mod tests {
             Some(Operation::Hue(turn)) => turn,
             Some(Operation::Posterize(bits)) => f64::from(bits),
             Some(Operation::Solarize(threshold)) => f64::from(threshold),
-            None | Some(Operation::AutoContrast | Operation::Equalize) => 0.0,
+            None | Some(Operation::AutoContrast | Operation::Equalize | Operation::Invert) => 0.0,
         }
     }
 
@@ -200,11 +253,12 @@ mod tests {
         for line in lines {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
             let ranges = if line["space"] == "trivial" { TRIVIAL } else { rand_ranges(shape) };
-            for (number, name) in line["operations"].as_array().unwrap().iter().enumerate() {
+            for (kind, name) in OPERATIONS.into_iter().zip(line["operations"].as_array().unwrap()) {
                 let name = name.as_str().unwrap();
+                assert_eq!(format!("{kind:?}"), name);
                 let expected: Vec<f64> =
                     line["strengths"][name].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
-                let drawn = |bin, negative| strength(operation(number as u32, bin, negative, &ranges));
+                let drawn = |bin, negative| strength(operation(kind, (bin, MAGNITUDE_BINS), negative, &ranges));
                 for (bin, &expected) in expected.iter().take(MAGNITUDE_BINS).enumerate() {
                     for negative in [false, true] {
                         // Posterizing and solarizing have no sign.

@@ -26,6 +26,10 @@ pub(crate) enum Purpose {
     Erasing = 5,
     /// The resampled rectangle of one sample in one epoch.
     ResizedCrop = 6,
+    /// Whether one sample is mirrored upside down in one epoch.
+    VerticalFlip = 7,
+    /// The rotation of one sample in one epoch.
+    Rotation = 8,
 }
 
 /// A random stream named by numbers. Draw `k` is `mix64(key + (k + 1) * GOLDEN)`.

@@ -28,9 +28,13 @@ pub struct SourceLine {
 impl Pipeline {
     /// Returns the sources of an augmented image's rows, from the top, `[H]`.
     pub fn rows(&self, params: &AugmentParams) -> impl Iterator<Item = SourceLine> {
-        let (height, fill, dy) = (self.shape.height, self.fill, params.dy);
+        let (height, fill, &AugmentParams { dy, vertical_flip, .. }) = (self.shape.height, self.fill, params);
         let cut = params.cut.map_or(0..0, |cut| cut.top..cut.bottom);
-        (0..height).map(move |y| SourceLine { source: source(y, dy, height, fill), cut: cut.contains(&y) })
+        (0..height).map(move |y| {
+            // The window is moved first, then mirrored.
+            let seen = if vertical_flip { height - 1 - y } else { y };
+            SourceLine { source: source(seen, dy, height, fill), cut: cut.contains(&y) }
+        })
     }
 
     /// Returns the sources of an augmented image's columns, from the left, `[W]`.

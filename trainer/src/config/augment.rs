@@ -4,7 +4,7 @@ use std::ops::Bound::{self, Excluded, Included};
 use std::ops::RangeBounds;
 use std::str::FromStr;
 
-use data::augment::{Augment, Fill, MAX_MAGNITUDE};
+use data::augment::{Augment, AutoAugmentPolicy, Fill, MAX_MAGNITUDE};
 
 use super::key::{KeyValue, Range};
 use super::suggest;
@@ -20,18 +20,23 @@ const SCALE: f64 = 0.08;
 const MAGNITUDE: usize = 9;
 /// Strength of `color-jitter` (timm's default).
 const JITTER: f64 = 0.4;
+/// Largest angle of `rotation`, in degrees.
+const DEGREES: f64 = 15.0;
 /// Probability of `random-erasing` (torchvision's default).
 const ERASING: f64 = 0.5;
 
 /// One of each, with the default parameter. Cutout is a key of `[train]`.
-const ALL: [Augment; 9] = [
+const ALL: [Augment; 12] = [
     Augment::Crop { padding: PADDING, fill: Fill::Zero },
     Augment::Crop { padding: PADDING, fill: Fill::Reflect },
     Augment::RandomResizedCrop { scale: SCALE },
     Augment::Flip,
     Augment::AlternatingFlip,
+    Augment::VerticalFlip,
+    Augment::Rotation { degrees: DEGREES },
     Augment::TrivialAugment,
     Augment::RandAugment { magnitude: MAGNITUDE },
+    Augment::AutoAugment { policy: AutoAugmentPolicy::ImageNet },
     Augment::ColorJitter { strength: JITTER, hue: 0.0 },
     Augment::RandomErasing { probability: ERASING },
 ];
@@ -76,6 +81,14 @@ fn parse(text: &str) -> Result<Augment, ValueError> {
             let expected = || wrong(&format!("a strength of 0 to {MAX_MAGNITUDE}"));
             *magnitude = number(digits, 0..=MAX_MAGNITUDE).ok_or_else(expected)?;
         }
+        Augment::Rotation { degrees } => {
+            let range = (Excluded(0.0), Included(180.0));
+            *degrees = number(digits, range).ok_or_else(|| wrong("an angle above 0 and at most 180 degrees"))?;
+        }
+        Augment::AutoAugment { policy } => {
+            let names = AutoAugmentPolicy::ALL.map(AutoAugmentPolicy::name).join(", ");
+            *policy = digits.parse().map_err(|()| wrong(&format!("a policy ({names})")))?;
+        }
         Augment::ColorJitter { strength, hue } => {
             let (first, second) = digits.split_once(':').unwrap_or((digits, "0"));
             let range = (Excluded(0.0), Excluded(f64::INFINITY));
@@ -86,7 +99,11 @@ fn parse(text: &str) -> Result<Augment, ValueError> {
         Augment::RandomErasing { probability } => {
             *probability = number(digits, PART).ok_or_else(|| wrong("a probability above 0 and at most 1"))?;
         }
-        Augment::Flip | Augment::AlternatingFlip | Augment::TrivialAugment | Augment::Cutout { .. } => {
+        Augment::Flip
+        | Augment::AlternatingFlip
+        | Augment::VerticalFlip
+        | Augment::TrivialAugment
+        | Augment::Cutout { .. } => {
             return Err(ValueError::new(format!("{text:?}: {word} takes no parameter")).hint(format!("write {word:?}")));
         }
     }

@@ -55,8 +55,9 @@ sections! {
         label_delim: Option<char> = None, unset "each image has one class", also ["label_delimiter", "multi_label", "delimiter"];
         /// Augmentations of each training image. `crop` and `reflect-crop` shift by up to 4 pixels, `crop:2` by up to 2, with a
         /// black or a mirrored border; `random-resized-crop:0.08` cuts out 8 % to 100 % of the image at its own size;
-        /// `alternating-flip` mirrors each image every other epoch. `rand-augment:9`,
-        /// `color-jitter:0.4` and `random-erasing:0.5` have a strength or probability, `color-jitter:0.4:0.1` turns hues too;
+        /// `alternating-flip` mirrors each image every other epoch. `rotation:15`, `rand-augment:9`, `color-jitter:0.4` and
+        /// `random-erasing:0.5` have an angle, strength or probability, `color-jitter:0.4:0.1` turns hues too, and
+        /// `auto-augment:cifar10` has a policy;
         /// [the order](../docs/data.md#augmentation) is always the same.
         augment: Vec<Augment> = vec![], unset "none", also ["transforms", "augmentation", "augmentations"];
         /// Mean per channel, of pixels scaled to 0..1.

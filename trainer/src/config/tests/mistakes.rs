@@ -153,6 +153,8 @@ fn augmentations() {
             "augment = [\"RandAugment\"]",
             "augment = [\"rand-augment:31\"]",
             "augment = [\"color-jitter:much\"]",
+            "augment = [\"auto-augment:mnist\"]",
+            "augment = [\"rotation:200\"]",
             "augment = [\"random-erasing:0\"]",
             "augment = [\"trivial-augment:9\"]",
             "augment = [\"trivial-augment\", \"color-jitter\"]",
