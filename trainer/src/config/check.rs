@@ -183,6 +183,11 @@ fn schedule(plan: &RunPlan, reader: &mut Reader) {
     if schedule.kind == ScheduleKind::MultiStep && !reader.is_broken("schedule", "milestones") {
         milestones("schedule.milestones", &schedule.milestones, reader);
     }
+    let (lr, min_lr) = (plan.optimizer.lr, schedule.min_lr);
+    if schedule.kind == ScheduleKind::Cosine && min_lr > lr && !reader.is_broken("optimizer", "lr") {
+        let cause = format!("the last learning rate is above the highest, `optimizer.lr` = {lr}");
+        reader.reject("schedule.min_lr", cause, "use a number below `optimizer.lr`; 0 is usual");
+    }
     // A run limited by steps has no length in epochs before the data are read. Trials of a few steps keep the warm-up of their
     // file.
     if plan.train.epochs == 0 || plan.train.max_steps > 0 {

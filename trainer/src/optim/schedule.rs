@@ -42,10 +42,10 @@ impl Schedule {
         }
     }
 
-    /// CosineAnnealingLR to zero over the `span` steps after the warm-up.
+    /// CosineAnnealingLR to `min_lr` over the `span` steps after the warm-up.
     fn cosine(&self, step: u64, span: u64) -> f64 {
-        let fraction = (step as f64 / span.max(1) as f64).min(1.0);
-        self.base_lr * (1.0 + (PI * fraction).cos()) / 2.0
+        let (fraction, end) = ((step as f64 / span.max(1) as f64).min(1.0), self.config.min_lr);
+        end + (self.base_lr - end) * (1.0 + (PI * fraction).cos()) / 2.0
     }
 
     /// MultiStepLR. A milestone up to 1 is a fraction of the run; above 1 it is an epoch.

@@ -364,6 +364,18 @@ fn schedules_equal_pytorch() {
 }
 
 #[test]
+fn cosine_annealing_to_a_learning_rate_equals_pytorch() {
+    // torch.optim.lr_scheduler.CosineAnnealingLR(SGD(lr=0.1), T_max=6, eta_min=0.02).
+    let expected = [0.1, 0.0946410161514, 0.08, 0.06, 0.04, 0.0253589838486, 0.02];
+    let config = ScheduleConfig { min_lr: 0.02, ..schedule(ScheduleKind::Cosine) };
+    let schedule = Schedule::new(&config, 0.1, 6, 1);
+    for (step, expected) in expected.into_iter().enumerate() {
+        let lr = schedule.lr(step as u64);
+        assert!((lr - expected).abs() < 1e-9, "step {step}: {lr} against {expected}");
+    }
+}
+
+#[test]
 fn one_cycle_with_cosine_annealing_equals_pytorch() {
     // torch.optim.lr_scheduler.OneCycleLR(max_lr=0.1, total_steps=10, pct_start=0.3, anneal_strategy="cos"), else the defaults.
     let usual =

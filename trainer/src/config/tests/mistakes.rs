@@ -106,6 +106,7 @@ fn keys_that_contradict_each_other() {
         &[
             "[train]\nepochs = 0",
             "[train]\nepochs = 5\n[schedule]\nwarmup_epochs = 5",
+            "[schedule]\nmin_lr = 0.2",
             "[schedule]\nkind = \"multi-step\"\nmilestones = [0.75, 0.5]",
             "[schedule]\nkind = \"multi-step\"\nmilestones = [0.5, 80]",
             "[schedule]\nkind = \"multi-step\"\nmilestones = []",
