@@ -68,7 +68,7 @@ pub fn check() -> Result<(), FileError> {
 
 /// Returns the error of a stdout that cannot be written.
 pub fn not_written(cause: impl Display) -> FileError {
-    let hint = "free some space where it goes, or send it elsewhere; a run goes on with --resume";
+    let hint = "free some space where it goes, or send it elsewhere; a training run goes on with --resume";
     FileError::new("standard output", format!("cannot write: {cause}"), hint)
 }
 

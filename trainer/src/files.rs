@@ -45,26 +45,29 @@ impl FileError {
 
     /// Returns the error of a system call. `doing` completes "cannot …": `write`, `create`, `read`.
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
+        let reads = ["read", "open"].iter().any(|read| doing.starts_with(read));
         let hint = match error.kind() {
             _ if comm::limits::is_limit(error) => comm::limits::HINT,
-            _ if Refused::of(error).is_some() => "remove it, and find out who put it there; then go on with --resume",
+            _ if Refused::of(error).is_some() => {
+                "remove it, and find out who put it there; a run goes on with --resume"
+            }
             ErrorKind::FileTooLarge => {
-                "the limit for the size of a file is reached: raise it (`ulimit -f`); then go on with --resume"
+                "the limit for the size of a file is reached: raise it (`ulimit -f`); a run goes on with --resume"
             }
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
-                "free some space, or let run folders be made elsewhere with --run-dir DIR; then go on with --resume"
-            }
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                "make the folder writable for this user, or let run folders be made elsewhere with --run-dir DIR"
-            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free some space; a run goes on with --resume",
+            ErrorKind::PermissionDenied if reads => "make it readable for this user",
+            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "make the folder writable for this user",
             ErrorKind::NotFound => "check the path; was the folder moved or deleted while the run went on?",
-            ErrorKind::AlreadyExists => {
-                "something of this name exists: move it, or name another folder with --run-dir DIR"
-            }
-            ErrorKind::NotADirectory => "a part of the path is a file, not a folder; name another with --run-dir DIR",
-            _ => "see whether the disk is mounted and healthy (dmesg), or name another folder with --run-dir DIR",
+            ErrorKind::AlreadyExists => "something of this name exists: move it, or choose another folder",
+            ErrorKind::NotADirectory => "a part of the path is a file, not a folder: choose another folder",
+            _ => "see whether the disk is mounted and healthy (dmesg)",
         };
         Self::new(path, format!("cannot {doing}: {error}"), hint)
+    }
+
+    /// Adds to the hint the flag that names another folder.
+    pub fn with_folder_flag(self, flag: &str) -> Self {
+        Self { hint: format!("{}; {flag} DIR names another folder", self.hint), ..self }
     }
 }
 
@@ -236,5 +239,9 @@ mod tests {
         assert!(error.hint.starts_with("check the path"));
         let full = FileError::io("m.jsonl", "write", &io::Error::from(ErrorKind::StorageFull));
         assert!(full.hint.starts_with("free some space"), "{}", full.hint);
+        let denied = io::Error::from(ErrorKind::PermissionDenied);
+        assert_eq!(FileError::io("m.jsonl", "read", &denied).hint, "make it readable for this user");
+        let hint = FileError::io("runs", "create the folder", &denied).with_folder_flag("--run-dir").hint;
+        assert_eq!(hint, "make the folder writable for this user; --run-dir DIR names another folder");
     }
 }

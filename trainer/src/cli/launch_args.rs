@@ -137,14 +137,9 @@ fn own_arguments(arguments: &[OsString]) -> usize {
     arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len())
 }
 
-/// Returns whether the command is `launch`. Only the flag for the level of the diagnostics may come before a command.
+/// Returns whether the command is `launch`.
 fn launches(arguments: &[OsString]) -> bool {
-    let command = match arguments.get(1).and_then(|argument| argument.to_str()) {
-        Some("--log-level") => 3,
-        Some(flag) if flag.starts_with("--log-level=") => 2,
-        _ => 1,
-    };
-    arguments.get(command).is_some_and(|command| command == "launch")
+    arguments.get(1).is_some_and(|command| command == "launch")
 }
 
 /// Replaces the underscores in the name of a flag by hyphens: `--log_dir=a_b` is `--log-dir=a_b`.

@@ -134,10 +134,7 @@ pub(super) fn write_results(out: &Path, file: &str, results: &impl Serialize, ch
 fn create_folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure> {
     let create = |path: PathBuf| match fs::create_dir_all(&path) {
         Ok(()) => Ok(path),
-        Err(error) => {
-            let hint = "name a folder that you can write, on a disk with space: --out DIR".to_owned();
-            Err(FileError { hint, ..FileError::io(&path, "create the folder", &error) }.into())
-        }
+        Err(error) => Err(FileError::io(&path, "create the folder", &error).with_folder_flag("--out").into()),
     };
     if let Some(path) = asked {
         return create(path.to_owned());

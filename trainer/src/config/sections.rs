@@ -195,7 +195,8 @@ sections! {
         warmup_epochs: f64 = 0.0, in 0..=MANY, unset "none", only ScheduleKind::[Cosine, MultiStep, Constant], also ["warmup"];
         /// First learning rate as a factor of `lr`.
         warmup_start: f64 = 0.01, in 0..=1, only ScheduleKind::[Cosine, MultiStep, Constant];
-        /// Last learning rate (PyTorch's `eta_min`, timm's `--min-lr`); `optimizer.lr_scale` does not change it.
+        /// Last learning rate (PyTorch's `eta_min`, timm's `--min-lr`); `optimizer.lr_scale` does not
+        /// change `min_lr`; factors of single layers do.
         min_lr: f64 = 0.0, in 0..=1000, only ScheduleKind::[Cosine], also ["eta_min", "lr_min"];
         /// Fraction of `epochs` in which the learning rate rises (PyTorch's `pct_start`).
         pct_start: f64 = 0.3, in (Excluded(0), Excluded(1)), only ScheduleKind::[OneCycle];

@@ -94,7 +94,9 @@ impl<'a> RawValue<'a> {
             let mistake = self.expected(wanted);
             return Err(match (self.parsed, self.brief()) {
                 (DeValue::String(list), Some(_)) => {
-                    let words: Vec<String> = list.split(',').map(|word| format!("{:?}", word.trim())).collect();
+                    let quoted =
+                        |word: &str| if wanted.contains("string") { format!("{word:?}") } else { word.to_owned() };
+                    let words: Vec<String> = list.split(',').map(|word| quoted(word.trim())).collect();
                     mistake.hint(format!("put it in brackets: [{}]", words.join(", ")))
                 }
                 (DeValue::Integer(_) | DeValue::Float(_), Some(text)) => {

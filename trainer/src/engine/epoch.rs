@@ -57,7 +57,7 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
             break;
         }
         engine.replaced.add(&fetched);
-        let lr = engine.lr(step);
+        let lr = engine.schedule.lr(step);
         let queued_step = QueuedStep { step, lr, batches: fetched.len(), start, fetched: Instant::now() };
 
         // Forward → backward → all-reduce → optimizer, on all devices of the strategy (`strategy/*/step.rs`).

@@ -90,7 +90,6 @@ pub struct Engine<'a> {
     loaders: Loaders,
     lengths: RunLength,
     schedule: Schedule,
-    lr_scale_factor: f64,
     /// Set on rank 0 only, since one process writes the run folder.
     output: Option<RunOutput<'a>>,
     stop: Stop,
@@ -146,9 +145,9 @@ impl<'a> Engine<'a> {
         progress.best_by = Some(plan.best_by().to_string());
         // Only rank 0 has checkpoints, so only rank 0 compares this checksum. A run that continues has it already.
         progress.eval_crc = output.is_some().then(|| progress.eval_crc.unwrap_or_else(|| loaders.eval.eval_checksum()));
-        let schedule =
-            Schedule::new(&plan.schedule, plan.optimizer.lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let lr_scale_factor = lr_scale_factor(plan, strategy.device_count());
+        // `schedule.min_lr` is not scaled.
+        let base_lr = plan.optimizer.lr * lr_scale_factor(plan, strategy.device_count());
+        let schedule = Schedule::new(&plan.schedule, base_lr, lengths.schedule_steps, lengths.steps_per_epoch);
         let timeline = Timeline::off();
         let (not_yet_compiled, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();
@@ -158,7 +157,6 @@ impl<'a> Engine<'a> {
             loaders,
             lengths,
             schedule,
-            lr_scale_factor,
             output,
             stop,
             progress,
@@ -327,7 +325,7 @@ impl<'a> Engine<'a> {
             train_top1: percent(partial.correct, partial.samples),
             eval,
             is_best,
-            lr: self.lr(self.progress.step.saturating_sub(1)),
+            lr: self.schedule.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
         };
@@ -388,10 +386,5 @@ impl<'a> Engine<'a> {
             tracing::debug!(name, ?links, seconds, "saved a checkpoint");
         }
         Ok(())
-    }
-
-    /// Returns the learning rate of optimizer step `step`, counted from 0 over the whole run.
-    fn lr(&self, step: u64) -> f64 {
-        self.schedule.lr(step) * self.lr_scale_factor
     }
 }

@@ -47,8 +47,23 @@ const FOREIGN_FLAGS: [(&str, &str); 22] = [
 /// # Errors
 /// See [`with_usual_spelling`].
 pub(super) fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
+    let arguments = log_level_after_command(arguments.into_iter().collect());
     let arguments = with_usual_spelling(arguments).map_err(|flag| Failure::usage(flag.message, flag.hint))?;
     Ok(with_views(arguments))
+}
+
+/// Reads `--log-level LEVEL COMMAND` as `COMMAND --log-level LEVEL`: clap takes a flag before a command for one of `train`.
+fn log_level_after_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let count = match word(&arguments, 1) {
+        "--log-level" => 2,
+        flag if flag.starts_with("--log-level=") => 1,
+        _ => return arguments,
+    };
+    let command = word(&arguments, 1 + count);
+    if !command.is_empty() && !command.starts_with('-') {
+        arguments[1..=1 + count].rotate_left(count);
+    }
+    arguments
 }
 
 /// Reads `predict --tta PATH` as `--tta=flip PATH`: the value of `--tta` may be left out, and clap would take the path for it.
@@ -159,6 +174,22 @@ mod tests {
         ] {
             assert_eq!(explained(line), "none", "{line}");
         }
+    }
+
+    #[test]
+    fn the_log_level_may_come_before_a_command() {
+        for level in ["--log-level debug", "--log-level=debug"] {
+            for command in
+                ["launch --cpus 1 -- true", "bench scaling --config x.toml --cpus 2", "models", "--config x.toml"]
+            {
+                let arguments = rewritten(words(&format!("trainer {level} {command}"))).unwrap();
+                let cli = Cli::try_parse_from(&arguments).unwrap_or_else(|mistake| panic!("{arguments:?}: {mistake}"));
+                assert_eq!(cli.log_level.as_deref(), Some("debug"), "{arguments:?}");
+                assert_eq!(cli.command.is_some(), !command.starts_with('-'), "{arguments:?}");
+            }
+        }
+        // torchrun's spelling is read after it.
+        assert_eq!(rewritten(words("trainer --log-level info launch -np 2 -- true")).unwrap()[4], "--np");
     }
 
     #[test]

@@ -56,7 +56,9 @@ impl RunFolder {
     }
 
     fn create_at(root: &Path, name: &str, now: OffsetDateTime) -> Result<Self, FileError> {
-        fs::create_dir_all(root).map_err(|error| FileError::io(root, "create the folder", &error))?;
+        let failed =
+            |path: &Path, error| FileError::io(path, "create the folder", &error).with_folder_flag("--run-dir");
+        fs::create_dir_all(root).map_err(|error| failed(root, error))?;
         let stamp = now
             .format(format_description!("[year][month][day]-[hour][minute][second]"))
             .expect("a date of this millennium has all components of the format");
@@ -67,12 +69,12 @@ impl RunFolder {
             match fs::create_dir(&path) {
                 Ok(()) => break,
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => path = root.join(format!("{name}-{attempt}")),
-                Err(error) => return Err(FileError::io(path, "create the run folder", &error)),
+                Err(error) => return Err(failed(&path, error)),
             }
         }
         for folder in ["checkpoints", "logs"] {
             let folder = path.join(folder);
-            fs::create_dir(&folder).map_err(|error| FileError::io(&folder, "create the folder", &error))?;
+            fs::create_dir(&folder).map_err(|error| failed(&folder, error))?;
         }
         let mut folder = Self { path, lock: None };
         folder.lock(None)?;

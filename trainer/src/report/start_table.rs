@@ -1,6 +1,6 @@
 //! The table at the start of a run: all resolved settings, in sections.
 
-use crate::text::{left, truncated, width};
+use crate::text::{left, width};
 
 /// Maximum width of a line in any table, in columns.
 pub const COLUMNS: usize = 100;
@@ -89,9 +89,8 @@ fn folded(text: &str, room: usize) -> Vec<String> {
             }
             // Paths and lists without blanks: split them, so that all characters are shown.
             while width(&word) > room {
-                let head = truncated(&word, room + 1).trim_end_matches('…').to_owned();
-                word = word.split_off(head.len());
-                lines.push(head);
+                let rest = word.split_off(prefix_of_width(&word, room).len());
+                lines.push(std::mem::replace(&mut word, rest));
             }
             line += &word;
         }
@@ -100,9 +99,28 @@ fn folded(text: &str, room: usize) -> Vec<String> {
     if lines.is_empty() { vec![String::new()] } else { lines }
 }
 
+/// Returns the longest prefix of `text` with at most `room` columns, and at least one character.
+fn prefix_of_width(text: &str, room: usize) -> &str {
+    let ends = text.char_indices().map(|(start, c)| start + c.len_utf8());
+    let fitting = ends.clone().take_while(|end| width(&text[..*end]) <= room).last();
+    &text[..fitting.or(ends.clone().next()).unwrap_or(0)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_words_are_split_without_loss() {
+        for length in [1, 9, 10, 11, 19, 20, 21, 22, 250] {
+            for c in ['a', '…', '宽'] {
+                let word: String = std::iter::repeat_n(c, length).collect();
+                let lines = folded(&word, 10);
+                assert!(lines.iter().all(|line| width(line) <= 10 && !line.is_empty()), "{lines:?}");
+                assert_eq!(lines.concat(), word);
+            }
+        }
+    }
 
     #[test]
     fn the_table_is_compact_and_aligned() {
