@@ -9,7 +9,7 @@ use ops::{Activation, ConvOptions, Epilogue, RunningStats, batch_norm_train, con
 
 use super::ops::{apart, numbers, values};
 
-/// Largest differences, as parts of the largest value: rounding of inputs with 8 and 11 bits.
+/// Tolerances, relative to the largest value. BF16 rounds inputs to 8 significant bits, TF32 to 11.
 const BF16: f32 = 8e-3;
 const TF32: f32 = 2e-3;
 
@@ -138,7 +138,8 @@ pub fn types(index: usize, alternate: bool) -> Vec<(DType, f32)> {
     types
 }
 
-/// Returns the output and the gradients of image, weight and bias. The CPU computes in f32 with the numbers that `dtype` has.
+/// Returns the output and the gradients of image, weight and bias. With `reference`, inputs are rounded to `dtype`, and the
+/// operations compute in f32.
 fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Result<Vec<Vec<f32>>, String> {
     let Case { images, outputs, window, options, bias, relu, norm } = *case;
     fn tensor<const D: usize>(

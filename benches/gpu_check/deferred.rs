@@ -1,6 +1,6 @@
-//! Compares chains of convolutions and batch norms on a GPU: the kernels of the convolutions apply the batch norms to what they
-//! read ([`ops::Features`]). The reference are separate operations: those of the CPU or, with ReLU, those of the GPU. The
-//! derivative of ReLU jumps where rounding changes a sign, and a convolution on tensor cores rounds.
+//! Compares chains of convolutions and batch norms on a GPU, where the convolutions' kernels apply the batch norms to their input
+//! ([`ops::Features`]), with the same chains as separate operations. The separate operations run on the CPU. With ReLU they run on
+//! the GPU: tensor cores round, and the derivative of ReLU jumps where rounding changes a sign.
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{

@@ -6,13 +6,13 @@
 //! ```
 //!
 //! Collectives: every algorithm x wire type x size x number of ranks, with values whose sums are exact. `#wrong` (the number of
-//! wrong elements) must be 0 on every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs
-//! and synchronize on the host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on
-//! the first GPU with the CPU, `--random` convolutions of random shapes among them, each in f32 and bf16 or, with `--alternate`, in
-//! turn. `--cases deferred` selects batch norms that convolutions apply, `--cases single` all other operations. `--networks`
-//! compares the gradients of whole networks. `--trainer` (the path of the trainer's binary) trains with the numbers of ranks in
-//! `--train` for `--steps` steps and compares the losses with those of the CPU. `first_light.sh` runs this program, also under
-//! compute-sanitizer; `on_cpu.sh` runs it without a GPU.
+//! wrong elements) must be 0 on every rank, and all ranks must have the same bits. With fewer GPUs than ranks, ranks share GPUs and
+//! synchronize on the host between steps; times then mean nothing, and the table says so. `--ops` compares the crate `ops` on the
+//! first GPU with the CPU. `--random N` adds N convolutions of random shapes. Each convolution is checked in f32 and in bf16; with
+//! `--alternate` in one of the two types, in turn. `--cases deferred` selects batch norms that convolutions apply, `--cases single`
+//! all other operations. `--networks` compares the gradients of whole networks. `--trainer` (the path of the trainer's binary)
+//! trains with the numbers of ranks in `--train` for `--steps` steps and compares the losses with those of the CPU.
+//! `first_light.sh` runs this program, also under compute-sanitizer; `on_cpu.sh` runs it without a GPU.
 
 mod batches;
 mod convolutions;

@@ -3,11 +3,11 @@
 use crate::ImageShape;
 use crate::decode::{Region, Target};
 
-/// Views of an image in an evaluation with ten crops: those of torchvision's `TenCrop`. View [`CENTRE_CROP`] is the image as it
-/// is evaluated without them.
+/// Number of views of an image in a ten-crop evaluation (torchvision's `TenCrop`). View [`CENTRE_CROP`] is the only view of an
+/// evaluation without ten crops.
 pub const TEN_CROP: usize = 10;
 
-/// The view of [`TEN_CROP`] that is the centre of the image.
+/// Index of the view that is the centre of the image.
 pub const CENTRE_CROP: usize = 4;
 
 /// Returns the height and width of an image whose shorter side is resampled to `side` pixels, in torchvision's rounding.

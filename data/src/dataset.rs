@@ -211,7 +211,8 @@ pub struct Splits {
     pub test: Dataset,
     /// The folder of the files, or `built in`.
     pub source: String,
-    /// CRC-32C of the names and labels of the training images, before they are split. None if they are not in files of their own.
+    /// CRC-32C of the names and labels of the training images, before the split. None unless the data set is an image folder, a
+    /// manifest or tar archives.
     pub names_crc: Option<u32>,
     /// The training images that were held out or left out ([`crate::split`]). None if all of them are in `train`.
     pub record: Option<SplitRecord>,

@@ -34,7 +34,7 @@ pub(crate) enum Resize {
     ShorterSide(usize),
 }
 
-/// The place of an encoded image.
+/// Location of an encoded image.
 #[derive(Debug, Clone)]
 pub(crate) enum ImageFile {
     /// A file.
@@ -97,8 +97,8 @@ impl ImageFile {
         size.map_err(|cause| self.damaged(&cause))
     }
 
-    /// Decodes the image into `out`, `[3, H, W]` of `shape`. `window` chooses the region of an image of a height and width that
-    /// is resampled to the shape; where `window` returns none, `resize` determines the pixels.
+    /// Decodes the image into `out`, `[3, H, W]` of `shape`. `window` gets the height and width of the image and returns the region
+    /// to resample to `shape`. If `window` returns `None`, `resize` determines the pixels.
     pub(crate) fn decode(
         &self,
         shape: ImageShape,
@@ -213,7 +213,7 @@ pub struct EncodedImages {
     files: Vec<ImageFile>,
     resize: Resize,
     shape: ImageShape,
-    /// Whether the caller decodes the images once.
+    /// Whether the caller decodes the images once. If false, the loader decodes them in each epoch.
     is_decoding_deferred: bool,
     /// The folder that [`EncodedImages::names`] removes from the names.
     root: PathBuf,

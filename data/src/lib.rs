@@ -1,7 +1,8 @@
 //! Image data sets, the sharded sampler, augmentation and the prefetching loader.
 //!
-//! The crate does not depend on models or on the transport between ranks. The global permutation is the same for every
-//! world size. The augmentation of a sample depends on (seed, epoch, sample id) alone.
+//! The crate does not depend on models or on the transport between ranks. The global permutation is the same for every world size.
+//! The augmentation of a sample depends on (seed, epoch, sample id) alone, and with a weighted sampler also on the number of
+//! earlier draws of the sample in the epoch.
 
 pub mod augment;
 mod bilinear;

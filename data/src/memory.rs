@@ -9,8 +9,8 @@ pub fn total_memory() -> Option<u64> {
     memory("MemTotal", "SwapTotal")
 }
 
-/// Returns the bytes that processes can still allocate: like [`total_memory`], without the memory in use on this machine. Of a
-/// control group the whole limit counts: the group's usage includes the cache of files, which the kernel can free.
+/// Returns the bytes that processes can still allocate: the free memory and swap of this machine, or the limit of the control group
+/// if that is smaller. The usage of the control group is not subtracted, because it includes the page cache.
 pub(crate) fn available_memory() -> Option<u64> {
     memory("MemAvailable", "SwapFree")
 }

@@ -180,7 +180,7 @@ pub fn cost(network: &Network, spec: &Spec) -> Cost {
 ///
 /// [`BuildError::UnknownModel`].
 pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError> {
-    /// Side in pixels from which a network for large images is estimated on smaller ones, which takes less time.
+    /// Maximum side in pixels of the smaller of the two networks. A forward pass on small images takes less time.
     const LARGE: usize = 64;
     let made_for = crate::find(name)?.spec;
     let at = |scale: usize| {

@@ -74,7 +74,7 @@ fn eigenvectors(mut a: Vec<f64>, n: usize) -> (Vec<f64>, Vec<f64>) {
                 if off == 0.0 {
                     continue;
                 }
-                // The smaller root of t² + 2·θ·t − 1 = 0: the tangent of the angle that makes `a[p][q]` zero.
+                // The root of t² + 2·θ·t − 1 = 0 with the smaller magnitude: the tangent of the angle that makes `a[p][q]` zero.
                 let theta = (a[q * n + q] - a[p * n + p]) / (2.0 * off);
                 let tangent = theta.signum() / (theta.abs() + (theta * theta + 1.0).sqrt());
                 let cosine = 1.0 / (tangent * tangent + 1.0).sqrt();

@@ -90,7 +90,7 @@ impl Failure {
         of_gpu().or_else(|| others.iter().find_map(|of| of(text)))
     }
 
-    /// rayon starts its threads at their first use, and has no other way to report an error.
+    /// Converts rayon's panic. rayon starts its threads at their first use, and reports an error only by a panic.
     fn of_refused_threads(text: &str) -> Option<Self> {
         let (_, cause) = text.split_once("The global thread pool has not been initialized.")?;
         let quoted = cause.split_once("message: \"").and_then(|(_, rest)| rest.split_once('"'));
@@ -107,8 +107,8 @@ impl Failure {
         Some(Self::usage(cause, ops::SMALLER_BATCH))
     }
 
-    /// A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of `device` find the libraries of
-    /// CUDA 13, and cudarc panics because it does not.
+    /// Converts cudarc's panic. A program that was built for CUDA 12 may run where only CUDA 13 is installed. The checks of
+    /// `device` accept the libraries of CUDA 13, but cudarc looks only for those of CUDA 12.
     fn of_missing_library(text: &str) -> Option<Self> {
         let (_, rest) = text.split_once("Unable to dynamically load the \"")?;
         let (name, rest) = rest.split_once('"')?;
@@ -131,7 +131,8 @@ fn gpu_error(text: &str) -> Option<(String, &'static str)> {
     full.or_else(|| poisoned_gpu(text).map(|message| (message, STOPPED_HINT)))
 }
 
-/// After the error of a kernel, every call of the driver returns that error.
+/// Returns the message for a GPU that a kernel's error has stopped. The error is sticky: every later driver call returns the same
+/// error. So the call in `text` is often not the cause.
 fn poisoned_gpu(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("poisoned")?;
     let call = rest.lines().map(str::trim).find(|line| line.starts_with("cu")).unwrap_or("a call of the driver failed");
@@ -143,7 +144,7 @@ fn poisoned_gpu(text: &str) -> Option<String> {
 }
 
 fn full_memory(text: &str) -> Option<String> {
-    // The second is cubecl's for an array that is larger than a quarter of the GPU's memory.
+    // cubecl uses the second text for an array that is larger than a quarter of the GPU's memory.
     let texts = ["out of device memory allocating ", "can't allocate buffer of size: "];
     let (_, rest) = texts.into_iter().find_map(|said| text.split_once(said))?;
     let bytes: String = rest.chars().take_while(char::is_ascii_digit).collect();

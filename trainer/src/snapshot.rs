@@ -21,8 +21,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns what an evaluation needs: the averaged weights, if there is an average, as the weights and, with `averages`, as the
-    /// average. The run may train other layers now, or may average its weights or not: the optimizer's state would not fit.
+    /// Keeps only the weights for an evaluation: the averaged weights if there are any. With `averages`, also sets `ema` to these
+    /// weights. Drops the optimizer's state: it would not fit if the resumed run trains other layers or changed `train.ema`.
     pub fn for_evaluation(self, averages: bool) -> Self {
         let model = self.ema.unwrap_or(self.model);
         Self { ema: averages.then(|| model.clone()), model, ..Self::default() }

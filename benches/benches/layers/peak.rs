@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pulp::{Arch, Simd, WithSimd};
 
-/// Independent chains of multiply-adds per core: more than two units with a latency of four cycles need.
+/// Independent chains of multiply-adds per thread. Two FMA units with a latency of four cycles need at least eight.
 const CHAINS: usize = 12;
 /// Iterations of a sample, about a millisecond, so that some samples are not interrupted by other work.
 const ROUNDS: usize = 500_000;
@@ -46,8 +46,8 @@ pub fn flop_rate() -> f64 {
     rates.into_iter().sum()
 }
 
-/// Returns how many times the rate of f32 the kernels' instructions for bf16 can reach: an instruction of AVX512-BF16 adds two
-/// products per lane. `None` where they compute in f32.
+/// Returns the peak rate of bf16 divided by that of f32. It is 2 with AVX512-BF16, which adds two products per lane. `None` if the
+/// kernels compute bf16 in f32.
 pub fn bf16_factor() -> Option<f64> {
     ops::CpuIsa::selected().is_ok_and(|isa| isa >= ops::CpuIsa::Avx512Bf16).then_some(2.0)
 }

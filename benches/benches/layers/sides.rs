@@ -1,4 +1,4 @@
-//! The parts of a layer with our kernels. No graph is recorded.
+//! The timed parts of a layer: calls of the CPU kernels without autodiff.
 
 use burn::backend::Flex;
 use burn::backend::ops::FloatTensorOps;

@@ -1,7 +1,8 @@
 //! Augmentation and normalisation of single images ([`Pipeline`]), and mixing of pairs of images ([`MixParams`]).
 //!
-//! A sample's parameters depend on (seed, epoch, sample id) alone ([`Pipeline::params`]) and are then applied
-//! ([`Pipeline::apply`]). Threads, ranks and the order of work change no pixel.
+//! A sample's parameters depend on (seed, epoch, sample id) and on the number of earlier draws of the sample in the epoch
+//! ([`Pipeline::params_of_repetition`]). [`Pipeline::apply`] applies the parameters. Threads, ranks and the order of work change no
+//! pixel.
 
 mod affine;
 mod apply;
@@ -71,7 +72,7 @@ pub enum Augment {
     },
     /// Applies one of 25 pairs of operations, which were learned for a data set (torchvision: `AutoAugment`).
     AutoAugment {
-        /// The data set.
+        /// Data set for which the pairs were learned.
         policy: AutoAugmentPolicy,
     },
     /// Changes brightness, contrast and saturation by a factor of `1 - strength` to `1 + strength` each, in random order

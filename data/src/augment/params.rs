@@ -64,7 +64,7 @@ mod draw {
     pub(super) const CUT_X: u64 = 4;
 }
 
-/// Returns the seed of a sample's repetition in an epoch, from 0.
+/// Returns the seed for a draw of a sample. `repetition` is the number of earlier draws of the sample in the epoch.
 fn seed_of_repetition(seed: u64, repetition: u32) -> u64 {
     if repetition == 0 { seed } else { mix64(seed ^ mix64(u64::from(repetition))) }
 }

@@ -53,7 +53,7 @@ const OPERATIONS: [OperationKind; 14] = {
     ]
 };
 
-/// Counter of the draw of `ColorJitter`'s hue: three factors and up to four choices are drawn before it.
+/// Counter of the draw of `ColorJitter`'s hue. The three factors have counters 0 to 2, the up to four choices 3 to 6.
 const HUE: u64 = 7;
 
 /// Largest strengths of the operations with a range.

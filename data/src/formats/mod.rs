@@ -1,4 +1,4 @@
-//! Readers of the data sets: files in, decoded [`Splits`] out. One file per format.
+//! Readers of the data sets: each returns the [`Splits`] of a data set, decoded or as encoded files. One file per format.
 //!
 //! A reader checks all sizes, headers and labels before it uses them to allocate or to index. A damaged or forged file is
 //! therefore an error that names the file and the record, never a panic.

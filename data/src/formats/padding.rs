@@ -87,8 +87,8 @@ impl ImagePadding {
         }
     }
 
-    /// Checks that `count` padded images fit into the free memory. Without the check, the kernel would grant more memory than it
-    /// has, and kill a process when the memory is used.
+    /// Checks that `count` padded images fit into the free memory. Linux overcommits memory: without the check, the allocation
+    /// succeeds, and the OOM killer later kills a process.
     pub(super) fn check_memory(&self, dir: &Path, count: usize) -> Result<(), DataError> {
         let needed = count.checked_mul(self.padded.len());
         match (needed, available_memory()) {

@@ -33,9 +33,9 @@ pub(super) enum Repeat {
     Validation,
 }
 
-/// Returns the first image that is listed twice with different labels or splits, or twice in a training set that will be split
-/// (`splits`): its first and its second location, and the kind of mistake. `images` has one item per listing: inode, label, split,
-/// location.
+/// Returns the first image that may not be listed twice: an earlier location, the later location, and the kind of mistake. An image
+/// may not have two labels or two splits. If the training set will be split (`splits`), it may not have an image twice. `images`
+/// has one item per listing: inode, label, split, location.
 pub(super) fn first_repeated<L: PartialEq, T: Copy>(
     images: impl IntoIterator<Item = (Inode, L, Split, T)>,
     splits: bool,

@@ -114,7 +114,7 @@ fn check_classes_left(train: &[Sample], classes: &[String]) -> Result<(), DataEr
 fn names_crc(samples: &[Sample], source: &Path) -> u32 {
     let root = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
     samples.iter().fold(0, |sum, sample| {
-        // A name has no NUL, and the length of a set separates it from the next name.
+        // Unambiguous: a name contains no NUL, and the text of a set ends at its "]".
         let sum = crc32c::crc32c_append(sum, format!("{}\0{}\0", sample.file.name(root), sample.label).as_bytes());
         sample.label_set.iter().fold(sum, |sum, set| crc32c::crc32c_append(sum, format!("{set:?}").as_bytes()))
     })

@@ -149,8 +149,8 @@ struct Members {
     key: String,
     /// The image and its name.
     image: Option<(Span, String)>,
-    /// The first member that looks like an image but is not the sample's, such as a mask `1.mask.png` or a depth image `1.exr`,
-    /// with the cause and the hint of the error if the sample has no other image.
+    /// The first image that is not used, such as a mask `1.mask.png` or a depth image `1.exr`. The two texts are the cause and the
+    /// hint of the error that is reported if the sample has no readable image.
     unread: Option<(Span, String, &'static str)>,
     cls: Option<Span>,
     json: Option<Span>,

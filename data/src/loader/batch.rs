@@ -18,7 +18,7 @@ pub struct Batch {
     pub images: Vec<f32>,
     /// Views of each image in `images`: 1, or [`TEN_CROP`].
     pub views: usize,
-    /// Augmentation parameters of each image for that device, `[B]`. Empty if `images` is not.
+    /// Augmentation parameters of each image, `[B]`, if a device augments the images. Otherwise empty.
     pub params: Vec<AugmentParams>,
     /// Class of each image, `[B]`.
     pub labels: Vec<i32>,

@@ -44,8 +44,8 @@ pub struct LoaderConfig {
     pub workers: usize,
     /// Batches kept ready ahead of the consumer. With 0, a batch is assembled when the consumer asks for it.
     pub prefetch: usize,
-    /// For evaluation: each sample once, in the data set's order, only normalised. `shuffle`, `drop_last`, `augment`,
-    /// `mixup`, `cutmix` and `sampler_weights` are ignored.
+    /// For evaluation: each sample once, in the data set's order, only normalised. `shuffle`, `drop_last`, `augment`, `mixup`,
+    /// `cutmix` and `sampler_weights` have no effect, but [`Loader::new`] checks them.
     pub evaluation: bool,
     /// Weight with which an image of each class is drawn, `[classes]`: an epoch draws as many images as there are, with
     /// replacement (PyTorch's `WeightedRandomSampler`). Empty: each image once.

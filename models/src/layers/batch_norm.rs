@@ -72,8 +72,8 @@ impl BatchNorm2d {
         self.run(input, Epilogue { residual: Some(residual), activation: Activation::Relu }, cx)
     }
 
-    /// Applies `conv`, this layer and `activation`. On a GPU in training, the next convolution computes the output while it reads
-    /// it, see [`Features`].
+    /// Applies `conv`, this layer and `activation`. On a GPU in training, the result may be the output of `conv` alone: the next
+    /// convolution then applies this layer and `activation` to the values that it reads, see [`Features`].
     pub fn after(&self, conv: &Conv2d, input: impl Into<Features>, activation: Activation, cx: &Context) -> Features {
         match self.fused(conv, input.into(), activation, cx) {
             Ok(output) => output,

@@ -63,7 +63,7 @@ pub enum StateKind {
 pub struct StateTensor {
     /// Name in PyTorch's state dict.
     pub name: String,
-    /// Whether the tensor is a parameter or a buffer.
+    /// Kind of the tensor: parameter, frozen weight or buffer.
     pub kind: StateKind,
     /// Shape in PyTorch's layout.
     pub shape: Vec<usize>,

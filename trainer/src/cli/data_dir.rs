@@ -37,16 +37,16 @@ impl Cli {
 /// The environment variable with the folder of the data sets.
 pub const DATA_DIR: &str = "TRAINER_DATA_DIR";
 
-/// The folder of the data sets, and who named it.
+/// The folder of the data sets, and whether the flag or the variable named this folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataDir {
     /// The folder.
     pub path: PathBuf,
-    /// Who named it.
+    /// The source of the name.
     pub by: NamedBy,
 }
 
-/// Who named a folder.
+/// The source of the data folder's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NamedBy {
     /// The flag `--data-dir`.

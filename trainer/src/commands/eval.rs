@@ -39,7 +39,7 @@ struct EvalTarget {
     mean: Option<Vec<f32>>,
     std: Option<Vec<f32>>,
     on_error: OnError,
-    /// The checkpoint of a run, and the data that it was trained on; older checkpoints do not know them.
+    /// The checkpoint of a run, and the data set of its training. `None` for a weight file and for checkpoints of older versions.
     trained: Option<(PathBuf, DatasetRecord)>,
     /// The run, if its own data set is evaluated.
     run: Option<RunFolder>,
@@ -303,7 +303,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);
     let on_error = if own_data { run_data::on_error(&plan) } else { OnError::Fail };
     let snapshot = loaded.snapshot;
-    // Another size keeps the part of the image that is cut out.
+    // With another --image-size, scale `resize` too, so that the crop covers the same part of the image.
     let resize = plan.data.resize.map(|side| match (arguments.image_size, plan.data.image_size) {
         (Some(size), Some(own)) => (side * size).div_ceil(own),
         _ => side,
@@ -324,7 +324,7 @@ fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
                 if own_data { plan.data.dir.as_deref() } else { DataDir::path(&arguments.data_dir) },
             )
         },
-        // Images of other sets too: the network was trained with these.
+        // Use the run's mean and deviation for other data sets too: the network was trained with these values.
         mean: arguments.mean.clone().or(plan.data.mean),
         std: arguments.std.clone().or(plan.data.std),
         on_error,

@@ -36,7 +36,7 @@ pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Re
     Ok(())
 }
 
-/// Sets the number of workers of a node. The workers use GPUs if the flags or the plan ask for GPUs.
+/// Sets the number of workers of a node. The workers use GPUs if the flags or the run's configuration ask for GPUs.
 fn set_workers(arguments: &mut TrainArgs, workers: usize) {
     let on_gpus = arguments.gpus.is_some() || (arguments.cpus.is_none() && run::asks_for_gpus(arguments));
     match on_gpus {

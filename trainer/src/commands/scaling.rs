@@ -169,7 +169,7 @@ fn measure(
     })
 }
 
-/// What one measured run is started with.
+/// The settings of one measured run.
 struct Measurement {
     scaling: Scaling,
     workers: usize,

@@ -1,4 +1,4 @@
-//! The value of `train.class_weights` and `data.sampler_weights`.
+//! The value of `train.class_weights`, `train.pos_weight` and `data.sampler_weights`.
 
 use super::key::{KeyValue, Range};
 use super::suggest;
@@ -14,7 +14,8 @@ const WORDS: [&str; 2] = ["none", "balanced"];
 pub enum ClassWeights {
     /// The same weight for all classes.
     None,
-    /// `images / (classes * images of the class)`, of the training set (scikit-learn's `compute_class_weight("balanced")`).
+    /// Computed from the training set: `images / (classes * images of the class)` (scikit-learn's
+    /// `compute_class_weight("balanced")`). For `train.pos_weight`: images without the class / images with the class.
     Balanced,
     /// The given weights, in the order of the classes. At least one is above 0.
     Given(Vec<f64>),

@@ -21,7 +21,7 @@ pub(super) struct Key<T> {
     pub(super) range: Range,
     /// Meaning of 0, false, "none", [] or a missing value: "off", "all", "the data set's".
     pub(super) unset: Option<&'static str>,
-    /// Words of the section's `kind` that use the key; empty: all.
+    /// The values of the section's `kind` that use the key. If the list is empty, all values use the key.
     pub(super) only: Vec<&'static str>,
     /// Names of the key in other trainers.
     pub(super) aliases: &'static [&'static str],
@@ -57,7 +57,7 @@ impl<T: KeyValue> Key<T> {
     }
 }
 
-/// Returns a sentence as it continues another one: "Samples" becomes "samples", `TensorBoard` stays.
+/// Lowercases the first letter, to continue another sentence: "Samples" becomes "samples", `TensorBoard` stays.
 fn uncapitalized(sentence: &str) -> String {
     let mut symbols = sentence.chars();
     match (symbols.next(), symbols.clone().next()) {
@@ -87,7 +87,7 @@ pub(super) trait KeyVisitor {
 pub(super) trait KeyValue: Clone {
     /// The type in words: integer, two numbers.
     const TYPE: &'static str;
-    /// The written form of the value that [`Key::unset`] explains, if hints show it.
+    /// The value whose meaning is [`Key::unset`], as it is written in the TOML. `None`: hints do not show the value.
     const ZERO: Option<&'static str> = None;
     /// Whether an empty array of this type is written too.
     const WRITES_EMPTY: bool = false;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::key::{KeyValue, Range};
 use super::value::{RawValue, ValueError};
 
-/// Factors of the learning rate by the layers that they are for.
+/// Factors of the learning rate. The keys are names or prefixes of layers.
 impl KeyValue for BTreeMap<String, f64> {
     const TYPE: &'static str = "table of numbers";
 

@@ -1,8 +1,8 @@
 //! The TOML that describes a run, resolved.
 //!
-//! File, `--set` and its short forms become one [`RunPlan`] that is complete and checked. All modules read the run's settings from
-//! the [`RunPlan`], not from flags. ARCHITECTURE.md lists the environment variables that modules read. Every mistake is a
-//! [`ConfigError`] with the line or the flag that made it.
+//! The file, `--set` and the flags for single keys (`--epochs`) become one [`RunPlan`] that is complete and checked. All modules
+//! read the run's settings from the [`RunPlan`], not from flags. ARCHITECTURE.md lists the environment variables that modules read.
+//! Every mistake is a [`ConfigError`] with the line or the flag that made it.
 //!
 //! Every key is declared once, in `sections.rs`. The reader, the defaults, the hints, [`RunPlan::settings`], [`RunPlan::to_toml`]
 //! and the table in `configs/README.md` come from the declarations.

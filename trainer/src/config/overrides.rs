@@ -12,8 +12,8 @@ use super::reader::Reader;
 use super::syntax;
 use crate::cli::{DataDir, NamedBy};
 
-/// Values from the command line that override the configuration file. A later value overrides an earlier one: the file, `set` in
-/// its order, the other flags.
+/// Values from the command line that override the configuration file. The order is: the file, then `set`, then the other flags. The
+/// last value applies, except where a field's doc says that an earlier value takes precedence.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides {
     /// `--set section.key=value`, as the user wrote it.

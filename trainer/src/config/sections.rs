@@ -36,8 +36,8 @@ sections! {
         name: String = String::new(), also ["arch"];
         /// Classes of the last layer.
         num_classes: Option<usize> = None, in 2..=MANY, unset "the data set's", also ["classes"];
-        /// The initial weights: a PyTorch file, a safetensors file or a checkpoint's folder, relative to the current directory. The
-        /// last layer stays new where the file's has another number of classes.
+        /// The initial weights: a PyTorch file, a safetensors file or a checkpoint's folder, relative to the current directory. If
+        /// the last layer of the file has another number of classes, the network keeps its own initial last layer.
         weights: Option<PathBuf> = None, unset "random ones, from `train.seed`", also ["pretrained", "checkpoint", "init"];
         /// Layers that are not trained: names or prefixes in the state dict, such as `layer1` or `fc.bias`. Batch norms among them
         /// keep their statistics.
@@ -84,9 +84,9 @@ sections! {
         /// Part of each class's training images that is held out for validation. The best checkpoint and early stopping go by
         /// it, and the test set is evaluated once, at the end.
         validation: Option<f64> = None, in (Excluded(0), Excluded(1)), unset "none", also ["val", "val_split"];
-        /// Part of each class's other training images that is trained on.
+        /// Part of each class's training images that is trained on, after `validation` has held out its part.
         fraction: Option<f64> = None, in (Excluded(0), Included(1)), unset "all", also ["train_fraction", "subset"];
-        /// Draws training images with replacement, an image of each class with this weight (`WeightedRandomSampler`).
+        /// Draws training images with replacement (`WeightedRandomSampler`). Each class has a weight, which all its images have.
         /// `balanced` draws all classes equally often.
         sampler_weights: ClassWeights = ClassWeights::None, unset "off", also ["sampler", "weighted_sampler"];
     }
@@ -129,8 +129,8 @@ sections! {
         /// Batches per optimizer step.
         accumulate: usize = 1, in 1..=65_536,
             also ["accumulation_steps", "gradient_accumulation_steps", "accumulate_grad_batches"];
-        /// Whether a process with one GPU captures its step as a CUDA graph and launches that: one process, or several whose
-        /// gradients the all-reduce kernels sum. `false` launches kernel by kernel.
+        /// Whether a process with one GPU captures its step as a CUDA graph and launches the graph. With several processes, only if
+        /// the custom all-reduce kernels sum the gradients. `false` launches kernel by kernel.
         graph: Option<bool> = None, unset "`true`", also ["cuda_graph", "cuda_graphs"];
         /// Leaves out an epoch's last batch where it is smaller than the others.
         drop_last: bool = false, unset "off";

@@ -99,7 +99,7 @@ impl ConfigSource {
 }
 
 impl SourceLine {
-    /// Prepares `line` for the screen. It marks `marked` characters from `column` on.
+    /// Sets `text`, `indent` and `width` from `line`. The marked part starts at `column` and has `marked` characters.
     fn excerpt(&mut self, line: &str, marked: usize) {
         let (before, length) = (self.column - 1, line.chars().count());
         let (first, last) = match length > LONGEST_LINE {

@@ -59,7 +59,7 @@ impl TooFewGpus {
         let hidden =
             visible_devices_note(gpus.visible.as_deref()).map(|clause| format!(" ({clause})")).unwrap_or_default();
         Failure::usage(
-            format!("{processes} processes want a GPU each: {few}{hidden}"),
+            format!("{processes} processes need one GPU each: {few}{hidden}"),
             format!(
                 "ask for --gpus {count}; --oversubscribe lets processes share GPUs, for tests: slow, and no timing counts"
             ),

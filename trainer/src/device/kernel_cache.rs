@@ -26,7 +26,7 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 /// The file of this process, and the number of entries at the last write.
 static KEPT: Mutex<Option<(KernelFile, u64)>> = Mutex::new(None);
 
-/// Which file of compiled kernels a process uses.
+/// Selects the file of compiled kernels, and the number of threads that compile kernels.
 #[derive(Debug, Clone)]
 pub(super) struct KernelCache {
     /// Name of the GPUs and the software for which kernels are compiled.
@@ -37,7 +37,7 @@ pub(super) struct KernelCache {
 }
 
 impl KernelCache {
-    /// Returns the choice for a rank on these GPUs. Does not open the file.
+    /// Returns the configuration of a rank on these GPUs. Does not open the file.
     pub(super) fn of(gpus: &Gpus, ranks: &LocalRank) -> Self {
         /// Maximum number of threads. With more, the last kernels are divided unevenly, and each thread needs memory.
         const MOST: usize = 16;

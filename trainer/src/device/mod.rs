@@ -76,7 +76,7 @@ pub enum DeviceSet {
 /// The device of a process, with its description.
 #[derive(Debug, Clone)]
 pub struct SelectedDevice {
-    /// The store of compiled kernels.
+    /// Selects the file of compiled kernels.
     #[cfg(feature = "cuda")]
     kernels: Option<kernel_cache::KernelCache>,
     /// Number of CPU threads that operations on this device use.

@@ -42,8 +42,8 @@ impl Engine<'_> {
         (!self.is_best(&eval_record(counts))).then_some(best)
     }
 
-    /// Returns the last epoch and the best epoch if the resumed run had already stopped early: by the present `train.patience`, and
-    /// without a step since its last evaluation.
+    /// Returns the last epoch and the best epoch if the resumed run had already stopped early: the current `train.patience` ends
+    /// the run at its last evaluation, and the run took no step after this evaluation.
     pub(super) fn had_stopped_early(&self) -> Option<[usize; 2]> {
         let last = self.progress.last?.epoch;
         let at_its_end = self.progress.epoch == last + 1 && self.progress.batch == 0;

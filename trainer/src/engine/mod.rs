@@ -102,7 +102,7 @@ pub struct Engine<'a> {
     tunes: bool,
 }
 
-/// An epoch whose steps are done.
+/// The end of training in an epoch: all steps are done, or the run stops inside the epoch (`train.max_steps`, `train.max_time_s`).
 struct TrainedEpoch<'a> {
     /// The evaluation after the epoch's last step, if one was due.
     counts: Option<&'a EvalCounts>,

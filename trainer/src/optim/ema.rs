@@ -50,8 +50,8 @@ impl Ema {
         &self.shadow
     }
 
-    /// Replaces the average by a checkpoint's: a state dict of `network`, in its order. The average of a frozen tensor is its value in
-    /// `network`: [`Ema::update`] skips it, and a layer that was frozen only now would keep an average of older weights.
+    /// Replaces the average by `tensors`, a state dict in the order of `network`. For a frozen tensor, takes the value in `network`
+    /// instead. [`Ema::update`] skips frozen tensors, so a layer that is frozen since this start would keep an old average.
     pub fn load(&mut self, tensors: &[StateTensor], network: &Network, device: &Device) {
         let on_device = |tensor: &StateTensor| {
             ops::parameter::from_row_major(Tensor::from_floats(tensor.values.as_slice(), device), &tensor.shape)

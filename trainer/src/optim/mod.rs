@@ -85,7 +85,8 @@ impl Optimizer {
         self.step_with(network, gradients, lr, None)
     }
 
-    /// Does what [`Optimizer::step`] does. With `rates`, the kernels read the learning rates from device memory.
+    /// Takes one step, as [`Optimizer::step`]. With `rates`, the kernels of SGD and AdamW read the learning rates from device
+    /// memory.
     pub(crate) fn step_with(
         &mut self,
         network: Network,
@@ -243,7 +244,7 @@ impl Optimizer {
         (tensors, self.steps)
     }
 
-    /// Loads what [`Optimizer::state`] returned.
+    /// Loads the state that [`Optimizer::state`] returned.
     ///
     /// # Errors
     /// Names a tensor that belongs to no parameter, or that has another shape than its parameter.

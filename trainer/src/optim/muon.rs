@@ -35,8 +35,8 @@ pub(super) struct MuonStep {
     pub(super) update: ParameterUpdate,
 }
 
-/// Takes the steps of several weights and returns the results with the weights' indices. Small products leave threads idle, so on a
-/// CPU several weights are updated at the same time.
+/// Takes the steps of several weights and returns the results with the weights' indices. A product of small matrices cannot use all
+/// threads, so on a CPU several weights are updated at the same time.
 pub(super) fn step_all(steps: Vec<MuonStep>, scale: Option<&Tensor<1>>) -> Vec<(usize, UpdatedParameter)> {
     let run = |MuonStep { index, options, info, update }| (index, options.step(&info, update, scale));
     if steps.iter().any(|step| step.update.value.device() != Device::flex()) {

@@ -186,7 +186,7 @@ pub struct Comparison {
     pub warmup: usize,
     /// Runs of each mode. The modes take turns.
     pub rounds: usize,
-    /// Processor, as readable text.
+    /// Processor, or the GPU with `--gpus`, as readable text.
     pub machine: String,
     /// One row per mode.
     pub modes: Vec<ModeResult>,

@@ -129,7 +129,7 @@ fn is_secret(name: &str) -> bool {
 /// (`--token=…`, `--token …`, `NAME=…`), and the user and password of a URL.
 fn redacted(command: Vec<String>, variables: impl Iterator<Item = (String, String)>) -> Vec<String> {
     const HIDDEN: &str = "***";
-    // Shorter values are not secrets, and redacting them would hide ordinary words of the command line.
+    // Minimum length: redacting a shorter value everywhere would hide ordinary words of the command line.
     let values: Vec<String> =
         variables.filter(|(name, value)| is_secret(name) && value.len() >= 8).map(|(_, value)| value).collect();
     let mut follows = false;

@@ -70,7 +70,8 @@ pub struct EpochRecord {
     pub epoch: usize,
     /// Mean training loss over the epoch's samples.
     pub train_loss: f64,
-    /// Training accuracy over the epoch's samples in percent. Each sample counts with the weights of its own step.
+    /// Training accuracy over the epoch's samples in percent. Each sample is predicted by the network as it was in the sample's
+    /// step.
     pub train_top1: f64,
     /// The evaluation after this epoch, if there was one.
     pub eval: Option<EvalRecord>,

@@ -26,8 +26,8 @@ pub struct ReporterOptions {
     pub steps_per_epoch: usize,
     /// See [`Pace::new`].
     pub pixel_shares: Vec<f64>,
-    /// Steps between two plain lines, and between two points of TensorBoard's training curves. 0: only the ends of
-    /// epochs.
+    /// Steps between two plain lines, and between two points of TensorBoard's training curves. With 0, there is one plain line for
+    /// the session's first step, and TensorBoard has the first and the last step of each epoch.
     pub every: usize,
     /// Whether to write TensorBoard event files.
     pub tensorboard: bool,

@@ -1,4 +1,4 @@
-//! `run.lock`: lets only one program at a time write a run folder, or the folder of a comparison.
+//! `run.lock`: lets only one program at a time write a run folder, or the folder of `compare`, `sweep` or `bench scaling`.
 //!
 //! The lock is a `flock(2)` lock. The kernel releases the lock when the last process that has the file open ends, also after a
 //! crash. So a lock is never left over, and the file is never removed. A launcher's workers inherit the open file: the run stays

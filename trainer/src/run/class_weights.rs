@@ -33,7 +33,7 @@ pub(super) fn of_sampler(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Fa
 /// with it.
 ///
 /// # Errors
-/// The weights are `balanced`, and no image has a class.
+/// The weights are `balanced`, and a class has no training image.
 pub(super) fn of_positives(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Failure> {
     match &plan.train.pos_weight {
         None | Some(ClassWeights::None) => Ok(Vec::new()),

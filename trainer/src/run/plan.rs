@@ -28,7 +28,7 @@ pub(super) struct PlannedRun {
     pub resumed: Option<RunFolder>,
 }
 
-/// The access of this process to the folder of the run to continue. The text is the job's address, in a job on several nodes.
+/// How this process may use the folder of the run to continue. `Option<&str>` is the address of a job on several nodes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FolderAccess<'a> {
     /// Reads the plan only.

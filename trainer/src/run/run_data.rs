@@ -80,7 +80,7 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
     class_weights::of_positives(plan, &splits.train)?;
     class_weights::of_sampler(plan, &splits.train)?;
     if let Some(comm) = comm {
-        // Ranks with other images would make other calls while they decode, and report only that.
+        // Compare now: ranks with different images would fail later, in a mismatch of collectives that hides the cause.
         ddp::check_same_job(&data_facts(plan, &splits), comm)?;
         shared_images::decode(&mut splits, comm)?;
     }

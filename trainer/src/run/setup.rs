@@ -71,13 +71,13 @@ pub(super) fn why_augment_on_cpu(plan: &RunPlan, selected: &SelectedDevice, spli
         return Some("mixup and CutMix run in the loader".into());
     }
     if !plan.train.image_sizes.is_empty() {
-        return Some("train.image_sizes resizes them there".into());
+        return Some("train.image_sizes resizes images in the loader".into());
     }
     if let Some(step) = plan.data.augment.iter().find(|step| step.computes_pixels()) {
         return Some(format!("`{step}` runs in the loader"));
     }
     if splits.iter().any(|(_, split)| split.encoded.is_some()) {
-        return Some("the images are decoded there in each epoch".into());
+        return Some("the loader decodes the images in each epoch".into());
     }
     // A quarter of the GPU's memory may hold the data set. The rest is for the network.
     let room = gpu.memory_bytes / 4;

@@ -59,7 +59,7 @@ impl WorkerRun<'_> {
         }
         let PlannedRun { mut plan, resumed } = source.read(true)?;
         if folder.is_none() && worker.rank == 0 {
-            // This program's launcher has printed them.
+            // With this program's launcher, the launcher has printed the notes.
             print_notes(&plan);
         }
         if resumed.is_none() {

@@ -138,13 +138,13 @@ impl StepGraph {
         }
         let OptimizerConfig { kind, momentum, .. } = plan.optimizer;
         let reason = if plan.is_multi_label() {
-            Some("the loss of images with several classes copies from the host")
+            Some("the loss of multi-label images copies targets from the host")
         } else if plan.train.class_weights != ClassWeights::None {
-            Some("with train.class_weights the loss of each step is divided by another number")
+            Some("with train.class_weights the divisor of the loss changes in each step")
         } else if kind == OptimizerKind::Sgd && momentum == 0.0 {
-            Some("SGD without momentum makes new weights in each step")
+            Some("SGD without momentum allocates new weights in each step")
         } else if kind == OptimizerKind::Muon {
-            Some("Muon's products of matrices make new momentum in each step")
+            Some("Muon allocates new momentum tensors in each step")
         } else {
             None
         };
@@ -186,15 +186,15 @@ impl StepGraph {
         self.note.take()
     }
 
-    /// Begins the warm-up for a capture again, if it has begun. Call this before an evaluation on `device`: a capture may use only
-    /// memory that the warm-up has allocated, and an evaluation, whose batch may be larger, makes cubecl free such memory.
+    /// Restarts a warm-up that has begun. Call this before an evaluation on `device`. A capture may use only memory that the
+    /// warm-up has allocated. An evaluation, whose batch may be larger, makes cubecl free this memory.
     pub fn restart_warm_up(&mut self, device: &Device) {
         if let GraphPhase::WarmedUpOnce(..) | GraphPhase::WarmedUpTwice(..) = self.phase {
             self.reset(device);
         }
     }
 
-    /// Drops the graph, since the training state moves to other memory on `device`.
+    /// Drops the graph, or ends its warm-up, on `device`. The warm-up for a new graph begins with the next steps.
     pub fn reset(&mut self, device: &Device) {
         if let GraphPhase::WarmedUpOnce(..) | GraphPhase::WarmedUpTwice(..) = self.phase {
             graph::cancel(device);
@@ -240,7 +240,7 @@ pub(super) fn queue_step(
             learner.graph.unlaunched = UnlaunchedSteps { words, steps: 1 };
         }
         GraphPhase::Captured(of_graph, mut captured) if of_graph == signature => {
-            // A step without the graph usually updates the state in place too, but not if another tensor shares the state's memory.
+            // A step without the graph has run. If another tensor shared the state's memory, that step has moved the state.
             if std::mem::take(&mut captured.check_addresses)
                 && parts.any_rank(learner.addresses()? != captured.addresses)?
             {
@@ -330,7 +330,7 @@ impl Learner {
         let results = reading.wait();
         // If a rank is missing, the results are wrong, and the GPU's error may be a consequence.
         parts.check()?;
-        let results = results.map_err(|error| gpu_failure("the GPU", error))?;
+        let results = results.map_err(|error| gpu_failure("a step on the GPU failed", error))?;
         // The steps have run one after the other, so each step's time is the mean.
         let mut group: Vec<_> = graph.queued.iter_mut().filter(|queued| !queued.counted).take(count).collect();
         let (end, first) = (Instant::now(), group[0].start);

@@ -20,7 +20,7 @@ pub(super) struct CapturedStep {
     pub(super) graph: Graph,
     /// The addresses of the training state when the step was captured.
     pub(super) addresses: Vec<[u64; 2]>,
-    /// Whether a step without the graph has run since, so that the next step must compare the addresses.
+    /// Whether a step without the graph has run after the capture. Then the next step must compare the addresses.
     pub(super) check_addresses: bool,
 }
 
@@ -194,7 +194,7 @@ impl Learner {
         let mut inputs = StepInputs::new(on_device, &device);
         let before = self.addresses()?;
         let (outputs, host_data) = self.run(parts, &mut inputs, step)?;
-        // This step's inputs, which `run` has used already. The feed counts its runs from here on.
+        // Write the inputs of this step, although `run` has used them already: from here on the feed counts steps.
         let words = inputs.words(self, step.batches, step.lr);
         let steps = parts.min_over_ranks(StepInputs::max_feed_steps(words.len()))?;
         inputs.make_feed(&outputs, steps).write(words);
@@ -212,9 +212,8 @@ impl Learner {
         Ok(())
     }
 
-    /// Runs a step kernel by kernel, with the same calls as [`Self::capture`]. The feed is in memory that the step before has used
-    /// for other tensors. So this step may need more memory, which must be allocated before the capture: a capture may not
-    /// allocate.
+    /// Runs a step kernel by kernel, with the same calls as [`Self::capture`]. The feed took memory that the previous step had used
+    /// for other tensors. So this step may allocate more memory. A capture may not allocate, so this step must run before it.
     pub(super) fn warm_up_again(
         &mut self,
         parts: &mut dyn GraphStepParts,

@@ -1,8 +1,8 @@
 //! Records the kernels that are launched on a GPU while a [`KernelProfiler`] exists. The device itself times each kernel.
 //!
-//! cubecl reports each launch on the thread that makes it, and records two device events around the kernel. Nobody waits for
-//! the events, so kernels still run back to back. The events cost the host a few microseconds per launch, so watched steps take
-//! longer. The kernels in these steps do not.
+//! cubecl reports each launch on the thread that makes it, and records two device events around the kernel. No thread waits for the
+//! events, so kernels still run back to back. The events cost the host a few microseconds per launch. So recorded steps take
+//! longer, but their kernels do not.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -102,7 +102,7 @@ struct RankSpans {
 
 #[derive(Debug)]
 struct Recorded {
-    /// The same time on both clocks.
+    /// One moment, read on both clocks: `Instant` and `CLOCK_MONOTONIC`.
     origin: (Instant, i64),
     state: Mutex<RecordedSpans>,
     #[cfg(feature = "cuda")]
@@ -117,7 +117,7 @@ struct RecordedSpans {
     offset: i64,
 }
 
-/// Records spans. Clones share one record. [`Timeline::off`] records nothing and costs nothing.
+/// Records spans. Clones share one recorder. [`Timeline::off`] records nothing and costs nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Timeline(Option<Arc<Recorded>>);
 
@@ -266,7 +266,7 @@ impl Recorded {
         self.kernels.lock()
     }
 
-    /// Waits for the watched kernels and converts them to spans.
+    /// Waits for the recorded kernels and converts them to spans.
     #[cfg(feature = "cuda")]
     fn read_kernels(&self) {
         let Some(watch) = self.kernels().take() else { return };

@@ -148,8 +148,8 @@ impl WeightFormat {
             .and_then(|(file, _)| file.take(16).read_to_end(&mut head))
             .map_err(|error| bad(path, error, format!("name {FORMATS}")))?;
         match head.as_slice() {
-            // A JSON header of less than 4 GiB after its length. A pickle could start with the same first byte as the
-            // length.
+            // The length of a JSON header (less than 4 GiB), then the header. Test this pattern before the pickle's: a length may
+            // start with the same two bytes as a pickle.
             [_, _, _, _, 0, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
             // A zip archive, or a pickle of protocol 2 or later, which PyTorch wrote before 1.6.
             [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => Ok(Self::PyTorch),

@@ -20,9 +20,9 @@ pub(super) fn strip_wrappers(path: &str) -> String {
 
 /// Returns the prefix of the network's names in a file: empty, or the wrapper's keys with a trailing dot.
 ///
-/// `paths` are [`strip_wrappers`]. If several prefixes fit equally well, averaged weights are last (`model` is taken before
-/// `model_ema`). After that, the shortest prefix is taken, then the first in alphabetical order. If no name is found, the
-/// prefix is empty.
+/// `paths` are results of [`strip_wrappers`]. If several prefixes fit equally well, plain weights are preferred to averaged ones
+/// (`model` to `model_ema`), then the shorter prefix, then the first in alphabetical order. If no name is found, the prefix is
+/// empty.
 pub(super) fn find_wrapper_prefix(expected: &HashSet<&str>, paths: &[String]) -> String {
     let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
     for path in paths {

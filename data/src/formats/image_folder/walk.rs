@@ -145,8 +145,8 @@ fn collect(dir: &Path, depth: usize, seen: &mut SeenFolders, found: &mut Vec<Fou
     walk(dir, depth, seen, found, &mut Err)
 }
 
-/// Appends the images in `dir` and in the folders below it to `found`. No folder is read twice: links that lead up or to the
-/// same folder would make a small tree endless. `refuse` gets the error of a file or folder, and decides whether the walk goes on.
+/// Appends the images in `dir` and in the folders below `dir` to `found`. A folder that is reached twice is an error: symbolic
+/// links can form cycles. `refuse` receives the error of a file or folder; the walk ends if `refuse` returns an error.
 fn walk(
     dir: &Path,
     depth: usize,

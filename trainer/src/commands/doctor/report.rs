@@ -240,9 +240,8 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &FoundPart<Library>) -> DefaultChoice
     }
 }
 
-/// Describes the route of the gradients with one rank on each GPU of this machine. A group of ranks chooses its route in the
-/// same way from the driver's answers, then checks the access itself, and takes the next route if a check contradicts the
-/// driver. `peers` and `ipc` are the results of the same checks.
+/// Describes the route of the gradients with one rank on each GPU of this machine. Chooses as a group of ranks does: first from the
+/// driver's answers. If a check of the access (`peers`, `ipc`) contradicts the driver, the next route is taken.
 fn between_gpus(gpus: &[Gpu], peers: &[Peer], ipc: &str, nccl: bool) -> String {
     if gpus.len() < 2 {
         return "one GPU: no exchange, except with --oversubscribe".into();

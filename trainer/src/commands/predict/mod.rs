@@ -85,7 +85,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
         super::export::check_free(to, arguments.force, instead)?;
     }
     if let Some(threads) = arguments.threads {
-        // Ignore the error of a second call: this is the first use of the thread pool.
+        // Ignore the error: it means that the pool exists already, and nothing has used the pool before this line.
         let _ = rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global();
     }
     let paths = [arguments.paths.clone(), listed(arguments.list.as_deref())?].concat();

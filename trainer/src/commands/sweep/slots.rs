@@ -1,4 +1,4 @@
-//! The slots of a sweep. A slot is a share of the cores, and one GPU in a sweep on GPUs, that one worker uses alone.
+//! The slots of a sweep. One worker uses a slot alone. A slot is a share of the cores; in a sweep on GPUs, it also has one GPU.
 
 use std::process::{Child, Command};
 

@@ -32,8 +32,8 @@ pub struct CheckpointFolder {
 }
 
 impl CheckpointFolder {
-    /// Opens an existing folder, and removes incomplete checkpoints of a killed process. If it was killed while it replaced a
-    /// checkpoint, the old one gets its name back.
+    /// Opens an existing folder, and removes incomplete checkpoints of a killed process. If the process was killed while it
+    /// replaced a checkpoint, renames the old checkpoint back.
     ///
     /// # Errors
     /// The folder cannot be read or cleaned.
@@ -196,8 +196,8 @@ fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> 
     }
 }
 
-/// Moves `target` aside, renames `temporary` to it, and deletes what was moved. [`CheckpointFolder::open`] undoes the first step if
-/// there was no second one.
+/// Renames `target` to a hidden name, renames `temporary` to `target`, and deletes the hidden folder. If the process is killed
+/// between the two renames, [`CheckpointFolder::open`] undoes the first one.
 pub(super) fn replace_in_two_steps(temporary: &Path, target: &Path) -> Result<(), FileError> {
     let aside =
         target.with_file_name(format!("{REPLACED_PREFIX}{}", target.file_name().unwrap_or_default().to_string_lossy()));

@@ -45,7 +45,7 @@ pub struct RunRecord {
     pub seconds: f64,
     /// Commit of the checkout that started the run.
     pub commit: Option<String>,
-    /// The configuration, without the settings whose effect on the accuracy is only random.
+    /// The configuration, without the settings that may differ between repetitions, such as the seed.
     recipe: toml::Table,
 }
 

@@ -149,7 +149,7 @@ pub fn computed(
         let ready = (bucket.ready_ms * scale).min(backward);
         done = done.max(ready) + 1e3 * algorithm.seconds(workers, bucket.bytes, network);
     }
-    // After the buckets, a small all-gather exchanges losses and counts. It costs half of an all-reduce
+    // After the buckets, the ranks exchange losses and counts in a small all-gather, which costs half of an all-reduce.
     let outcome = if workers > 1 { 1e3 * algorithm.seconds(workers, 0, network) / 2.0 } else { 0.0 };
     let exposed_ms = if workers > 1 { (done - backward).max(0.0) + outcome } else { 0.0 };
     let step_ms = forward + backward + exposed_ms + profile.other_ms;

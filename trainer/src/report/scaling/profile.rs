@@ -31,8 +31,8 @@ pub struct BucketProfile {
     pub bytes: u64,
 }
 
-/// Reads the profile of a worker with `images` images per step from the content of a run's `timeline.json`. Uses only `steps`.
-/// Returns `None` if the steps have no buckets.
+/// Reads the profile of a worker with `images` images per step from the content of a run's `timeline.json`. Uses only the
+/// timeline's spans of `steps`. Returns `None` if the steps have no buckets.
 pub fn profile(timeline: &Value, steps: &[StepRecord], images: usize) -> Option<Profile> {
     let spans: Vec<&Value> =
         timeline["traceEvents"].as_array()?.iter().filter(|event| event["ph"] == "X" && event["pid"] == 0).collect();

@@ -107,7 +107,8 @@ pub(super) enum BucketValues {
     OnSideStream(Box<Tensor<1>>),
 }
 
-/// The buckets of a rank. The hooks of the backward pass fill the buckets, and each full bucket is sent to the reducing thread.
+/// The buckets of a rank. The hooks of the backward pass fill the buckets. A full bucket is sent to the reducing thread, or its
+/// reduction is started on a second stream (`side_stream`).
 pub(super) struct GradientBuckets {
     index_of: HashMap<ParamId, usize>,
     /// Elements of each parameter, in registration order.
@@ -279,7 +280,8 @@ impl GradientBuckets {
         std::mem::replace(&mut state.used, vec![false; count])
     }
 
-    /// Packs the next bucket and sends it to the reducing thread. Returns `false` after the last bucket.
+    /// Launches the next bucket: starts its reduction on the second stream, or sends it to the reducing thread. Returns `false`
+    /// after the last bucket.
     fn launch_next_bucket(&self, state: &mut BucketState) -> bool {
         let index = state.next_bucket;
         let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
@@ -291,7 +293,7 @@ impl GradientBuckets {
                 tensors.extend(state.loss.take());
             }
             let result = side_stream.lock().start_all_reduce(tensors).map(|(sum, bytes)| {
-                // Without the loss, so that steps with and without a graph have the same number.
+                // Leave out the bytes of the loss, so that steps with and without a graph report the same number of bytes.
                 let bytes = bytes / sum.dims()[0] * bucket.elements;
                 let (step, started) = (state.step, queued);
                 let span = BucketSpan { step, bucket: index, bytes, queued, started, finished: Instant::now() };

@@ -179,7 +179,7 @@ impl Ddp {
         (learner, graph::DdpGraphStep { reducer, statistics: statistics.as_ref(), unused, comm, step: *steps })
     }
 
-    /// Returns whether the ranks compare their states after the last queued step.
+    /// Returns whether the ranks must compare their states after the last queued step (`parallel.check_sync_every`).
     fn sync_is_due(&self) -> bool {
         self.check_sync_every > 0 && self.steps.is_multiple_of(self.check_sync_every)
     }
@@ -277,8 +277,8 @@ fn pool(threads: Option<usize>) -> Result<Option<ThreadPool>, Failure> {
     pool.map(Some).map_err(|error| Failure::run(format!("parallel.threads = {threads}: {error}"), "see `ulimit -u`"))
 }
 
-/// Starts the search of `parallel.autotune`, if autotuning is on. With `summed_on_gpu` the wire format is fixed, since the GPUs'
-/// windows are made for one format.
+/// Starts the search of `parallel.autotune`, if autotuning is on. With `summed_on_gpu` the wire format is fixed, since the memory
+/// that the GPUs share was allocated for one format.
 fn tuner(plan: &RunPlan, on_gpu: bool, summed_on_gpu: bool, comm: &Communicator) -> Result<Option<Autotuner>, Failure> {
     if plan.parallel.autotune.is_empty() {
         return Ok(None);
@@ -364,7 +364,7 @@ impl Strategy for Ddp {
         self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;
-        // All ranks are in the same phase.
+        // All ranks are in the same phase of the warm-up, so all ranks restart it without a message.
         learner.graph.restart_warm_up(&learner.replica.inner_device());
         if matches!(self.batch_norm, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) {
             learner.replica.try_change(|network| replicate::sync_buffers(network, self.batch_norm, comm))?;

@@ -180,7 +180,8 @@ impl Reducer {
         self.buckets.sum_loss(loss);
     }
 
-    /// Returns the order of the parameters in the buckets, and the number of elements of each; `None` before the first step.
+    /// Returns the order of the parameters in the buckets, and each parameter's number of elements. `None` until buckets are
+    /// assigned.
     pub(super) fn layout(&self) -> Option<(Vec<usize>, &[usize])> {
         let order = self.buckets.buckets()?.into_iter().flat_map(|bucket| bucket.parameters).collect();
         Some((order, &self.buckets.lengths))

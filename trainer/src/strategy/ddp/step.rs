@@ -107,7 +107,7 @@ impl StepCounts {
         Self { loss_sum, correct, samples, stop, unused: unused as u64 }
     }
 
-    /// Replaces a rank's counts in `outcome`.
+    /// Replaces the counts in `outcome` by these counts.
     pub(super) fn write(&self, outcome: &mut StepOutcome) {
         let &Self { loss_sum, correct, samples, stop, .. } = self;
         (outcome.loss_sum, outcome.correct, outcome.samples, outcome.stop) = (loss_sum, correct, samples, stop);
@@ -118,7 +118,7 @@ impl StepCounts {
         [self.loss_sum, self.correct as f64, self.samples as f64, stop, self.unused as f64]
     }
 
-    /// Sums the encoded counts of ranks, in rank order. Any rank's reason to stop is the common one.
+    /// Sums the encoded counts of ranks, in rank order. If ranks have different reasons to stop, the largest code wins.
     fn sum<'a>(ranks: impl Iterator<Item = &'a [f64; Self::LEN]> + Clone) -> Self {
         let of_ranks = |index: usize| ranks.clone().map(move |counts| counts[index]);
         let sum = |index| of_ranks(index).sum::<f64>();
