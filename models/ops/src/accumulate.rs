@@ -1,4 +1,4 @@
-//! Sums of gradients of tensors that several operations read, as PyTorch's `AccumulateGrad`.
+//! Sums of gradients of tensors that several operations read, as `InputBuffer` of PyTorch's autograd engine.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,8 +15,8 @@ thread_local! {
     static REGISTERED: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
 }
 
-/// Returns true if a step of this thread has registered a gradient for the node, which is then in the table; otherwise one of this
-/// step is expected to follow.
+/// Records that the calling step registers a gradient for the node. Returns true if an earlier step of this thread has registered
+/// one, which is then in burn's table. After false, the calling step must register a gradient.
 pub(crate) fn mark_registered(node: NodeId) -> bool {
     /// Exceeds the number of images that are used between two uses of the same image.
     const RECORDED: usize = 256;
@@ -32,7 +32,7 @@ pub(crate) fn mark_registered(node: NodeId) -> bool {
     })
 }
 
-/// Adds `grad` to the gradient of a parent node, as PyTorch's `AccumulateGrad`.
+/// Adds `grad` to the gradient of a parent node, as PyTorch's `InputBuffer::add`.
 ///
 /// burn's own sum processes channels-last images pixel by pixel on one thread and returns another memory order, so this
 /// function sums images with the backend's kernel. burn's table of gradients cannot be queried. The function therefore records
@@ -47,7 +47,8 @@ pub(crate) fn accumulate<B: NormKernels>(
     consume: impl FnOnce(&mut Gradients) -> FloatTensor<B>,
     grad: FloatTensor<B>,
 ) {
-    // A leaf's gradient may be removed during the pass. An inner node's exists until the node's own step.
+    // The gradient of a leaf may be removed during the pass, so burn adds these up. The gradient of an inner node exists until the
+    // node's own step.
     if grad.rank() != 4 || is_leaf {
         return grads.register::<B>(node, grad);
     }

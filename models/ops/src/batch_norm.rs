@@ -83,7 +83,7 @@ pub fn batch_norm_train(
     BatchNormOutput { output: batch.output, mean, variance }
 }
 
-/// [`batch_norm_train`]. Running statistics are accepted only `on_gpu`.
+/// Computes [`batch_norm_train`]. `running` may be given only if `on_gpu` is true, because only the GPU kernels update it.
 fn normalise(
     input: Tensor<4>,
     [weight, bias]: [Tensor<1>; 2],
@@ -133,9 +133,9 @@ fn normalise(
 
 /// Applies batch norm with the given statistics and the epilogue, `torch.nn.functional.batch_norm(training=False)`.
 ///
-/// Gradients reach the input and the residual. With gradients, a frozen batch norm (no gradient for weight and bias) runs as a
-/// depthwise convolution on the CPU; all other cases use burn's operations. Shapes and element types are those of
-/// [`batch_norm_train`].
+/// Without gradients, custom kernels compute the output in one pass. With gradients, a frozen batch norm (no gradient for weight
+/// and bias) runs as a depthwise convolution on the CPU. All other cases with gradients use burn's operations. Shapes and element
+/// types are those of [`batch_norm_train`].
 ///
 /// # Panics
 ///
@@ -154,7 +154,7 @@ pub fn batch_norm_eval(
     call.end(normalise_eval(input, affine, statistics, epsilon, epilogue))
 }
 
-/// See [`batch_norm_eval`].
+/// Computes [`batch_norm_eval`] without recording the call.
 fn normalise_eval(
     input: Tensor<4>,
     [weight, bias]: [Tensor<1>; 2],

@@ -22,7 +22,8 @@ pub(crate) fn all_have_cpu_kernels<'a, const D: usize>(mut tensors: impl Iterato
     has_cpu_kernels(first) && tensors.all(|tensor| has_cpu_kernels(tensor) && tensor.dtype() == first.dtype())
 }
 
-/// Returns a parameter in the element type that the kernels for `input` take: f32 on the CPU, the input's on a GPU.
+/// Casts a parameter to the element type that is required for `input`: f32 for the CPU kernels, the input's type for burn's
+/// operations. The GPU kernels take f32 parameters, which need no cast.
 pub(crate) fn parameter_for<const D: usize, const I: usize>(parameter: Tensor<D>, input: &Tensor<I>) -> Tensor<D> {
     parameter.cast(if has_cpu_kernels(input) { DType::F32 } else { input.dtype() })
 }
@@ -45,8 +46,8 @@ pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
     false
 }
 
-/// What to do about a batch that is too large for a GPU's kernels: the end of the messages of their panics, which the program
-/// recognises.
+/// Hint for a batch that is too large for the GPU kernels. Their panic messages end with this text, by which the program recognises
+/// the panics.
 pub const SMALLER_BATCH: &str =
     "use a smaller batch: train.batch_size with train.accumulate, or --batch-size of eval and predict";
 

@@ -20,7 +20,7 @@ pub struct ConvOptions {
     pub dilation: [usize; 2],
     /// Number of groups of channels that are convolved separately.
     pub groups: usize,
-    /// Whether a batch norm in training mode follows: the GPU kernel then also computes the moments of its result.
+    /// Whether a batch norm in training mode follows. The GPU kernel then also computes the moments of the convolution's output.
     pub norm_follows: bool,
 }
 
@@ -66,7 +66,8 @@ pub enum Activation {
 pub struct NormOptions {
     /// Added to the variance before the square root.
     pub epsilon: f64,
-    /// Applied last. With a residual, only an activation whose derivative can be computed from its output.
+    /// Applied last. With a residual, only [`Activation::Identity`] or [`Activation::Relu`]: the input of other activations is not
+    /// saved.
     pub activation: Activation,
     /// Sums the statistics over all ranks that share the batch.
     pub process_group: Option<Arc<dyn StatisticsReduce>>,
@@ -111,7 +112,7 @@ pub struct BatchNormGrads<B: Backend> {
 
 /// Batch norm and activations of a backend without autodiff: forward and backward computations.
 ///
-/// Each forward function also returns the saved tensors that its backward function needs.
+/// [`Self::norm_forward`] also returns the saved tensors that [`Self::norm_backward`] needs.
 pub trait NormKernels: Backend {
     /// Saved tensors of a batch norm.
     type SavedNorm: Clone + Debug + Send + 'static;

@@ -32,7 +32,7 @@ pub(crate) fn start_affine(
     }
 }
 
-/// See [`conv2d`].
+/// Computes [`conv2d`] without recording the call.
 pub(crate) fn convolve(
     input: Tensor<4>,
     weight: Tensor<4>,
@@ -84,7 +84,7 @@ pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu
     call.end(multiply(input, weight, bias, relu))
 }
 
-/// See [`linear`].
+/// Computes [`linear`] without recording the call.
 fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
     let ([batch, inputs], [outputs, columns]) = (input.dims(), weight.dims());
     assert!(inputs == columns, "a linear layer of {outputs}x{columns} weights for {inputs} features");

@@ -14,7 +14,8 @@ pub enum GpuConv {
     Custom,
     /// This crate's kernels, with separate passes for each batch norm.
     Separate,
-    /// burn's kernels. burn selects one by autotuning.
+    /// burn's kernels, which burn selects by autotuning. Depthwise convolutions and narrow groups still use this crate's kernels
+    /// without tensor cores.
     Burn,
 }
 
@@ -65,7 +66,7 @@ impl GpuConvError {
 
 impl fmt::Display for GpuConvError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{VARIABLE}={:?} names no kernels of convolutions", self.0)
+        write!(f, "{VARIABLE}={:?} is not a set of convolution kernels", self.0)
     }
 }
 
@@ -84,7 +85,7 @@ mod tests {
         assert_eq!(choose("separate"), Ok(GpuConv::Separate));
         assert_eq!(choose("burn"), Ok(GpuConv::Burn));
         let error = choose("cudnn").unwrap_err();
-        assert_eq!(error.to_string(), "TRAINER_GPU_CONV=\"cudnn\" names no kernels of convolutions");
+        assert_eq!(error.to_string(), "TRAINER_GPU_CONV=\"cudnn\" is not a set of convolution kernels");
         assert_eq!(error.hint(), "unset TRAINER_GPU_CONV, or use `custom`, `separate` or `burn`");
     }
 }

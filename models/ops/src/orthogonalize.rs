@@ -13,10 +13,10 @@ use crate::update::square_sum;
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 /// Number of Newton–Schulz iterations, `ns_steps` of `torch.optim.Muon`.
 const ITERATIONS: usize = 5;
-/// A smaller norm counts as this one, so that zeros stay zeros.
+/// Minimum divisor of the normalisation, so that a zero matrix stays zero.
 const EPSILON: f64 = 1e-7;
-/// Elements of a smaller part of the norm count as zeros on a CPU. The iterations make such a part at most 485 times larger, which
-/// is less than rounding errors.
+/// On a CPU, elements below this fraction of the norm become 0. The iterations would multiply such an element by at most 485, so it
+/// would stay below the rounding errors.
 const NEGLIGIBLE: f64 = 1e-9;
 
 /// Returns approximately the orthogonal matrix that is closest to `matrix`: for the singular value decomposition `U S Vᵀ` the

@@ -4,7 +4,8 @@
 //! vector passes through the host, so each pass waits twice for a GPU. The result is correct, but slow. GPUs that can exchange
 //! statistics run the kernels of `gpu` instead.
 //!
-//! Source: `torch/nn/modules/_functions.py`, `SyncBatchNorm`. Unlike PyTorch, this code subtracts the mean before the squares.
+//! Source: `torch/nn/modules/_functions.py`, `SyncBatchNorm`. PyTorch gathers each rank's mean and invstd. This code all-reduces
+//! twice: first the sums, then the squares around the mean of all ranks.
 
 use std::sync::Arc;
 

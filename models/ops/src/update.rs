@@ -36,6 +36,7 @@ pub fn update(
     if let (Some(first), true) = (parameters.first(), crate::gpu::supports(rule, &parameters)) {
         let from_rule = || {
             let scalars = Tensor::from_floats(rule.scalars(), &first.value.device());
+            // The kernels only check that the first value of `loss` is finite. Here it is the learning rate.
             StepScalars { loss: scalars.clone(), scalars }
         };
         let scalars = scalars.cloned().unwrap_or_else(from_rule);

@@ -118,8 +118,8 @@ pub(crate) enum DerivativeAt<'a, E> {
     Output(&'a [E]),
 }
 
-/// Computes the gradients. Those of weight and bias are of the local rows alone, like those of all other parameters.
-/// The input's gradient depends on all ranks' rows through the statistics.
+/// Computes the gradients. The gradients of weight and bias are sums over the local rows: they are all-reduced later, with those of
+/// all other parameters. The input's gradient depends on all ranks' rows through the statistics.
 pub(crate) fn backward<E: Element>(
     stats: &Stats,
     x: &[E],

@@ -56,7 +56,7 @@ pub(crate) fn forward<E: Operand>(
     y
 }
 
-/// Computes the output as an indirect GEMM.
+/// Computes the output as an implicit GEMM ([`Igemm`]).
 pub(crate) fn direct_forward<E: Operand>(
     isa: &'static MicroKernels<E>,
     shape: &ConvShape,
@@ -126,7 +126,7 @@ pub(crate) fn data_grad<E: Operand>(
     dx
 }
 
-/// Computes the data gradient as an indirect GEMM for each class of input pixels.
+/// Computes the data gradient as one implicit GEMM ([`Igemm`]) for each class of input pixels.
 pub(crate) fn direct_data_grad<E: Operand>(
     isa: &'static MicroKernels<E>,
     shape: &ConvShape,

@@ -84,7 +84,7 @@ impl CpuIsa {
     ///
     /// # Errors
     ///
-    /// When the variable names no instruction set, or one that this processor does not have.
+    /// When the value of the variable is not an instruction set, or one that this processor does not have.
     pub fn selected() -> Result<Self, CpuIsaError> {
         let name = std::env::var_os(VARIABLE).map(|name| name.to_string_lossy().into_owned());
         Self::choose(name, Self::detected(), Self::fastest())
@@ -140,7 +140,7 @@ impl fmt::Display for CpuIsaError {
         if self.known {
             write!(f, "{VARIABLE}={name}: this processor does not have these instructions")
         } else {
-            write!(f, "{VARIABLE}={name:?} names no instruction set")
+            write!(f, "{VARIABLE}={name:?} is not an instruction set")
         }
     }
 }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(missing.to_string(), "TRAINER_CPU_ISA=avx512_bf16: this processor does not have these instructions");
         assert_eq!(missing.hint(), "unset TRAINER_CPU_ISA, or use one that this processor has: portable, avx2");
         let unknown = choose("sse9", CpuIsa::Avx2).unwrap_err();
-        assert_eq!(unknown.to_string(), "TRAINER_CPU_ISA=\"sse9\" names no instruction set");
+        assert_eq!(unknown.to_string(), "TRAINER_CPU_ISA=\"sse9\" is not an instruction set");
     }
 
     /// Signatures of Cascade Lake (which is the same model as Cooper Lake), Sapphire Rapids, Emerald Rapids, and Zen 4 and 5.

@@ -69,7 +69,7 @@ pub(crate) struct GroupTileKernel<E> {
 pub(crate) struct GroupKernels<E> {
     /// Lanes of a vector.
     pub(crate) lanes: usize,
-    /// Groups of a vector. The lanes over this number are the maximum number of a group's channels.
+    /// Number of groups that share a vector. A group has at most `lanes / groups` channels.
     pub(crate) groups: usize,
     /// Tiles for wide, narrow and very narrow images.
     pub(crate) tiles: [GroupTileKernel<E>; 3],

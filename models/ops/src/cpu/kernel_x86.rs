@@ -283,8 +283,8 @@ macro_rules! transforms {
     }};
 }
 
-/// A set for products `$products` of `$element`, with `$rows` rows and `$vecs` vectors of `$simd`, of which there are
-/// `$registers` registers.
+/// Defines the micro-kernels for products `$products` of `$element`. A register tile has `$rows` rows and `$vecs` vectors of
+/// `$simd`. `$registers`: the number of vector registers.
 macro_rules! isa {
     ($name:literal, $features:literal, $element:ty, $products:ty, $simd:ty, $winograd:expr, $registers:tt,
      $rows:literal x $vecs:literal, $outer_rows:literal, $narrower:expr) => {{

@@ -24,7 +24,7 @@
 //! |---|---|---|
 //! | depthwise | `depthwise` | the same |
 //! | 3x3 of stride 1, one group, channels in multiples of 16 (32 for bf16 with AVX512-BF16) | `winograd` | `igemm_amx` |
-//! | groups of 5 to 8 channels; narrower ones are merged first | `group_conv` | merged up to 32 channels; above 16 `igemm_amx` |
+//! | groups of 5 to 8 channels and more than one tap; narrower ones are merged first | `group_conv` | merged up to 32 channels; above 16 `igemm_amx` |
 //! | all others | `igemm` | `igemm_amx`; `igemm` below 16 input channels per group |
 //!
 //! `winograd` and `igemm` multiply with `micro_kernel::tile`, which `kernel_x86` compiles for AVX-512 (12 rows x 32 columns of f32)

@@ -8,7 +8,7 @@ use super::kernel::{MicroKernels, Operand};
 /// Adjacent columns that one register tile computes.
 #[derive(Debug)]
 pub(crate) struct Panel<E: 'static = f32> {
-    /// The instruction set whose tiles have this panel's width.
+    /// The micro-kernels whose register tiles have this panel's width.
     pub(crate) isa: &'static MicroKernels<E>,
     /// The first column.
     pub(crate) column: usize,
@@ -16,8 +16,8 @@ pub(crate) struct Panel<E: 'static = f32> {
     pub(crate) cols: usize,
 }
 
-/// Divides `columns` into panels. The packed data of a panel starts after the packed data of all columns before it,
-/// which fill their tiles.
+/// Divides `columns` into panels. Only the last tile can have padding. So the packed data of a panel starts at `column` times the
+/// packed elements per column.
 pub(crate) fn panels<E: Operand>(isa: &'static MicroKernels<E>, columns: usize) -> Vec<Panel<E>> {
     let narrowest = isa.narrower.last().map_or(isa.cols, |last| last.cols);
     let mut panels = Vec::new();

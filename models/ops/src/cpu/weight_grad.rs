@@ -218,7 +218,8 @@ impl<S: Element, E: Operand> WeightGradGemm<'_, S, E> {
         }
     }
 
-    /// Appends the pointers of one tap to `x`, for each pixel of a chunk, one output row at a time.
+    /// Appends one pointer per pixel of a chunk to `to`: to the pixel of `x` that the tap reads, or to zeros outside the image.
+    /// Makes the pointers of one output row at a time.
     pub(super) fn fill_pointers(&self, to: &mut Vec<*const S>, offset: [isize; 2], first: usize, count: usize) {
         let image = &self.image;
         let [height, width] = self.shape.output;

@@ -39,8 +39,8 @@
 //! one panel of columns at a time are transformed back, before they leave the cache. The data gradient is the same
 //! computation with the filters rotated by 180 degrees and their channels exchanged.
 //!
-//! Layouts: transformed tiles `[16][tile][channel]`, filters `[panel][16][depth / STEP][column][STEP]`. A block has 48 or 96 tiles.
-//! Checked by `conv_tests`.
+//! Layouts: transformed tiles `[16][tile][channel]`, filters `[panel][16][depth / STEP][column][STEP]`. A block has at most 48 or
+//! 96 tiles. Checked by `conv_tests`.
 
 use super::allocator::Buffer;
 use super::kernel::{MicroKernels, Operand, TileArgs};

@@ -4,7 +4,8 @@
 //!   capability 8.0 or higher), the element type and the options.
 //! - [`direct`], without tensor cores: depthwise convolutions and, where `implicit_gemm` does not run, groups of at most [`NARROW`]
 //!   channels. [`depthwise_norms`] has the depthwise convolutions with deferred batch norms around them.
-//! - burn's kernels: all others, one group at a time. Also the weight gradient of the convolutions of the line above whose window has more than [`MAX_TAPS`] pixels.
+//! - burn's kernels: all others, one group at a time. Also the weight gradient of a convolution of [`direct`] with more than
+//!   [`MAX_TAPS`] taps.
 //!
 //! With `TRAINER_GPU_CONV=burn`, `implicit_gemm` never runs.
 //!
@@ -60,7 +61,7 @@ pub(super) fn on_tensor_cores(input: &CubeTensor, weight: [usize; 4], options: &
         && implicit_gemm::supports(input, options)
 }
 
-/// Returns true for a depthwise convolution whose kernels apply deferred batch norms, see [`direct`].
+/// Returns true for a depthwise convolution whose kernels apply deferred batch norms, see [`depthwise_norms`].
 pub(super) fn applies_norms(input: &CubeTensor, weight: [usize; 4], options: &ConvOptions) -> bool {
     let [_, _, height, width] = weight;
     direct::is_depthwise(weight, options) && height * width <= MAX_TAPS && implicit_gemm::supports(input, options)

@@ -127,7 +127,7 @@ pub(crate) fn reads_deferred(input: &Tensor<4>, weight: [usize; 4], options: &Co
     !has_windows(weight, options) && fits(input, weight, options, 0)
 }
 
-/// Returns true if a convolution can compute the gradient of its output from that of a deferred batch norm.
+/// Returns true if the batch norm after a convolution can be deferred.
 pub(crate) fn defers_norm(
     input: &Tensor<4>,
     weight: [usize; 4],

@@ -229,7 +229,7 @@ impl GradientPass<'_> {
     pub(super) fn launch(self) -> (NormGradient, Option<NormGradient>) {
         let Self { x, norm, residual, dy, pooled, out, masked } = self;
         let (gradient, of_residual) = (NormGradient::of(x), residual.map(|_| NormGradient::of(x)));
-        // Nothing is written to `x` without `masked`, and the kernel does not use the values of the batch norm twice.
+        // `x` and `gradient` take the place of tensors that are not used. The kernel neither reads nor writes them.
         let (second, third) = (out.unwrap_or(x), masked.unwrap_or(x));
         let (residual, residual_norm) = residual.unwrap_or((x, norm));
         let (statistics, residual_statistics) = (norm.statistics(), residual_norm.statistics());

@@ -45,11 +45,12 @@ impl Taps {
 /// Source of a depthwise convolution.
 #[derive(Clone, Copy)]
 pub(super) enum ConvSource<'a> {
-    /// Images, or the gradient of its output.
+    /// Images, or the gradient of the convolution's output, read as they are.
     Plain,
     /// The output of a deferred batch norm, computed from its input.
     Normalised(&'a Deferred),
-    /// The gradient of its output, computed from that of the normalised values of the batch norm that follows.
+    /// The gradient of the convolution's output, computed from the gradient of the normalised values of the batch norm that
+    /// follows.
     NormGradient(&'a NormFactors),
 }
 

@@ -94,7 +94,7 @@ fn join_gradients<F: Float, N: Size>(
     }
 }
 
-/// Returns the vector that divides these numbers of channels too.
+/// Returns the vector size of [`Rows::vector_size`], or 1 if 4 does not divide these numbers of channels.
 fn vector_size(rows: &Rows, others: &[&Rows], channels: [usize; 2]) -> usize {
     if channels.iter().all(|channels| channels.is_multiple_of(4)) { rows.vector_size(others, &[]) } else { 1 }
 }

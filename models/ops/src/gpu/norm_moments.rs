@@ -161,7 +161,7 @@ pub(super) fn moments_of_rows<F: Float, N: Size>(
 }
 
 /// Writes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)),
-/// and updates the running statistics: `write_statistics` of `implicit_gemm/moments.cu`.
+/// and updates the running statistics, as `write_statistics` of `implicit_gemm/moments.cu` does.
 #[cube]
 pub(super) fn write_of_batch<N: Size>(
     mean: Vector<f32, N>,
@@ -222,7 +222,7 @@ pub(super) fn inv_std_of<N: Size>(squares: Vector<f32, N>, count: f32, epsilon: 
     Vector::new(1.0) / (squares / Vector::new(count) + Vector::new(epsilon)).sqrt()
 }
 
-/// Returns the unbiased variance. A single row has none; its value is not used.
+/// Returns the unbiased variance; 0 for a single row, which has none.
 #[cube]
 fn unbiased_variance<N: Size>(squares: Vector<f32, N>, count: f32) -> Vector<f32, N> {
     squares / Vector::new(max(count - 1.0, 1.0))

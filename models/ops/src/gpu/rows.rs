@@ -338,7 +338,7 @@ pub(super) fn reduce_row(value: f32, #[comptime] largest: bool) -> f32 {
 }
 
 /// Returns the sum of the values of all threads of a block of [`THREADS_PER_BLOCK`] threads, in a fixed order. All threads must
-/// call it.
+/// call the function.
 #[cube]
 pub(super) fn reduce_block(value: f32) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(THREADS_PER_BLOCK);

@@ -186,7 +186,7 @@ fn launch_all<const N: usize>(
 /// Tensors of a step that all parameters share.
 struct StepTensors {
     scalars: CubeTensor,
-    /// The factor of the gradients; without one another tensor, which the kernel does not read.
+    /// The factor of the gradients. If `scaled` is false, any tensor: the kernel does not read it.
     scale: CubeTensor,
     scaled: bool,
     loss: CubeTensor,
@@ -225,7 +225,8 @@ fn owned_state(slot: Option<Tensor<1>>) -> CubeTensor {
     owned(slot.expect(CHECKED))
 }
 
-/// Takes out the bf16 copy of a value. It shares the value, which could not be written in place otherwise.
+/// Takes the bf16 copy of a value out of the table. The table's entry also holds the value, so the value cannot be written in place
+/// before.
 fn take_copy(value: &Tensor<1>) -> Option<CubeTensor> {
     storage_of(value).and_then(|value| bf16_weights::take(&value))
 }

@@ -134,7 +134,7 @@ fn write_sums<N: Size>(
     }
 }
 
-/// Adds the window of an output pixel, in a column of the input, times the output's gradient `dy`.
+/// Adds to the sum of each tap the input that the tap reads for an output pixel, times the output's gradient `dy`.
 #[cube]
 fn add_window<F: Float, N: Size>(
     sums: &mut Array<Vector<f32, N>>,

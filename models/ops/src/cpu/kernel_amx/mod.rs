@@ -29,7 +29,8 @@ const DEPTH: usize = 32;
 /// Columns of an AMX tile register of sums.
 const COLS: usize = 16;
 
-/// Defines a set for tiles of `$blocks` times 16 columns; all but its tiles is `$vectors`'s.
+/// Defines the micro-kernels for register tiles of `$blocks` times 16 columns. Only the tile kernels use AMX; all others are those
+/// of `$vectors`.
 macro_rules! amx {
     ($blocks:literal, $vectors:expr, $narrower:expr) => {{
         #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512bf16,avx2,fma")]

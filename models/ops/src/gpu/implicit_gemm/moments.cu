@@ -123,7 +123,7 @@ struct Statistics {
 };
 
 /// Writes the statistics of a batch norm from the moments [2][columns of all groups], and updates the running statistics, as
-/// `write_statistics` in norm_moments.rs. Each thread has written the moments of its column itself.
+/// `write_deferred_statistics` in norm_moments.rs. Each thread has written the moments of its column itself.
 __device__ void write_statistics(const float *moments, const Statistics &to, int at, int left, int all, const Sizes &s) {
     if (threadIdx.x >= COLUMNS || threadIdx.x >= left) return;
     int c = at + threadIdx.x;
@@ -131,7 +131,7 @@ __device__ void write_statistics(const float *moments, const Statistics &to, int
     float inv_std = 1.0f / sqrtf(squares / count + s.epsilon), scale = inv_std * to.weight[c];
     to.of_batch[c] = mean, to.of_batch[all + c] = inv_std;
     to.of_batch[2 * all + c] = scale, to.of_batch[3 * all + c] = to.bias[c] - mean * scale;
-    // A single row has no unbiased variance; its value is not used.
+    // A single row has no unbiased variance: 0.
     float variance = squares / fmaxf(count - 1.0f, 1.0f);
     to.running_mean[c] = (1.0f - s.momentum) * to.running_mean[c] + s.momentum * mean;
     to.running_variance[c] = (1.0f - s.momentum) * to.running_variance[c] + s.momentum * variance;

@@ -3,7 +3,7 @@
 typedef unsigned int u32;
 typedef unsigned short u16;
 
-// Passes, and activations of the batch norm before a convolution.
+// Values of PASS, INPUT_ACTIVATION and ACTIVATION, in the order of `Pass` and `Activation` in source.rs.
 #define FORWARD 0
 #define DATA_GRADIENT 1
 #define WEIGHT_GRADIENT 2

@@ -5,7 +5,7 @@
 /// which cubecl does not request for a kernel in CUDA C++.
 const STATIC_SHARED: usize = 48 << 10;
 
-/// A product of a convolution. The terms are those of the module's documentation.
+/// A product of a convolution. The terms are those of the module's documentation. The order is that of the macros in `sizes.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Pass {
     Forward,
@@ -89,7 +89,7 @@ pub(super) struct NormSums {
 }
 
 /// An activation that the kernel can compute, with its derivative: `INPUT_ACTIVATION` of `prologue.cu` and `ACTIVATION` of
-/// `moments.cu`.
+/// `moments.cu`. The order is that of the macros in `sizes.cu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Activation {
     Identity,
