@@ -126,7 +126,11 @@ fn unknown_instruction_sets_and_kernels_are_refused() {
     assert!(ended.stderr.contains("hint: unset TRAINER_CPU_ISA"), "{}", ended.stderr);
     let output = bench.command().env("TRAINER_GPU_CONV", "cudnn").args(["--config", "config.toml"]).output();
     let ended = common::Ended::from(output.expect("the binary starts")).expect(2);
-    assert!(ended.stderr.contains("TRAINER_GPU_CONV=\"cudnn\" is not a set of convolution kernels"), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("TRAINER_GPU_CONV=\"cudnn\" is not a set of convolution kernels"),
+        "{}",
+        ended.stderr
+    );
     assert!(ended.stderr.contains("hint: unset TRAINER_GPU_CONV"), "{}", ended.stderr);
     assert!(!bench.path("runs").exists(), "nothing was written");
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::Dispatch;
 use burn::tensor::{Tensor, module};
 
-use crate::dispatch::{has_cpu_kernels, has_image_kernels, on_gpu, upcast};
+use crate::dispatch::{has_cpu_kernels, has_gpu_kernels, has_image_kernels, upcast};
 use crate::extension::{Activation, ConvOptions, EvalOps, NormOps, NormOptions, RunningStats};
 use crate::features::conv2d;
 use crate::functional::{activate, add};
@@ -71,8 +71,8 @@ pub fn batch_norm_train(
     process_group: Option<Arc<dyn StatisticsReduce>>,
     running: Option<RunningStats>,
 ) -> BatchNormOutput {
-    let on_gpu =
-        process_group.as_ref().is_none_or(|process_group| process_group.on_device().is_some()) && on_gpu(&input);
+    let on_gpu = process_group.as_ref().is_none_or(|process_group| process_group.on_device().is_some())
+        && has_gpu_kernels(&input);
     // The GPU kernels update the running statistics themselves.
     let (fused, separate) = if on_gpu { (running, None) } else { (None, running) };
     let batch = normalise(input, [weight, bias], epsilon, epilogue, process_group, on_gpu, fused);
@@ -151,11 +151,11 @@ pub fn batch_norm_eval(
     let operands: [&dyn Operand; 5] = [&input, weight, bias, mean, variance];
     let operation = Operation::BatchNorm { epsilon };
     let call = start_fused(operation, &operands, epilogue.residual.as_ref(), epilogue.activation);
-    call.end(normalise_eval(input, affine, statistics, epsilon, epilogue))
+    call.end(batch_norm_eval_unrecorded(input, affine, statistics, epsilon, epilogue))
 }
 
 /// Computes [`batch_norm_eval`] without recording the call.
-fn normalise_eval(
+fn batch_norm_eval_unrecorded(
     input: Tensor<4>,
     [weight, bias]: [Tensor<1>; 2],
     [mean, variance]: [Tensor<1>; 2],

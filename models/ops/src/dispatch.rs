@@ -30,7 +30,7 @@ pub(crate) fn parameter_for<const D: usize, const I: usize>(parameter: Tensor<D>
 
 /// Returns true if the GPU kernels accept this tensor.
 #[cfg(feature = "cuda")]
-pub(crate) fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
+pub(crate) fn has_gpu_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::F32 | DType::BF16 | DType::F16)
         && matches!(D, 2 | 4)
         // The kernels count elements in 32 bits.
@@ -42,7 +42,7 @@ pub(crate) fn on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn on_gpu<const D: usize>(_: &Tensor<D>) -> bool {
+pub(crate) fn has_gpu_kernels<const D: usize>(_: &Tensor<D>) -> bool {
     false
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn check_gpu_convolution(input: [usize; 4], weight: [usize; 4], optio
 
 /// Returns true if convolutions, batch norm and activations of this tensor have custom kernels.
 pub(crate) fn has_image_kernels<const D: usize>(tensor: &Tensor<D>) -> bool {
-    has_cpu_kernels(tensor) || on_gpu(tensor)
+    has_cpu_kernels(tensor) || has_gpu_kernels(tensor)
 }
 
 /// Casts the second operand of an elementwise kernel, which checks neither types nor shapes, to the type of the first.

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 #[cfg(feature = "cuda")]
 use crate::deferred::{ApplyOptions, ConvNormOptions, DeferredNorm, DeferredOps};
 use crate::extension::{Activation, ConvOptions, RunningStats};
-use crate::functional::{activate, convolve, start_affine};
+use crate::functional::{activate, conv2d_unrecorded, start_affine};
 use crate::shape::ConvShape;
 use crate::trace::Operation;
 
@@ -160,7 +160,7 @@ pub fn conv2d(
     }
     let input = input.into_images();
     let call = start_affine(Operation::Conv2d(options), [&input, &weight], bias.as_ref(), relu);
-    call.end(convolve(input, weight, bias, options, relu))
+    call.end(conv2d_unrecorded(input, weight, bias, options, relu))
 }
 
 /// Results of [`conv_batch_norm`].

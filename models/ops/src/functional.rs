@@ -11,7 +11,8 @@ use burn::tensor::{Tensor, activation, module};
 
 use crate::channels::{ChannelOps, Join};
 use crate::dispatch::{
-    all_have_cpu_kernels, check_gpu_convolution, has_cpu_kernels, has_image_kernels, on_gpu, parameter_for, upcast,
+    all_have_cpu_kernels, check_gpu_convolution, has_cpu_kernels, has_gpu_kernels, has_image_kernels, parameter_for,
+    upcast,
 };
 use crate::extension::{Activation, ConvOps, ConvOptions, HeadOps, LayerOps, NormOps, PoolOptions};
 use crate::features::{Features, conv2d};
@@ -33,7 +34,7 @@ pub(crate) fn start_affine(
 }
 
 /// Computes [`conv2d`] without recording the call.
-pub(crate) fn convolve(
+pub(crate) fn conv2d_unrecorded(
     input: Tensor<4>,
     weight: Tensor<4>,
     bias: Option<Tensor<1>>,
@@ -42,7 +43,7 @@ pub(crate) fn convolve(
 ) -> Tensor<4> {
     check_bias(bias.as_ref(), weight.dims()[0]);
     // The GPU's kernels take f32 parameters for all inputs, and return their gradients in f32.
-    let (weight, bias) = match on_gpu(&input) {
+    let (weight, bias) = match has_gpu_kernels(&input) {
         true => {
             check_gpu_convolution(input.dims(), weight.dims(), &options);
             (weight, bias)
@@ -81,19 +82,19 @@ fn check_bias(bias: Option<&Tensor<1>>, outputs: usize) {
 /// When the shapes do not match.
 pub fn linear(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
     let call = start_affine(Operation::Linear, [&input, &weight], bias.as_ref(), relu);
-    call.end(multiply(input, weight, bias, relu))
+    call.end(linear_unrecorded(input, weight, bias, relu))
 }
 
 /// Computes [`linear`] without recording the call.
-fn multiply(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
+fn linear_unrecorded(input: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>, relu: bool) -> Tensor<2> {
     let ([batch, inputs], [outputs, columns]) = (input.dims(), weight.dims());
     assert!(inputs == columns, "a linear layer of {outputs}x{columns} weights for {inputs} features");
     check_bias(bias.as_ref(), outputs);
-    if on_gpu(&input) {
+    if has_gpu_kernels(&input) {
         // A convolution of images of one pixel, with the same kernels.
         let (images, weight) = (input.reshape([batch, inputs, 1, 1]), weight.reshape([outputs, inputs, 1, 1]));
         let options = ConvOptions::stride_one(1);
-        return convolve(images, weight, bias, options, relu).reshape([batch, outputs]);
+        return conv2d_unrecorded(images, weight, bias, options, relu).reshape([batch, outputs]);
     }
     // The kernels add a bias in any case. A few zeros cost nothing.
     let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], &input.device().inner()));
@@ -283,7 +284,7 @@ pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
 /// Returns true if the GPU kernels can join two images. They count elements in 32 bits.
 fn joins_on_gpu(left: &Tensor<4>, right: &Tensor<4>) -> bool {
     let elements = left.shape().num_elements() + right.shape().num_elements();
-    on_gpu(left) && left.dtype() == right.dtype() && elements < 1 << 31
+    has_gpu_kernels(left) && left.dtype() == right.dtype() && elements < 1 << 31
 }
 
 fn join(left: Tensor<4>, right: Tensor<4>, join: Join) -> Tensor<4> {

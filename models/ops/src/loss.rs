@@ -3,7 +3,7 @@
 use burn::backend::Dispatch;
 use burn::tensor::{Gradients, Tensor, activation::log_softmax};
 
-use crate::dispatch::{has_cpu_parameter_kernels, on_gpu};
+use crate::dispatch::{has_cpu_parameter_kernels, has_gpu_kernels};
 use crate::extension::HeadOps;
 
 /// Computes `scale · -(targets · log_softmax(logits)).sum()`, differentiable with respect to the logits. With `scale` 1 this is
@@ -23,7 +23,7 @@ use crate::extension::HeadOps;
 pub fn cross_entropy(logits: Tensor<2>, targets: Tensor<2>, scale: f64) -> Tensor<1> {
     assert_eq!(logits.dims(), targets.dims(), "one target for each logit");
     let f32s = logits.dtype() == burn::tensor::DType::F32 && targets.dtype() == logits.dtype();
-    if f32s && (has_cpu_parameter_kernels(&logits) || on_gpu(&logits)) {
+    if f32s && (has_cpu_parameter_kernels(&logits) || has_gpu_kernels(&logits)) {
         let (logits, targets) = (logits.into_dispatch(), targets.into_dispatch());
         return Tensor::from_dispatch(Dispatch::soft_cross_entropy(logits, targets, scale as f32));
     }

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use crate::cpu::{matrix as cpu, symmetric};
-use crate::dispatch::{has_cpu_parameter_kernels, on_gpu};
+use crate::dispatch::{has_cpu_parameter_kernels, has_gpu_kernels};
 use crate::functional::linear;
 use crate::update::square_sum;
 
@@ -33,28 +33,28 @@ pub fn orthogonalize(matrix: Tensor<2>) -> Tensor<2> {
     let squares = square_sum(&[&matrix.clone().reshape([rows * columns])]).expect("one matrix has a sum");
     // The iterations start from the side on which X Xᵀ is smaller.
     let is_wide = rows <= columns;
-    if on_gpu(&matrix) {
+    if has_gpu_kernels(&matrix) {
         let norm = squares.sqrt().clamp_min(EPSILON).reshape([1, 1]);
         let wide = if is_wide { matrix } else { matrix.transpose() };
-        let result = iterate(wide / norm);
+        let result = iterate_on_matrix(wide / norm);
         return if is_wide { result } else { result.transpose() };
     }
     let norm = squares.into_scalar::<f64>().sqrt().max(EPSILON);
     let matrix = without_negligible(matrix, norm);
     let transposed = transpose(matrix.clone());
     let (wide, tall) = if is_wide { (matrix, transposed) } else { (transposed, matrix) };
-    let factor = factor_of(wide, norm);
-    if is_wide { multiply(&factor, &tall) } else { multiply(&tall, &factor) }
+    let factor = iterate_on_gram(wide, norm);
+    if is_wide { multiply_transposed(&factor, &tall) } else { multiply_transposed(&tall, &factor) }
 }
 
 /// Iterates on the matrix itself, as PyTorch does. Rounding errors do not grow from iteration to iteration, so TF32 is precise
 /// enough.
-fn iterate(mut wide: Tensor<2>) -> Tensor<2> {
+fn iterate_on_matrix(mut wide: Tensor<2>) -> Tensor<2> {
     let [a, b, c] = COEFFICIENTS;
     for _ in 0..ITERATIONS {
-        let gram = multiply(&wide, &wide);
-        let polynomial = multiply(&gram, &gram).mul_scalar(c) + gram.mul_scalar(b);
-        wide = multiply(&polynomial, &wide.clone().transpose()) + wide.mul_scalar(a);
+        let gram = multiply_transposed(&wide, &wide);
+        let polynomial = multiply_transposed(&gram, &gram).mul_scalar(c) + gram.mul_scalar(b);
+        wide = multiply_transposed(&polynomial, &wide.clone().transpose()) + wide.mul_scalar(a);
     }
     wide
 }
@@ -64,7 +64,7 @@ fn iterate(mut wide: Tensor<2>) -> Tensor<2> {
 /// Each iteration multiplies `X` by a polynomial `P` of `G = X Xᵀ`, and `G` becomes `P G P`. So all iterations need `G` only, and
 /// two instead of ten products have the size of `wide`. Small eigenvalues of `G` grow by up to 2·10⁵, and their errors with
 /// them: this needs f32.
-fn factor_of(wide: Tensor<2>, norm: f64) -> Tensor<2> {
+fn iterate_on_gram(wide: Tensor<2>, norm: f64) -> Tensor<2> {
     let mut gram = symmetric_product(&wide, &wide);
     gram = combine([norm.powi(-2), 0.0], gram.clone(), gram);
     let mut step = polynomial(&gram);
@@ -120,10 +120,10 @@ fn symmetric_product(left: &Tensor<2>, right: &Tensor<2>) -> Tensor<2> {
     if has_cpu_parameter_kernels(left) {
         return symmetric::product(left.clone(), right.clone());
     }
-    multiply(left, right)
+    multiply_transposed(left, right)
 }
 
 /// Returns `left · rightᵀ`.
-fn multiply(left: &Tensor<2>, right: &Tensor<2>) -> Tensor<2> {
+fn multiply_transposed(left: &Tensor<2>, right: &Tensor<2>) -> Tensor<2> {
     linear(left.clone(), right.clone(), None, false)
 }

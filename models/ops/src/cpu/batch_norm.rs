@@ -32,7 +32,7 @@ pub(crate) struct Stats {
     /// Values per channel, over all ranks that share the batch.
     count: f64,
     /// Reciprocal of the standard deviation.
-    inverse: Vec<f32>,
+    inv_std: Vec<f32>,
     /// Factor and summand that normalise, scale and shift.
     scale: Vec<f32>,
     shift: Vec<f32>,
@@ -40,10 +40,10 @@ pub(crate) struct Stats {
 
 impl Stats {
     fn new(mean: Vec<f32>, variance: Vec<f32>, count: f64, weight: &[f32], bias: &[f32], epsilon: f64) -> Self {
-        let inverse: Vec<f32> = variance.iter().map(|&v| (1.0 / (f64::from(v) + epsilon).sqrt()) as f32).collect();
-        let scale: Vec<f32> = inverse.iter().zip(weight).map(|(i, w)| i * w).collect();
+        let inv_std: Vec<f32> = variance.iter().map(|&v| (1.0 / (f64::from(v) + epsilon).sqrt()) as f32).collect();
+        let scale: Vec<f32> = inv_std.iter().zip(weight).map(|(i, w)| i * w).collect();
         let shift = mean.iter().zip(&scale).zip(bias).map(|((m, s), b)| b - m * s).collect();
-        Self { mean, variance, count, inverse, scale, shift }
+        Self { mean, variance, count, inv_std, scale, shift }
     }
 
     /// Computes the statistics of `x`, `[rows, channels]`, and, with `process_group`, of the other ranks' rows of the batch.
@@ -140,7 +140,7 @@ pub(crate) fn backward<E: Element>(
     let count = stats.count;
     // dx = scale · (g − mean(g) − x̂ · mean(g · x̂)) = scale · g + slope · x + offset.
     let bias: Vec<f32> = sum.iter().map(|&s| s as f32).collect();
-    let weight: Vec<f32> = (0..channels).map(|c| (product[c] * f64::from(stats.inverse[c])) as f32).collect();
+    let weight: Vec<f32> = (0..channels).map(|c| (product[c] * f64::from(stats.inv_std[c])) as f32).collect();
     if let Some(process_group) = process_group {
         let mut all = [sum.as_slice(), &product].concat();
         process_group.all_reduce_sum(&mut all);
@@ -149,8 +149,8 @@ pub(crate) fn backward<E: Element>(
     }
     let slope: Vec<f32> = (0..channels)
         .map(|c| {
-            let inverse = f64::from(stats.inverse[c]);
-            (-f64::from(stats.scale[c]) * product[c] * inverse * inverse / count) as f32
+            let inv_std = f64::from(stats.inv_std[c]);
+            (-f64::from(stats.scale[c]) * product[c] * inv_std * inv_std / count) as f32
         })
         .collect();
     let offset: Vec<f32> = (0..channels)

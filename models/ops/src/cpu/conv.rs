@@ -8,7 +8,7 @@
 //! therefore one [`Igemm`] with its own taps, and no product is wasted on zeros between pixels.
 
 use super::allocator::Buffer;
-use super::igemm::{Igemm, Image};
+use super::igemm::{Igemm, ImageSize};
 use super::kernel::{MicroKernels, Operand};
 use super::packing::{Weights, pad_bias};
 use super::{
@@ -52,12 +52,12 @@ pub(crate) fn forward<E: Operand>(
         winograd::forward(isa, shape, x, weight, bias, relu, &mut y);
         return y;
     }
-    direct_forward(isa, shape, x, weight, bias, relu, &mut y);
+    igemm_forward(isa, shape, x, weight, bias, relu, &mut y);
     y
 }
 
 /// Computes the output as an implicit GEMM ([`Igemm`]).
-pub(crate) fn direct_forward<E: Operand>(
+pub(crate) fn igemm_forward<E: Operand>(
     isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     x: &[E],
@@ -85,11 +85,11 @@ pub(crate) fn direct_forward<E: Operand>(
         batch: shape.batch,
         grid: shape.output,
         source: x,
-        source_image: Image { size: shape.input, channels: shape.channels[0] },
+        source_image: ImageSize { size: shape.input, channels: shape.channels[0] },
         source_stride: shape.stride,
         taps: &offsets,
         weights: &weights,
-        target_image: Image { size: shape.output, channels: shape.channels[1] },
+        target_image: ImageSize { size: shape.output, channels: shape.channels[1] },
         target_stride: [1, 1],
         target_first: [0, 0],
         bias: bias.as_deref(),
@@ -122,12 +122,12 @@ pub(crate) fn data_grad<E: Operand>(
         col2im::data_grad(isa, shape, weight, dy, &mut dx);
         return dx;
     }
-    direct_data_grad(isa, shape, weight, dy, &mut dx);
+    igemm_data_grad(isa, shape, weight, dy, &mut dx);
     dx
 }
 
 /// Computes the data gradient as one implicit GEMM ([`Igemm`]) for each class of input pixels.
-pub(crate) fn direct_data_grad<E: Operand>(
+pub(crate) fn igemm_data_grad<E: Operand>(
     isa: &'static MicroKernels<E>,
     shape: &ConvShape,
     weight: &[f32],
@@ -156,11 +156,11 @@ pub(crate) fn direct_data_grad<E: Operand>(
             batch: shape.batch,
             grid: class.grid,
             source: dy,
-            source_image: Image { size: shape.output, channels: shape.channels[1] },
+            source_image: ImageSize { size: shape.output, channels: shape.channels[1] },
             source_stride: [1, 1],
             taps: &class.taps,
             weights: &weights,
-            target_image: Image { size: shape.input, channels: shape.channels[0] },
+            target_image: ImageSize { size: shape.input, channels: shape.channels[0] },
             target_stride: shape.stride,
             target_first: class.first,
             bias: None,
@@ -183,7 +183,7 @@ pub(crate) fn weight_grad<E: Operand>(isa: &'static MicroKernels<E>, shape: &Con
         return winograd_grad::weight_grad(isa, shape, x, dy);
     }
     let [depth, columns] = shape.group_channels();
-    let narrow = (shape.groups > 1).then(|| group_conv::fits(isa, depth, columns)).flatten();
+    let narrow = (shape.groups > 1).then(|| group_conv::isa_for_group(isa, depth, columns)).flatten();
     // With 16 lanes these kernels are faster only for bf16, which they multiply in pairs.
     if let Some(narrow) = narrow.filter(|isa| isa.cols <= 8 || E::STEP > 1)
         && let Some(grad) = group_weight_grad::weight_grad(narrow, shape, x, dy)

@@ -292,8 +292,8 @@ fn winograd_in_bf16_has_the_documented_accuracy() {
         let sums = Sums::new(&shape, &x32, normal(shape.weight_len(), 3), &dy32, values(64, 4));
         for isa in MicroKernels::<bf16>::supported() {
             let (mut y, mut dx) = (vec![bf16::ZERO; dy.len()], vec![bf16::ZERO; x.len()]);
-            conv::direct_forward(isa, &shape, &x, &sums.w, None, false, &mut y);
-            conv::direct_data_grad(isa, &shape, &sums.w, &dy, &mut dx);
+            conv::igemm_forward(isa, &shape, &x, &sums.w, None, false, &mut y);
+            conv::igemm_data_grad(isa, &shape, &sums.w, &dy, &mut dx);
             let dw = weight_grad::weight_grad(isa, &shape, &x, &dy);
             let direct = [error(&y, &sums.y), error(&dx, &sums.dx), error(&dw, &sums.dw)];
             winograd::forward(isa, &shape, &x, &sums.w, None, false, &mut y);

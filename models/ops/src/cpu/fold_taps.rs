@@ -9,7 +9,7 @@
 
 use super::allocator::Buffer;
 use super::element::Element;
-use super::igemm::Image;
+use super::igemm::ImageSize;
 use super::parallel::{SharedSlice, for_each};
 
 /// Number of channels from which taps are long enough without folding.
@@ -22,7 +22,7 @@ const SLACK: usize = 32;
 pub(crate) struct FoldedTaps<E> {
     /// Padded copy of the source; `None` if no padding is needed.
     pub(crate) padded: Option<Buffer<E>>,
-    pub(crate) image: Image,
+    pub(crate) image: ImageSize,
     pub(crate) taps: Vec<[isize; 2]>,
     pub(crate) depth: usize,
     /// Elements after a pixel's first that can be read: at least `depth`.
@@ -34,7 +34,7 @@ pub(crate) struct FoldedTaps<E> {
 pub(crate) fn fold_taps<E: Element>(
     source: &[E],
     batch: usize,
-    image: Image,
+    image: ImageSize,
     taps: &[[isize; 2]],
     depth: usize,
     grid: [usize; 2],
@@ -74,5 +74,5 @@ pub(crate) fn fold_taps<E: Element>(
         padded
     });
     let readable = depth * width + if padded.is_some() { SLACK } else { 0 };
-    Some(FoldedTaps { padded, image: Image { size, ..image }, taps, depth: depth * width, readable })
+    Some(FoldedTaps { padded, image: ImageSize { size, ..image }, taps, depth: depth * width, readable })
 }

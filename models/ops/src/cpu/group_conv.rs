@@ -28,7 +28,7 @@ const PIECE: usize = 1 << 14;
 
 /// Returns the instruction set with the narrowest vector that holds a group of `depth` and `columns` channels; `None` if no
 /// vector does, or if more than half of it would be padding.
-pub(crate) fn fits<E: Operand>(
+pub(crate) fn isa_for_group<E: Operand>(
     isa: &'static MicroKernels<E>,
     depth: usize,
     columns: usize,
@@ -38,7 +38,7 @@ pub(crate) fn fits<E: Operand>(
     (2 * columns > isa.cols).then_some(isa)
 }
 
-/// Returns the kernels of an instruction set from [`fits`], for two groups at a time where possible.
+/// Returns the kernels of an instruction set from [`isa_for_group`], for two groups at a time where possible.
 pub(super) fn kernels<E>(
     isa: &'static MicroKernels<E>,
     depth: usize,

@@ -35,11 +35,11 @@ const AMX_DEPTH: usize = 16;
 /// Minimum number of register tiles per block.
 const TILES: usize = 8;
 /// Number of products per result element from which blocks have the minimum size.
-const FULL_WIDTH: usize = 256;
+const LONG_SUM: usize = 256;
 
 /// Size of a channels-last image `[height, width, channels]`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Image {
+pub(crate) struct ImageSize {
     pub(crate) size: [usize; 2],
     pub(crate) channels: usize,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Igemm<'a, E: 'static> {
     pub(crate) grid: [usize; 2],
     /// `[batch, height, width, channels]` of `source_image`.
     pub(crate) source: &'a [E],
-    pub(crate) source_image: Image,
+    pub(crate) source_image: ImageSize,
     /// Grid pixel `g` reads the source at `g · source_stride + tap`.
     pub(crate) source_stride: [usize; 2],
     /// Offset `[row, column]` of each tap in pixels, sorted.
@@ -60,7 +60,7 @@ pub(crate) struct Igemm<'a, E: 'static> {
     /// Weights of all `taps`.
     pub(crate) weights: &'a Weights<'a>,
     /// Grid pixel `g` is written at `g · target_stride + target_first`.
-    pub(crate) target_image: Image,
+    pub(crate) target_image: ImageSize,
     pub(crate) target_stride: [usize; 2],
     pub(crate) target_first: [usize; 2],
     /// Bias from [`super::packing::pad_bias`].
@@ -85,7 +85,7 @@ struct TapRange {
 }
 
 impl TapRange {
-    fn new(tap: &[isize; 2], image: &Image, grid: [usize; 2], stride: [usize; 2]) -> Self {
+    fn new(tap: &[isize; 2], image: &ImageSize, grid: [usize; 2], stride: [usize; 2]) -> Self {
         let inside = [0, 1].map(|i| {
             // The first grid index whose source pixel is at or after `line`.
             let first_after = |line: isize| (line - tap[i]).max(0).unsigned_abs().div_ceil(stride[i]).min(grid[i]);
@@ -154,7 +154,8 @@ impl<E: Operand> Igemm<'_, E> {
     fn narrow_groups(&self) -> Option<&'static MicroKernels<E>> {
         let rows = self.batch * self.grid[0] * self.grid[1];
         let several = self.weights.groups > 1 && self.taps.len() > 1 && rows > 0;
-        let isa = several.then(|| group_conv::fits(self.isa, self.weights.depth, self.weights.columns)).flatten()?;
+        let isa =
+            several.then(|| group_conv::isa_for_group(self.isa, self.weights.depth, self.weights.columns)).flatten()?;
         (isa.cols <= 8).then_some(isa)
     }
 }
@@ -163,7 +164,7 @@ impl<E: Operand> Igemm<'_, E> {
 #[derive(Clone, Copy)]
 struct FoldedSource<'a, S> {
     source: &'a [S],
-    image: Image,
+    image: ImageSize,
     taps: &'a [[isize; 2]],
     /// Elements per tap.
     depth: usize,
@@ -188,7 +189,7 @@ impl<S: Element + WidenTo<T>, T: Operand, E: Operand> PackedConv<'_, S, T, E> {
         let isa = self.isa;
         let rows = self.conv.batch * self.conv.grid[0] * self.conv.grid[1];
         // Rows with few products take little time, so a task has more of them.
-        let tiles = (TILES * FULL_WIDTH / (self.folded.depth * self.folded.taps.len()).max(1)).clamp(TILES, 4 * TILES);
+        let tiles = (TILES * LONG_SUM / (self.folded.depth * self.folded.taps.len()).max(1)).clamp(TILES, 4 * TILES);
         let block = (isa.rows * tiles).min(rows.div_ceil(threads()).next_multiple_of(isa.rows).max(1));
         let target = SharedSlice::new(target);
         for_each(rows.div_ceil(block.max(1)), |index| {

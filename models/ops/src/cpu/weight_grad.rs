@@ -15,7 +15,7 @@ use super::allocator::Buffer;
 use super::convert::{WideRows, WidenTo, widen_all};
 use super::element::Element;
 use super::fold_taps::fold_taps;
-use super::igemm::Image;
+use super::igemm::ImageSize;
 use super::kernel::{AmxKernels, MicroKernels, Operand, OuterArgs};
 use super::packing::RowPanels;
 use super::panels::{Panel, padded, panels};
@@ -58,7 +58,7 @@ fn split_k<S: Element, E: Operand>(
     let [depth, columns] = shape.group_channels();
     let padded = padded(&panels(isa, columns));
     let offsets = shape.offsets();
-    let image = Image { size: shape.input, channels: shape.channels[0] };
+    let image = ImageSize { size: shape.input, channels: shape.channels[0] };
     let folded = fold_taps(x, shape.batch, image, &offsets, depth, shape.output, shape.stride);
     let (x, image, taps, depth, readable) = match &folded {
         Some(folded) => {
@@ -98,7 +98,7 @@ pub(super) struct WeightGradGemm<'a, S, E: 'static> {
     pub(super) shape: &'a ConvShape,
     /// `[batch, height, width, channels]` of `image`.
     pub(super) x: &'a [S],
-    pub(super) image: Image,
+    pub(super) image: ImageSize,
     pub(super) taps: &'a [[isize; 2]],
     /// Elements per tap.
     pub(super) depth: usize,

@@ -102,7 +102,7 @@ fn activate<F: Float, N: Size>(
 }
 
 fn launch(x: Rows, dy: Option<Rows>, activation: Activation) -> CubeTensor {
-    let out = x.output();
+    let out = x.empty_like();
     let vector = x.vector_size(&[dy.as_ref().unwrap_or(&x), &out], &[]);
     let blocks = Blocks::over(&x, vector);
     if x.rows() > 0 {

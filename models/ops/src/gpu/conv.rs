@@ -87,7 +87,7 @@ pub(super) fn forward(
     relu: bool,
 ) -> (CubeTensor, SavedConv) {
     if on_tensor_cores(&input, weight.shape().dims(), &options) {
-        let (output, saved, _) = on_cores(input, weight, bias, &options, relu, Fused::default());
+        let (output, saved, _) = tensor_core_forward(input, weight, bias, &options, relu, Fused::default());
         return (output, saved);
     }
     let (x, b, weight_dtype) = (input.clone(), bias.clone(), weight.dtype);
@@ -105,12 +105,12 @@ pub(super) fn forward(
     let output = if relu { activation::forward(output, Activation::Relu) } else { output };
     let saved = relu.then(|| output.clone());
     // These kernels compute no sums for the batch norm, but the batch norm must count all readers of its output.
-    let norm = Rows::of(&input).and_then(|images| NormOutput::read(&images));
+    let norm = Rows::view(&input).and_then(|images| NormOutput::register_reader(&images));
     (output, SavedConv { input, weight, weight_dtype, bias, options, output: saved, norm, input_norm: None })
 }
 
 /// Convolves on tensor cores. Also returns the statistics of the batch norm that follows, if it is fused.
-pub(super) fn on_cores(
+pub(super) fn tensor_core_forward(
     input: CubeTensor,
     weight: CubeTensor,
     bias: Option<CubeTensor>,
@@ -119,11 +119,11 @@ pub(super) fn on_cores(
     fused: Fused,
 ) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
     let weight_dtype = weight.dtype;
-    let weight = implicit_gemm::ordered(bf16_weights::cast(weight, input.dtype));
+    let weight = implicit_gemm::to_kernel_order(bf16_weights::cast(weight, input.dtype));
     let b = bias.clone().map(|bias| cast(bias, DType::F32));
     let images = Rows::new(input);
     let input_norm = fused.input.clone();
-    let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
+    let norm = if input_norm.is_none() { NormOutput::register_reader(&images) } else { None };
     let (output, statistics) = implicit_gemm::forward(&images, &weight, b, options, relu, fused);
     let saved = SavedConv {
         input: images.into_tensor(),
@@ -138,7 +138,7 @@ pub(super) fn on_cores(
     (output, saved, statistics)
 }
 
-/// Computes a depthwise convolution. Returns the same values as [`on_cores`].
+/// Computes a depthwise convolution. Returns the same values as [`tensor_core_forward`].
 pub(super) fn depthwise(
     input: CubeTensor,
     weight: CubeTensor,
@@ -149,7 +149,7 @@ pub(super) fn depthwise(
     let weight = bf16_weights::cast(weight, input.dtype);
     let images = Rows::new(input);
     let Fused { input: input_norm, statistics } = fused;
-    let norm = if input_norm.is_none() { NormOutput::read(&images) } else { None };
+    let norm = if input_norm.is_none() { NormOutput::register_reader(&images) } else { None };
     let (output, statistics) = match statistics {
         Some(norm) => {
             let (output, of_batch) =
@@ -185,7 +185,7 @@ pub(super) fn backward(
     let SavedConv { input, weight, weight_dtype, bias, options, norm, .. } = saved;
     // These kernels compute no sums for the batch norm.
     if let Some(norm) = norm {
-        norm.done();
+        norm.finish_reader();
     }
     let bias_grad = bias.filter(|_| required[2]).map(|bias| cast(head::bias_gradient(grad.clone()), bias.dtype));
     let input_grad = required[0].then(|| {
@@ -213,7 +213,7 @@ fn depthwise_gradients(
     let SavedConv { input, weight, weight_dtype, options, norm, input_norm, .. } = saved;
     // These kernels compute no sums for a batch norm that is not deferred.
     if let Some(norm) = norm {
-        norm.done();
+        norm.finish_reader();
     }
     let (images, dy) = (Rows::new(input), &grad.grad);
     let sources = [ConvSource::images(input_norm.as_ref()), ConvSource::gradient(grad.norm.as_ref())];
@@ -252,7 +252,7 @@ pub(super) fn backward_of(
     let norm = match &input_norm {
         // This convolution is the only reader.
         Some(input_norm) => Some(Arc::new(input_norm.output([&images, &images], false))),
-        None => norm.filter(|norm| norm.done()),
+        None => norm.filter(|norm| norm.finish_reader()),
     };
     let required = implicit_gemm::Required { input: required[0], weight: required[1], addend, norm, input_norm };
     let [input, weight] = implicit_gemm::gradients(&images, &weight, grad, &options, required);

@@ -12,14 +12,14 @@ use burn::tensor::{Shape, Tensor};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-use super::conv::{SavedConv, applies_norms, backward_of, depthwise, on_cores, on_tensor_cores};
+use super::conv::{SavedConv, applies_norms, backward_of, depthwise, on_tensor_cores, tensor_core_forward};
 use super::deferred_apply::{Applied, launch_apply};
 use super::deferred_gradient::GradientPass;
 use super::direct::is_depthwise;
 use super::implicit_gemm::{Fused, Groups, NormFactors, OutputGradient, StatisticsOfBatch, supports_activation};
 use super::norm_input_gradient::launch_input_gradient;
 use super::rows::Rows;
-use super::side_results::{NormGradient, NormOutput, ResidualNorm};
+use super::side_results::{NormGradientResult, NormOutput, ResidualNorm};
 use super::storage::{storage_of, writable_storage};
 use crate::deferred::{ApplyOptions, ConvNormGrads, ConvNormOptions, DeferredNorm};
 use crate::extension::{Activation, ConvGrads, ConvOptions};
@@ -109,7 +109,7 @@ fn storage(images: &Tensor<4>) -> Option<CubeTensor> {
 /// Returns true if the kernels of a convolution can apply a batch norm to its input (`side` 0) or output (1): on tensor cores, and
 /// those of depthwise convolutions.
 fn fits(input: &Tensor<4>, weight: [usize; 4], options: &ConvOptions, side: usize) -> bool {
-    crate::dispatch::on_gpu(input)
+    crate::dispatch::has_gpu_kernels(input)
         && Groups::of(weight, options).has_whole_chunks(side, input.dtype())
         && storage(input)
             .is_some_and(|input| on_tensor_cores(&input, weight, options) || applies_norms(&input, weight, options))
@@ -145,7 +145,7 @@ fn convolve(
     fused: Fused,
 ) -> (CubeTensor, SavedConv, Option<CubeTensor>) {
     match on_tensor_cores(&input, weight.shape().dims(), options) {
-        true => on_cores(input, weight, None, options, false, fused),
+        true => tensor_core_forward(input, weight, None, options, false, fused),
         false => depthwise(input, weight, options, fused),
     }
 }
@@ -187,7 +187,7 @@ pub(super) fn conv_norm_backward(
     NormOutput::clear();
     let SavedConvNorm { conv, x, norm } = saved;
     let grad = Rows::new(grad);
-    let NormGradient { affine, factors } = NormGradient::take(&grad, &x).unwrap_or_else(|| {
+    let NormGradientResult { affine, factors } = NormGradientResult::take(&grad, &x).unwrap_or_else(|| {
         let pass =
             GradientPass { x: &x, norm: &norm, residual: None, dy: &grad, pooled: false, out: None, masked: None };
         pass.launch().0
@@ -225,7 +225,7 @@ pub(super) fn apply_forward(
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
     let norm = Deferred::new(&options.norm);
     let residual_norm = options.residual.as_ref().map(Deferred::new);
-    let source = residual.as_ref().filter(|_| residual_norm.is_none()).and_then(NormOutput::read);
+    let source = residual.as_ref().filter(|_| residual_norm.is_none()).and_then(NormOutput::register_reader);
     let (from_output, pooled) = (residual.is_some() && norm.activation == Activation::Relu, options.pooled);
     let Applied { out, means } =
         launch_apply(&x, residual.as_ref(), &norm, residual_norm.as_ref(), [pooled, from_output]);
@@ -254,18 +254,18 @@ pub(super) fn apply_backward(saved: SavedApply, grad: CubeTensor) -> CubeTensor 
     let SavedApply { x, out, norm, residual, source, pooled } = saved;
     // The batch norm in front counts this operation as a reader, but it computes no sums for it.
     if let Some(source) = source {
-        source.done();
+        source.finish_reader();
     }
     let dy = Rows::new(grad.clone());
-    if !pooled && (norm.activation == Activation::Identity || NormGradient::is_kept(&dy, &x)) {
+    if !pooled && (norm.activation == Activation::Identity || NormGradientResult::is_kept(&dy, &x)) {
         return grad;
     }
-    let (masked, residual) = (x.output(), residual.as_ref().map(|(x, norm)| (x, norm)));
+    let (masked, residual) = (x.empty_like(), residual.as_ref().map(|(x, norm)| (x, norm)));
     let pass = GradientPass { x: &x, norm: &norm, residual, dy: &dy, pooled, out: out.as_ref(), masked: Some(&masked) };
     let (values, of_residual) = pass.launch();
-    NormGradient::keep(&masked, &x, values);
+    NormGradientResult::keep(&masked, &x, values);
     if let Some(((input, _), values)) = residual.zip(of_residual) {
-        NormGradient::keep(&masked, input, values);
+        NormGradientResult::keep(&masked, input, values);
     }
     masked.into_tensor()
 }

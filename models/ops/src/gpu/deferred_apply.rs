@@ -98,8 +98,8 @@ pub(super) fn launch_apply(
     [pooled, keeps]: [bool; 2],
 ) -> Applied {
     let [batch, height, width, channels] = x.dims();
-    let out = (!pooled || keeps).then(|| x.output());
-    let means = pooled.then(|| x.features(batch, channels, DType::F32));
+    let out = (!pooled || keeps).then(|| x.empty_like());
+    let means = pooled.then(|| x.empty_features(batch, channels, DType::F32));
     // `x` takes the place of tensors that are not used. The kernel neither reads nor writes them.
     let (second, third, fourth) = (residual.unwrap_or(x), out.as_ref().unwrap_or(x), means.as_ref().unwrap_or(x));
     let statistics = norm.statistics();

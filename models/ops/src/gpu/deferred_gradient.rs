@@ -12,10 +12,10 @@ use super::block_sums::{sum_of_pieces, sum_over_block, sum_pair_over_block, thre
 use super::counters::{counters, is_last_block};
 use super::deferred::Deferred;
 use super::rows::{Blocks, Rows, THREADS_PER_BLOCK, all};
-use super::side_results::NormGradient;
+use super::side_results::NormGradientResult;
 use crate::extension::Activation;
 
-/// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradient` in
+/// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradientResult` in
 /// `implicit_gemm/prologue.cu`), from the sums over all rows. `inv_rows` is the reciprocal of the number of rows.
 #[cube]
 pub(super) fn write_gradient<N: Size>(
@@ -208,7 +208,7 @@ fn norm_gradient<F: Float, N: Size>(
     }
 }
 
-/// A pass over a gradient that computes [`NormGradient`].
+/// A pass over a gradient that computes [`NormGradientResult`].
 pub(super) struct GradientPass<'a> {
     /// The batch norm's input.
     pub(super) x: &'a Rows,
@@ -226,21 +226,21 @@ pub(super) struct GradientPass<'a> {
 
 impl GradientPass<'_> {
     /// Launches [`norm_gradient`]. Returns the values of the batch norm and of the residual's batch norm.
-    pub(super) fn launch(self) -> (NormGradient, Option<NormGradient>) {
+    pub(super) fn launch(self) -> (NormGradientResult, Option<NormGradientResult>) {
         let Self { x, norm, residual, dy, pooled, out, masked } = self;
-        let (gradient, of_residual) = (NormGradient::of(x), residual.map(|_| NormGradient::of(x)));
+        let (gradient, of_residual) = (NormGradientResult::empty(x), residual.map(|_| NormGradientResult::empty(x)));
         // `x` and `gradient` take the place of tensors that are not used. The kernel neither reads nor writes them.
         let (second, third) = (out.unwrap_or(x), masked.unwrap_or(x));
         let (residual, residual_norm) = residual.unwrap_or((x, norm));
         let (statistics, residual_statistics) = (norm.statistics(), residual_norm.statistics());
-        let NormGradient { affine: [weight, bias], factors } = &gradient;
-        let NormGradient { affine: [second_weight, second_bias], factors: second_factors } =
+        let NormGradientResult { affine: [weight, bias], factors } = &gradient;
+        let NormGradientResult { affine: [second_weight, second_bias], factors: second_factors } =
             of_residual.as_ref().unwrap_or(&gradient);
         let vector =
             x.vector_size(&[dy, residual, second, third], &[statistics, residual_statistics, weight, bias, factors]);
         let blocks = Blocks::over(x, vector);
         let [piece, pieces] = blocks.pieces();
-        let workspace = x.of_columns(if of_residual.is_some() { 3 } else { 2 } * pieces);
+        let workspace = x.empty_columns(if of_residual.is_some() { 3 } else { 2 } * pieces);
         let [zeros, _] = counters(&workspace);
         let pixels = if pooled { x.rows() / dy.rows() } else { 1 };
         let sizes = GradientSizesLaunch::new(

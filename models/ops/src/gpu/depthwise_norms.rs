@@ -18,9 +18,9 @@ use super::deferred_gradient::write_gradient;
 use super::direct::{ConvSource, taps_first};
 use super::direct_kernels::{Images, ImagesLaunch, PIXELS, add_windows, init_sums};
 use super::implicit_gemm::StatisticsOfBatch;
-use super::norm_moments::{merge_blocks, write_of_batch};
+use super::norm_moments::{merge_blocks, write_deferred_statistics};
 use super::rows::{Blocks, Rows, all};
-use super::side_results::NormGradient;
+use super::side_results::NormGradientResult;
 use super::weight_kernels::{NormOnLoad, Taps, load_factors};
 use crate::extension::{Activation, ConvOptions};
 
@@ -88,7 +88,7 @@ fn convolve_runs<F: Float, N: Size>(
     (pivot + shift, max(squares - shift * sum, Vector::new(0.0)), count)
 }
 
-/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_of_batch`]
+/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_deferred_statistics`]
 /// writes them. `pieces[piece][2][columns]` is a workspace.
 #[cube(launch_unchecked)]
 fn convolve_with_statistics<F: Float, N: Size>(
@@ -127,7 +127,7 @@ fn convolve_with_statistics<F: Float, N: Size>(
     );
     if has_result {
         let (column, _, _, _) = thread_position();
-        write_of_batch::<N>(
+        write_deferred_statistics::<N>(
             mean,
             squares,
             rows,
@@ -288,15 +288,15 @@ pub(super) fn forward(
     let taps = Taps::of(&weight, options);
     let [batch, channels, height, width] = taps.output_of(images, options.groups);
     let weight = into_contiguous(taps_first(weight));
-    let (out, from) = (images.images(batch, height, width, channels), ConvSource::images(input_norm));
+    let (out, from) = (images.empty_images(batch, height, width, channels), ConvSource::images(input_norm));
     let StatisticsOfBatch { affine: [scale, bias], running: [mean, variance], epsilon, momentum } = norm;
-    let of_batch = out.of_columns(4);
+    let of_batch = out.empty_columns(4);
     // The kernel reads the factors only if it applies a batch norm (`NormOnLoad`).
     let factors = from.factors().unwrap_or(&of_batch);
     let vector = images.vector_size(&[&out], &[&weight, factors, scale, bias, mean, variance]);
     let blocks = Blocks::over(&out, vector);
     let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
-    let workspace = out.of_columns(2 * pieces);
+    let workspace = out.empty_columns(2 * pieces);
     let [zeros, _] = counters(&workspace);
     // SAFETY: the sizes are those of the images, vectors have one element per column, the statistics four and the workspace two per
     // piece; a tile of columns has a counter.
@@ -331,7 +331,7 @@ pub(super) fn forward(
     (out.into_tensor(), of_batch)
 }
 
-/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps [`NormGradient`]
+/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps [`NormGradientResult`]
 /// for it. `x` is the batch norm's input, `grad` the gradient of the convolution's output.
 pub(super) fn data_gradient(
     x: &Rows,
@@ -343,15 +343,15 @@ pub(super) fn data_gradient(
 ) -> CubeTensor {
     let taps = Taps::of(&weight, options);
     let weight = into_contiguous(taps_first(weight));
-    let (out, values, statistics) = (x.output(), NormGradient::of(x), norm.statistics());
-    let NormGradient { affine: [norm_weight, norm_bias], factors: factors_out } = &values;
+    let (out, values, statistics) = (x.empty_like(), NormGradientResult::empty(x), norm.statistics());
+    let NormGradientResult { affine: [norm_weight, norm_bias], factors: factors_out } = &values;
     // The kernel reads the factors only if it applies a batch norm (`NormOnLoad`).
     let (norm_input, factors) = (from.norm_input().unwrap_or(grad), from.factors().unwrap_or(statistics));
     let columns = [&weight, factors, statistics, norm_weight, norm_bias, factors_out];
     let vector = x.vector_size(&[&out, grad, norm_input], &columns);
     let blocks = Blocks::over(&out, vector);
     let [piece, pieces] = blocks.pieces_of_runs(PIXELS);
-    let workspace = out.of_columns(2 * pieces);
+    let workspace = out.empty_columns(2 * pieces);
     let [zeros, _] = counters(&workspace);
     // SAFETY: the sizes are those of the images; statistics have four vectors over the columns, factors three, the workspace two
     // per piece, and a tile of columns has a counter.
@@ -384,6 +384,6 @@ pub(super) fn data_gradient(
             dtype_to_storage_type(x.dtype()),
         );
     }
-    NormGradient::keep(&out, x, values);
+    NormGradientResult::keep(&out, x, values);
     out.into_tensor()
 }

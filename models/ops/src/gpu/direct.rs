@@ -196,7 +196,7 @@ fn launch(
     let [_, inputs, _, each]: [usize; 4] = weight.shape().dims();
     let is_depthwise = inputs == 1 && each == 1;
     let (weight, bias) = (into_contiguous(weight), bias.map(into_contiguous));
-    let out = source.images(batch, height, width, channels);
+    let out = source.empty_images(batch, height, width, channels);
     // Vector of the target's channels. In a grouped convolution, a vector must be inside one group.
     let vector = match bias.as_ref().is_none_or(aligned) {
         true if is_depthwise => {

@@ -122,7 +122,7 @@ fn sum_of_rows<F: Float, N: Size>(
 pub(super) fn global_avg_pool(x: CubeTensor) -> CubeTensor {
     let x = Rows::new(x);
     let [batch, height, width, channels] = x.dims();
-    let out = x.features(batch, channels, DType::F32);
+    let out = x.empty_features(batch, channels, DType::F32);
     let vector = x.vector_size(&[&out], &[]);
     let blocks = Blocks::over(&x, vector);
     // SAFETY: `x` has the pixels of `batch` images, and `out` a row for each image.
@@ -153,7 +153,7 @@ pub(super) fn global_avg_pool_gradient(
     addend: Option<CubeTensor>,
 ) -> CubeTensor {
     let (grad, addend) = (Rows::new(grad), addend.map(Rows::new));
-    let dx = grad.images_of(grad.rows(), height, width, grad.columns(), dtype);
+    let dx = grad.empty_images_of(grad.rows(), height, width, grad.columns(), dtype);
     let second = addend.as_ref().unwrap_or(&dx);
     let vector = dx.vector_size(&[&grad, second], &[]);
     let blocks = Blocks::over(&dx, vector);
@@ -185,7 +185,7 @@ pub(super) fn global_avg_pool_gradient(
 /// Adds up the rows of a gradient, f32: the gradient of a bias.
 pub(super) fn bias_gradient(grad: CubeTensor) -> CubeTensor {
     let grad = Rows::new(grad);
-    let total = grad.of_columns(1);
+    let total = grad.empty_columns(1);
     let vector = grad.vector_size(&[], &[]);
     let blocks = Blocks::over(&grad, vector);
     let [piece, pieces] = blocks.pieces();
@@ -198,7 +198,7 @@ pub(super) fn bias_gradient(grad: CubeTensor) -> CubeTensor {
             blocks.dim(),
             vector,
             grad.arg(),
-            all(&grad.of_columns(pieces)),
+            all(&grad.empty_columns(pieces)),
             all(&total),
             all(&zeros),
             grad.rows(),

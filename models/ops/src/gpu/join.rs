@@ -104,7 +104,7 @@ pub(super) fn forward(left: CubeTensor, right: CubeTensor, options: Join) -> Cub
     let (left, right) = (Rows::new(left), Rows::new(right));
     let ([batch, height, width, old], shared) = (left.dims(), options.shared);
     assert_eq!(right.dims()[..3], [batch, height, width], "joined images have the same size");
-    let out = left.images(batch, height, width, old + right.columns() - shared);
+    let out = left.empty_images(batch, height, width, old + right.columns() - shared);
     let vector = vector_size(&left, &[&right, &out], [right.columns(), shared]);
     let blocks = Blocks::over(&out, vector);
     // SAFETY: all three matrices have the same rows, and `out` the columns of both, less the shared ones.
@@ -140,7 +140,7 @@ pub(super) fn backward(
 ) -> [CubeTensor; 2] {
     let (dy, output) = (Rows::new(dy), output.map(Rows::new));
     let [batch, height, width, _] = dy.dims();
-    let [left, right] = [old, new].map(|channels| dy.images(batch, height, width, channels));
+    let [left, right] = [old, new].map(|channels| dy.empty_images(batch, height, width, channels));
     let second = output.as_ref().unwrap_or(&dy);
     let vector = vector_size(&dy, &[second, &left, &right], [old, shared]);
     let blocks = Blocks::over(&dy, vector);

@@ -84,11 +84,11 @@ fn cross_entropy_rows(
 /// See [`HeadKernels::cross_entropy_forward`](crate::HeadKernels::cross_entropy_forward).
 pub(super) fn cross_entropy(logits: CubeTensor, targets: CubeTensor, scale: f32) -> [CubeTensor; 2] {
     let (logits, targets) = (Rows::new(logits), Rows::new(targets));
-    let (gradient, rows) = (logits.output(), logits.rows());
+    let (gradient, rows) = (logits.empty_like(), logits.rows());
     let height = THREADS_PER_BLOCK / LANES;
     let client = logits.client();
-    let losses = logits.values(rows);
-    let loss = logits.values(1);
+    let losses = logits.empty_values(rows);
+    let loss = logits.empty_values(1);
     let [zeros, _] = counters(&loss);
     // SAFETY: a row's threads stay within its elements, `losses` has one for each row, and `loss` has one.
     unsafe {

@@ -18,7 +18,7 @@ use cubecl::prelude::*;
 
 use super::counters::counters;
 use super::norm_kernels::{normalise, normalise_batch};
-use super::norm_moments::{moments_of_rows, shared_moments};
+use super::norm_moments::{merge_rank_moments, moments_of_rows};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::{NormOutput, SideResults};
 use super::storage::{storage_of, tensor_of_storage, writable_storage};
@@ -75,7 +75,7 @@ fn apply(
     epsilon: f64,
     activation: Activation,
 ) -> Rows {
-    let (out, second) = (x.output(), residual.unwrap_or(x));
+    let (out, second) = (x.empty_like(), residual.unwrap_or(x));
     let (mean, spread, of_variance) = match statistics {
         Statistics::Batch { mean, inv_std } => (mean, inv_std, false),
         Statistics::Running { mean, variance } => (mean, variance, true),
@@ -114,7 +114,7 @@ fn apply(
 /// Returns each column's mean and the sum of squares around the mean, `[2][columns]`.
 fn moments(x: &Rows, blocks: &Blocks, vector: usize) -> CubeTensor {
     let [piece, pieces] = blocks.pieces();
-    let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
+    let (workspace, total) = (x.empty_columns(2 * pieces), x.empty_columns(2));
     let [zeros, _] = counters(&total);
     // SAFETY: as in `apply`; the workspace has two vectors per piece, `total` has two, and a tile of columns has a counter.
     unsafe {
@@ -149,15 +149,15 @@ pub(super) fn forward(
 ) -> ([CubeTensor; 3], SavedNorm) {
     let NormOptions { epsilon, activation, running, process_group } = options;
     let (x, residual) = (Rows::new(input), residual.map(Rows::new));
-    let sources = [NormOutput::read(&x), residual.as_ref().and_then(NormOutput::read)];
+    let sources = [NormOutput::register_reader(&x), residual.as_ref().and_then(NormOutput::register_reader)];
     let affine = [weight, bias].map(into_contiguous);
-    let [mean, inv_std] = [0; 2].map(|_| x.of_columns(1));
+    let [mean, inv_std] = [0; 2].map(|_| x.empty_columns(1));
     let momentum = running.as_ref().map(|running| running.momentum as f32);
     // Update running statistics in place: a recorded graph of the step runs again on the same memory.
     let updated = match running {
         Some(RunningStats { mean, variance, .. }) => [mean, variance]
             .map(|tensor| writable_storage(tensor).expect("running statistics are f32 and on the input's device")),
-        None => [0; 2].map(|_| x.of_columns(1)),
+        None => [0; 2].map(|_| x.empty_columns(1)),
     };
     let vector = x.vector_size(&[], &[&updated[0], &updated[1]]);
     let blocks = Blocks::over(&x, vector);
@@ -165,9 +165,9 @@ pub(super) fn forward(
     let batch =
         BatchStatistics { mean: &mean, inv_std: &inv_std, updated: &updated, momentum, epsilon: epsilon as f32 };
     let (out, sync) = match process_group {
-        None => (normalise_own(&x, residual.as_ref(), &moments, batch, &affine, activation), None),
+        None => (normalise_local(&x, residual.as_ref(), &moments, batch, &affine, activation), None),
         Some(ranks) => {
-            let inv_rows = share_statistics(&x, &*ranks, &moments, batch, (&blocks, vector));
+            let inv_rows = sync_statistics(&x, &*ranks, &moments, batch, (&blocks, vector));
             let statistics = Statistics::Batch { mean: &mean, inv_std: &inv_std };
             let out = apply(&x, residual.as_ref(), statistics, &affine, epsilon, activation);
             (out, Some(SyncGroup { ranks, inv_rows }))
@@ -198,7 +198,7 @@ struct BatchStatistics<'a> {
 }
 
 /// Normalises by the statistics of this rank's batch, which the same launch computes from the moments, `[2][columns]`.
-fn normalise_own(
+fn normalise_local(
     x: &Rows,
     residual: Option<&Rows>,
     moments: &CubeTensor,
@@ -207,7 +207,7 @@ fn normalise_own(
     activation: Activation,
 ) -> Rows {
     let BatchStatistics { mean, inv_std, updated: [new_mean, new_variance], momentum, epsilon } = batch;
-    let (out, second) = (x.output(), residual.unwrap_or(x));
+    let (out, second) = (x.empty_like(), residual.unwrap_or(x));
     let vector = x.vector_size(&[second, &out], &[weight, bias, new_mean, new_variance]);
     let blocks = Blocks::over(x, vector);
     // SAFETY: as in `apply`; there are two vectors of moments.
@@ -245,7 +245,7 @@ fn normalise_own(
 }
 
 /// Merges the moments of all ranks and computes their statistics. Returns the reciprocal of the number of all ranks' rows, `[C]`.
-fn share_statistics(
+fn sync_statistics(
     x: &Rows,
     ranks: &dyn StatisticsReduce,
     moments: &CubeTensor,
@@ -255,10 +255,10 @@ fn share_statistics(
     let BatchStatistics { mean, inv_std, updated: [new_mean, new_variance], momentum, epsilon } = batch;
     let count = full_of_columns(x, x.rows() as f32);
     let (gathered, world_size) = gather(ranks, &[moments, &count]);
-    let inv_rows = x.of_columns(1);
+    let inv_rows = x.empty_columns(1);
     // SAFETY: as in `apply`; `gathered` has three vectors per rank.
     unsafe {
-        shared_moments::launch_unchecked(
+        merge_rank_moments::launch_unchecked(
             x.client(),
             blocks.per_column(),
             blocks.per_column_dim(),

@@ -5,7 +5,7 @@ use burn_cubecl::tensor::CubeTensor;
 
 use super::counters::counters;
 use super::norm::{SavedNorm, SyncGroup, gather};
-use super::norm_kernels::{gradient_sums, input_gradient, shared_gradients};
+use super::norm_kernels::{gradient_sums, input_gradient, merge_rank_sums};
 use super::rows::{Blocks, Rows, all};
 use super::side_results::{NormOutput, SideResults};
 use crate::extension::Activation;
@@ -23,15 +23,15 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     NormOutput::clear();
     // The batch norms in front count this operation as a reader, but it computes no sums for them.
     for source in saved.sources.iter().flatten() {
-        source.done();
+        source.finish_reader();
     }
     let x = &saved.x;
     let dy = Rows::new(grad.clone());
     // The residual's gradient is the output's, unless an activation follows.
     let separate_residual = saved.has_residual && saved.activation != Activation::Identity;
-    let dx = x.output();
-    let residual = separate_residual.then(|| x.output());
-    let [bias_out, weight_out] = [0; 2].map(|_| x.of_columns(1));
+    let dx = x.empty_like();
+    let residual = separate_residual.then(|| x.empty_like());
+    let [bias_out, weight_out] = [0; 2].map(|_| x.empty_columns(1));
     let (second, third) = (saved.out.as_ref().unwrap_or(x), residual.as_ref().unwrap_or(&dx));
     let [weight, bias] = &saved.affine;
     let vector = x.vector_size(&[&dy, second, &dx, third], &[weight, bias]);
@@ -40,7 +40,7 @@ pub(super) fn backward(saved: SavedNorm, grad: CubeTensor) -> Grads {
     // The gradients of weight and bias are sums over this rank's rows. They are all-reduced with all other gradients.
     let (sums, inv_rows) = match &saved.sync {
         None => (own.clone(), 1.0 / x.rows() as f32),
-        Some(sync) => (share_sums(x, sync, &own, &blocks, vector), 1.0),
+        Some(sync) => (sync_sums(x, sync, &own, &blocks, vector), 1.0),
     };
     // SAFETY: as in `forward`.
     unsafe {
@@ -85,7 +85,7 @@ fn sums_of_gradient(saved: &SavedNorm, dy: &Rows, blocks: &Blocks, vector: usize
     let SavedNorm { x, out, mean, inv_std, affine: [weight, bias], activation, .. } = saved;
     let second = out.as_ref().unwrap_or(x);
     let [piece, pieces] = blocks.pieces();
-    let (workspace, total) = (x.of_columns(2 * pieces), x.of_columns(2));
+    let (workspace, total) = (x.empty_columns(2 * pieces), x.empty_columns(2));
     let [zeros, _] = counters(&total);
     // SAFETY: as in `moments`.
     unsafe {
@@ -120,12 +120,12 @@ fn sums_of_gradient(saved: &SavedNorm, dy: &Rows, blocks: &Blocks, vector: usize
 }
 
 /// Returns the means over all ranks' rows of what [`sums_of_gradient`] sums up over this rank's.
-fn share_sums(x: &Rows, sync: &SyncGroup, own: &CubeTensor, blocks: &Blocks, vector: usize) -> CubeTensor {
+fn sync_sums(x: &Rows, sync: &SyncGroup, own: &CubeTensor, blocks: &Blocks, vector: usize) -> CubeTensor {
     let (gathered, world_size) = gather(&*sync.ranks, &[own]);
-    let means = x.of_columns(2);
+    let means = x.empty_columns(2);
     // SAFETY: as in `apply`; `gathered` has two vectors per rank.
     unsafe {
-        shared_gradients::launch_unchecked(
+        merge_rank_sums::launch_unchecked(
             x.client(),
             blocks.per_column(),
             blocks.per_column_dim(),

@@ -11,7 +11,7 @@ use super::block_sums::thread_position;
 use super::rows::{Blocks, Rows, all};
 
 /// Computes the gradient of a batch norm's input: `dy · factors[0] + x · factors[1] + factors[2]`, where `dy` is the gradient of
-/// the normalised values. `factors[3][columns]` are those of [`NormGradient`](super::side_results::NormGradient).
+/// the normalised values. `factors[3][columns]` are those of [`NormGradientResult`](super::side_results::NormGradientResult).
 #[cube(launch_unchecked)]
 fn input_gradient<F: Float, N: Size>(
     x: &[Vector<F, N>],
@@ -42,7 +42,7 @@ fn input_gradient<F: Float, N: Size>(
 
 /// Launches [`input_gradient`].
 pub(super) fn launch_input_gradient(x: &Rows, dy: &Rows, factors: &CubeTensor) -> Rows {
-    let dx = x.output();
+    let dx = x.empty_like();
     let vector = x.vector_size(&[dy, &dx], &[factors]);
     let blocks = Blocks::over(x, vector);
     // SAFETY: matrices have the rows and columns that the kernel gets, and there are three vectors of factors.

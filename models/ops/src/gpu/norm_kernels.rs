@@ -17,7 +17,7 @@ use crate::extension::Activation;
 /// Computes the means over the rows of all ranks of `g` and of `g · x̂`, from all ranks' sums, `ranks[rank][2][columns]`, in
 /// rank order: `out[2][columns]`. `inv_rows` is the reciprocal of the number of rows.
 #[cube(launch_unchecked)]
-pub(super) fn shared_gradients<N: Size>(
+pub(super) fn merge_rank_sums<N: Size>(
     ranks: &[Vector<f32, N>],
     inv_rows: &[Vector<f32, N>],
     out: &mut [Vector<f32, N>],

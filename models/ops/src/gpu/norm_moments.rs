@@ -163,7 +163,7 @@ pub(super) fn moments_of_rows<F: Float, N: Size>(
 /// Writes the statistics of a deferred batch norm, `of_batch[4][columns]` (see [`DeferredNorm`](crate::deferred::DeferredNorm)),
 /// and updates the running statistics, as `write_statistics` of `implicit_gemm/moments.cu` does.
 #[cube]
-pub(super) fn write_of_batch<N: Size>(
+pub(super) fn write_deferred_statistics<N: Size>(
     mean: Vector<f32, N>,
     squares: Vector<f32, N>,
     count: f32,
@@ -273,7 +273,7 @@ pub(super) fn write_statistics<N: Size>(
 /// Computes the statistics of [`write_statistics`] from all ranks' moments, in rank order, and the reciprocal of the number of
 /// all rows. `ranks[rank][3][columns]`: mean, sum of squares around the mean, and number of rows.
 #[cube(launch_unchecked)]
-pub(super) fn shared_moments<N: Size>(
+pub(super) fn merge_rank_moments<N: Size>(
     ranks: &[Vector<f32, N>],
     mean_out: &mut [Vector<f32, N>],
     inv_std_out: &mut [Vector<f32, N>],

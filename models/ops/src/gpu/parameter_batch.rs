@@ -24,16 +24,16 @@ pub(super) struct ParameterBlocks {
 }
 
 /// Parameters of one launch, each with `N` input tensors.
-pub(super) struct Batch<const N: usize> {
+pub(super) struct ParameterLaunch<const N: usize> {
     pub(super) tensors: Vec<[CubeTensor; N]>,
     weight_decay: Vec<f64>,
     pub(super) vector: usize,
 }
 
-impl<const N: usize> Batch<N> {
+impl<const N: usize> ParameterLaunch<N> {
     /// Divides the parameters, in order, into as few launches as possible. All launches of a network but the last have
     /// [`MAX_PARAMETERS`] parameters, so there are few kernels to compile.
-    pub(super) fn all(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
+    pub(super) fn divide(mut parameters: Vec<([CubeTensor; N], f64)>) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {
             let vector = vector_size(&parameters.first()?.0);
             let alike =

@@ -40,7 +40,7 @@ impl Rows {
     }
 
     /// Makes rows without a copy; `None` if the memory does not consist of rows.
-    pub(super) fn of(tensor: &CubeTensor) -> Option<Self> {
+    pub(super) fn view(tensor: &CubeTensor) -> Option<Self> {
         let image = tensor.rank() == 4;
         let tensor = if image { permute_nchw_to_nhwc(tensor.clone()) } else { tensor.clone() };
         pitch(&tensor).map(|pitch| Self { tensor, image, pitch })
@@ -52,7 +52,7 @@ impl Rows {
     }
 
     /// Allocates a matrix of this shape and type.
-    pub(super) fn output(&self) -> Self {
+    pub(super) fn empty_like(&self) -> Self {
         Self::dense(self.allocate(self.tensor.meta.shape().clone(), self.dtype()), self.image)
     }
 
@@ -65,17 +65,24 @@ impl Rows {
     }
 
     /// Allocates images of this element type.
-    pub(super) fn images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
-        self.images_of(batch, height, width, channels, self.dtype())
+    pub(super) fn empty_images(&self, batch: usize, height: usize, width: usize, channels: usize) -> Self {
+        self.empty_images_of(batch, height, width, channels, self.dtype())
     }
 
     /// Allocates images of an element type.
-    pub(super) fn images_of(&self, batch: usize, height: usize, width: usize, channels: usize, dtype: DType) -> Self {
+    pub(super) fn empty_images_of(
+        &self,
+        batch: usize,
+        height: usize,
+        width: usize,
+        channels: usize,
+        dtype: DType,
+    ) -> Self {
         Self::dense(self.allocate(Shape::from([batch, height, width, channels]), dtype), true)
     }
 
     /// Allocates `[batch, columns]` of an element type, without padding, because burn's operations copy padded tensors.
-    pub(super) fn features(&self, batch: usize, columns: usize, dtype: DType) -> Self {
+    pub(super) fn empty_features(&self, batch: usize, columns: usize, dtype: DType) -> Self {
         let (like, shape) = (&self.tensor, Shape::from([batch, columns]));
         let tensor = empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype);
         Self::dense(tensor, false)
@@ -153,12 +160,12 @@ impl Rows {
     }
 
     /// Allocates `parts` f32 values per column.
-    pub(super) fn of_columns(&self, parts: usize) -> CubeTensor {
-        self.values(parts * self.columns())
+    pub(super) fn empty_columns(&self, parts: usize) -> CubeTensor {
+        self.empty_values(parts * self.columns())
     }
 
     /// Allocates `count` f32 values.
-    pub(super) fn values(&self, count: usize) -> CubeTensor {
+    pub(super) fn empty_values(&self, count: usize) -> CubeTensor {
         let (like, shape) = (&self.tensor, Shape::from([count]));
         empty_device_dtype(like.client.clone(), like.device.clone(), shape, DType::F32)
     }

@@ -79,7 +79,7 @@ fn scale_gradients<F: Float, N: Size>(
 /// See [`scale_channels`](crate::scale_channels).
 pub(super) fn scale_channels(x: CubeTensor, factors: CubeTensor) -> CubeTensor {
     let (x, factors) = (Rows::new(x), Rows::new(factors));
-    let out = x.output();
+    let out = x.empty_like();
     let [_, height, width, _] = x.dims();
     let vector = x.vector_size(&[&factors, &out], &[]);
     let blocks = Blocks::over(&x, vector);
@@ -108,7 +108,7 @@ pub(super) fn scale_channels(x: CubeTensor, factors: CubeTensor) -> CubeTensor {
 /// Computes the gradients of images and factors.
 pub(super) fn scale_channels_gradients(x: CubeTensor, factors: CubeTensor, dy: CubeTensor) -> [CubeTensor; 2] {
     let (x, factors, dy) = (Rows::new(x), Rows::new(factors), Rows::new(dy));
-    let (dx, dfactors) = (x.output(), factors.features(factors.rows(), factors.columns(), factors.dtype()));
+    let (dx, dfactors) = (x.empty_like(), factors.empty_features(factors.rows(), factors.columns(), factors.dtype()));
     let [batch, height, width, _] = x.dims();
     let vector = x.vector_size(&[&factors, &dy, &dx, &dfactors], &[]);
     let blocks = Blocks::over(&x, vector);

@@ -54,7 +54,7 @@ fn is_same_tensor(one: &CubeTensor, other: &CubeTensor) -> bool {
 
 impl SideResults {
     /// Keeps each column's mean and the sum of squares around the mean, `[2][columns]`.
-    pub(super) fn moments(rows: &Rows, values: CubeTensor) {
+    pub(super) fn keep_moments(rows: &Rows, values: CubeTensor) {
         MOMENTS.with_borrow_mut(|all| push(all, KEPT, Self { of: rows.tensor().clone(), values }));
     }
 
@@ -64,7 +64,7 @@ impl SideResults {
     }
 
     /// Keeps the sums over a gradient that [`NormOutput`]'s backward pass needs, `[2][columns]`.
-    pub(super) fn sums(rows: &Rows, values: CubeTensor) {
+    pub(super) fn keep_sums(rows: &Rows, values: CubeTensor) {
         SUMS.with_borrow_mut(|all| push(all, KEPT, Self { of: rows.tensor().clone(), values }));
     }
 
@@ -81,19 +81,19 @@ impl SideResults {
 
 /// Results of the backward pass of a deferred batch norm that follow from sums over all rows.
 #[derive(Debug, Clone)]
-pub(super) struct NormGradient {
+pub(super) struct NormGradientResult {
     /// The gradients of weight and bias.
     pub(super) affine: [CubeTensor; 2],
     /// `[3·C]`: the factors of the input's gradient, see `implicit_gemm/prologue.cu`.
     pub(super) factors: CubeTensor,
 }
 
-/// [`NormGradient`], with the gradient of the normalised values and the memory of the batch norm's input.
+/// [`NormGradientResult`], with the gradient of the normalised values and the memory of the batch norm's input.
 #[derive(Debug)]
 struct KeptGradient {
     of: CubeTensor,
     input: MemoryId,
-    values: NormGradient,
+    values: NormGradientResult,
 }
 
 impl KeptGradient {
@@ -102,10 +102,10 @@ impl KeptGradient {
     }
 }
 
-impl NormGradient {
+impl NormGradientResult {
     /// Allocates the values of a batch norm whose gradient has these rows.
-    pub(super) fn of(gradient: &Rows) -> Self {
-        Self { affine: [0; 2].map(|_| gradient.of_columns(1)), factors: gradient.of_columns(3) }
+    pub(super) fn empty(gradient: &Rows) -> Self {
+        Self { affine: [0; 2].map(|_| gradient.empty_columns(1)), factors: gradient.empty_columns(3) }
     }
 
     /// Returns the tensors in the order of the kernels' arguments.
@@ -146,9 +146,9 @@ pub(super) struct NormOutput {
     pub(super) activation: Activation,
     /// Whether the activation's derivative is computed from the output.
     pub(super) from_output: bool,
-    /// Whether the last reader computes the gradient of the activation's input, with everything in [`NormGradient`].
+    /// Whether the last reader computes the gradient of the activation's input, with everything in [`NormGradientResult`].
     pub(super) masked: bool,
-    /// The batch norm whose output was added, if the last reader computes its [`NormGradient`] too. The gradient is the same.
+    /// The batch norm whose output was added, if the last reader computes its [`NormGradientResult`] too. The gradient is the same.
     pub(super) residual: Option<ResidualNorm>,
     /// Number of operations that have read the output and have not computed its gradient yet.
     readers: AtomicUsize,
@@ -194,7 +194,7 @@ impl NormOutput {
     }
 
     /// Returns the batch norm whose output is `rows`, and counts one more reader.
-    pub(super) fn read(rows: &Rows) -> Option<Arc<Self>> {
+    pub(super) fn register_reader(rows: &Rows) -> Option<Arc<Self>> {
         let found =
             NORMS.with_borrow(|all| all.iter().find(|norm| is_same_tensor(norm.out.tensor(), rows.tensor())).cloned());
         if let Some(norm) = &found {
@@ -210,7 +210,7 @@ impl NormOutput {
     }
 
     /// Reports that a reader computes its part of the output's gradient. Returns true for the last reader.
-    pub(super) fn done(&self) -> bool {
+    pub(super) fn finish_reader(&self) -> bool {
         self.readers.fetch_sub(1, Ordering::Relaxed) == 1
     }
 

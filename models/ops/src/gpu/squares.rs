@@ -11,7 +11,7 @@ use burn_cubecl::ops::numeric::empty_device_dtype;
 use cubecl::prelude::*;
 
 use super::counters::{counters, is_last_block};
-use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
+use super::parameter_batch::{ParameterBlocks, ParameterLaunch, Tensors, thread_vector};
 use super::rows::{THREADS_PER_BLOCK, all, reduce_block};
 use super::storage::{storages_of, tensor_of_storage};
 
@@ -62,24 +62,24 @@ fn square_sums<N: Size>(
 /// Returns the sum of squares, `[1]`, of flat f32 tensors on a GPU; `None` for others.
 pub(crate) fn square_sum(values: &[&Tensor<1>]) -> Option<Tensor<1>> {
     let read = values.iter().map(|&value| Some((storages_of([value].into_iter())?, 0.0)));
-    let passes: Vec<_> = Batch::<1>::all(read.collect::<Option<_>>()?).collect();
-    let like = passes.first()?.tensor().clone();
+    let launches: Vec<_> = ParameterLaunch::<1>::divide(read.collect::<Option<_>>()?).collect();
+    let like = launches.first()?.tensor().clone();
     let new =
         |length: usize| empty_device_dtype(like.client.clone(), like.device.clone(), Shape::from([length]), DType::F32);
-    let length = passes.iter().map(Batch::blocks).sum();
+    let length = launches.iter().map(ParameterLaunch::blocks).sum();
     let (partials, total) = (new(length), new(1));
     let [zeros, _] = counters(&total);
     let mut offset = 0;
-    for pass in &passes {
-        let (blocks, grid) = pass.blocks_and_grid();
+    for launch in &launches {
+        let (blocks, grid) = launch.blocks_and_grid();
         // SAFETY: the kernel stays within each tensor's elements, every block has an element of `partials`, and `total` has one.
         unsafe {
             square_sums::launch_unchecked(
                 &like.client,
                 grid,
                 CubeDim::new_1d(THREADS_PER_BLOCK as u32),
-                pass.vector,
-                pass.args(0),
+                launch.vector,
+                launch.args(0),
                 all(&partials),
                 all(&total),
                 all(&zeros),
@@ -88,7 +88,7 @@ pub(crate) fn square_sum(values: &[&Tensor<1>]) -> Option<Tensor<1>> {
                 length,
             );
         }
-        offset += pass.blocks();
+        offset += launch.blocks();
     }
     Some(tensor_of_storage(total))
 }

@@ -17,7 +17,7 @@ use cubecl::prelude::*;
 use half::bf16;
 
 use super::bf16_weights;
-use super::parameter_batch::{Batch, ParameterBlocks, Tensors, thread_vector};
+use super::parameter_batch::{ParameterBlocks, ParameterLaunch, Tensors, thread_vector};
 use super::rows::{THREADS_PER_BLOCK, all};
 use super::storage::{storage_of, storages_of, tensor_of_storage, writable_storage};
 use crate::optimizer::{ParameterUpdate, StepScalars, UpdateRule, UpdatedParameter};
@@ -156,7 +156,7 @@ type Owned<const N: usize> = ([CubeTensor; N], f64);
 /// with a bf16 copy are in separate launches, together with the copies.
 fn launch_all<const N: usize>(
     parameters: Vec<(Option<CubeTensor>, Owned<N>)>,
-    launch: impl Fn(&Batch<N>, &[CubeTensor]),
+    launch: impl Fn(&ParameterLaunch<N>, &[CubeTensor]),
 ) -> impl Iterator<Item = [CubeTensor; N]> {
     let mut updated: Vec<Option<[CubeTensor; N]>> = parameters.iter().map(|_| None).collect();
     let numbered = parameters.into_iter().enumerate();
@@ -166,14 +166,14 @@ fn launch_all<const N: usize>(
         let (copies, group): (Vec<_>, Vec<_>) = group.into_iter().unzip();
         let copies: Vec<_> = copies.into_iter().flatten().collect();
         let mut done = 0;
-        for pass in Batch::<N>::all(group) {
-            let end = done + pass.tensors.len();
+        for launched in ParameterLaunch::<N>::divide(group) {
+            let end = done + launched.tensors.len();
             let copies = copies.get(done..end).unwrap_or_default();
-            launch(&pass, copies);
-            for (tensors, copy) in pass.tensors.iter().zip(copies) {
+            launch(&launched, copies);
+            for (tensors, copy) in launched.tensors.iter().zip(copies) {
                 bf16_weights::keep(&tensors[0], copy.clone());
             }
-            for (tensors, place) in pass.tensors.into_iter().zip(&places[done..end]) {
+            for (tensors, place) in launched.tensors.into_iter().zip(&places[done..end]) {
                 updated[*place] = Some(tensors);
             }
             done = end;
@@ -242,19 +242,19 @@ fn update_sgd(
         let gradient = storage_of(&gradient).expect(CHECKED);
         (take_copy(&value), ([owned(value), gradient, owned_state(buffer)], weight_decay))
     };
-    let updated = launch_all::<3>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
-        let (blocks, grid) = pass.blocks_and_grid();
+    let updated = launch_all::<3>(parameters.into_iter().map(tensors).collect(), |launched, copies| {
+        let (blocks, grid) = launched.blocks_and_grid();
         // SAFETY: every tensor has its parameter's number of elements, which the kernel stays within. Nobody else has the memory of
         // a value, a copy or a state.
         unsafe {
             sgd::launch_unchecked(
-                &pass.client(),
+                &launched.client(),
                 grid,
                 CubeDim::new_1d(THREADS_PER_BLOCK as u32),
-                pass.vector,
-                pass.args(0),
-                pass.args(1),
-                pass.args(2),
+                launched.vector,
+                launched.args(0),
+                launched.args(1),
+                launched.args(2),
                 copies.iter().map(all).collect(),
                 blocks,
                 all(&step.scalars),
@@ -286,19 +286,19 @@ fn update_adamw(
         let gradient = storage_of(&gradient).expect(CHECKED);
         (take_copy(&value), ([owned(value), gradient, mean, variance], weight_decay))
     };
-    let updated = launch_all::<4>(parameters.into_iter().map(tensors).collect(), |pass, copies| {
-        let (blocks, grid) = pass.blocks_and_grid();
+    let updated = launch_all::<4>(parameters.into_iter().map(tensors).collect(), |launched, copies| {
+        let (blocks, grid) = launched.blocks_and_grid();
         // SAFETY: as in `update_sgd`.
         unsafe {
             adamw::launch_unchecked(
-                &pass.client(),
+                &launched.client(),
                 grid,
                 CubeDim::new_1d(THREADS_PER_BLOCK as u32),
-                pass.vector,
-                pass.args(0),
-                pass.args(1),
-                pass.args(2),
-                pass.args(3),
+                launched.vector,
+                launched.args(0),
+                launched.args(1),
+                launched.args(2),
+                launched.args(3),
                 copies.iter().map(all).collect(),
                 blocks,
                 all(&step.scalars),
@@ -332,22 +332,22 @@ pub(crate) fn ema_update(
         (<[CubeTensor; 2]>::from(both), 0.0)
     };
     let mut averages = Vec::with_capacity(pairs.len());
-    for pass in Batch::<2>::all(pairs.into_iter().map(owned).collect()) {
-        let (client, (blocks, grid)) = (pass.client(), pass.blocks_and_grid());
+    for launched in ParameterLaunch::<2>::divide(pairs.into_iter().map(owned).collect()) {
+        let (client, (blocks, grid)) = (launched.client(), launched.blocks_and_grid());
         // SAFETY: as in `update_sgd`.
         unsafe {
             ema::launch_unchecked(
                 &client,
                 grid,
                 CubeDim::new_1d(THREADS_PER_BLOCK as u32),
-                pass.vector,
-                pass.args(0),
-                pass.args(1),
+                launched.vector,
+                launched.args(0),
+                launched.args(1),
                 blocks,
                 decay as f32,
             );
         }
-        averages.extend(pass.tensors.into_iter().map(|[average, _]| tensor_of_storage(average)));
+        averages.extend(launched.tensors.into_iter().map(|[average, _]| tensor_of_storage(average)));
     }
     Ok(averages)
 }

@@ -50,8 +50,8 @@ struct Pointers {
 };
 
 /// Bytes of shared memory.
-constexpr int STAGED = BF16 && PASS != WEIGHT_GRADIENT ? ROWS * (COLUMNS + 8) * 2 : 0;
-constexpr int MEMORY = STAGES * STAGE > STAGED ? STAGES * STAGE : STAGED;
+constexpr int OUTPUT_TILE_BYTES = BF16 && PASS != WEIGHT_GRADIENT ? ROWS * (COLUMNS + 8) * 2 : 0;
+constexpr int SHARED_BYTES = STAGES * STAGE_BYTES > OUTPUT_TILE_BYTES ? STAGES * STAGE_BYTES : OUTPUT_TILE_BYTES;
 
 /// Returns the sizes of a group. With DIAGONAL, the last one may have fewer channels than the others.
 __device__ __forceinline__ Sizes sizes_of(Sizes s, int group) {
@@ -223,7 +223,7 @@ __device__ __forceinline__ void compute_tile(Pointers p, const Block &b, const S
 }
 #endif
 
-/// Computes the part of the product of block number `number`. `memory` has MEMORY bytes of shared memory.
+/// Computes the part of the product of block number `number`. `memory` has SHARED_BYTES bytes of shared memory.
 __device__ __forceinline__ void product(Pointers p, u32 number, const Sizes &sizes, unsigned char *memory) {
     Block block(number, sizes);
     compute_tile(p, block, sizes_of(sizes, block.group), memory);

@@ -35,7 +35,7 @@ pub(in crate::gpu) struct Fused<'a> {
     pub(in crate::gpu) statistics: Option<&'a StatisticsOfBatch>,
 }
 
-/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`ordered`](super::ordered). If a batch norm follows, also
+/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`to_kernel_order`](super::to_kernel_order). If a batch norm follows, also
 /// computes the moments of the result. They are kept for this batch norm ([`SideResults`]) or, if the batch norm is fused, become
 /// its statistics, which are returned.
 pub(in crate::gpu) fn forward(
@@ -49,7 +49,7 @@ pub(in crate::gpu) fn forward(
     let [outputs, channels, height, width]: [usize; 4] = weight.shape().dims();
     let [batch, in_height, in_width, _] = images.dims();
     let (down, across) = (windows(in_height, height, 0, options), windows(in_width, width, 1, options));
-    let result = images.images(batch, down, across, outputs);
+    let result = images.empty_images(batch, down, across, outputs);
     // Rows may be padded, so the images may be larger than `dispatch::check_gpu_convolution` knows.
     [images, &result].into_iter().for_each(Rows::check_offsets);
     let groups = Groups::of([outputs, channels, height, width], options);
@@ -82,13 +82,13 @@ pub(in crate::gpu) fn forward(
     };
     buffers.extend(bias.map(into_contiguous));
     buffers.push(result.tensor().clone());
-    let totals = moments.then(|| result.of_columns(2));
+    let totals = moments.then(|| result.empty_columns(2));
     if let Some(totals) = &totals {
         let [zeros, _] = counters(totals);
-        buffers.extend([result.of_columns(2 * (parts + parts.div_ceil(parts_per_merge))), totals.clone(), zeros]);
+        buffers.extend([result.empty_columns(2 * (parts + parts.div_ceil(parts_per_merge))), totals.clone(), zeros]);
     }
     let of_batch = statistics.map(|statistics| {
-        let of_batch = result.of_columns(4);
+        let of_batch = result.empty_columns(4);
         buffers.push(of_batch.clone());
         buffers.extend(statistics.affine.iter().chain(&statistics.running).cloned());
         of_batch
@@ -97,7 +97,7 @@ pub(in crate::gpu) fn forward(
     let sizes = sizes.of(images, 0, groups, options, tile, 1);
     launch(Launch { product, sizes, buffers }, None);
     if let Some(totals) = totals.filter(|_| of_batch.is_none()) {
-        SideResults::moments(&result, totals);
+        SideResults::keep_moments(&result, totals);
     }
     (result.into_tensor(), of_batch)
 }

@@ -13,7 +13,7 @@ use crate::extension::ConvOptions;
 use crate::gpu::counters::counters;
 use crate::gpu::deferred::{Deferred, Statistic};
 use crate::gpu::rows::{Rows, aligned};
-use crate::gpu::side_results::{NormGradient, NormOutput, ResidualNorm, SideResults};
+use crate::gpu::side_results::{NormGradientResult, NormOutput, ResidualNorm, SideResults};
 
 /// Which gradients are required.
 pub(in crate::gpu) struct Required {
@@ -38,7 +38,7 @@ pub(in crate::gpu) struct OutputGradient {
 pub(in crate::gpu) struct NormFactors {
     /// The batch norm's input, with rows like the gradient.
     pub(in crate::gpu) input: Rows,
-    /// See [`NormGradient`].
+    /// See [`NormGradientResult`].
     pub(in crate::gpu) factors: CubeTensor,
 }
 
@@ -49,7 +49,7 @@ impl OutputGradient {
     }
 }
 
-/// Computes the gradients of `images` and of `weight`, [`ordered`](super::ordered). The weight's gradient is f32.
+/// Computes the gradients of `images` and of `weight`, [`to_kernel_order`](super::to_kernel_order). The weight's gradient is f32.
 pub(in crate::gpu) fn gradients(
     images: &Rows,
     weight: &CubeTensor,
@@ -105,7 +105,7 @@ struct DataResult {
     result: Rows,
     totals: Option<CubeTensor>,
     /// With a masked [`NormOutput`]: the inputs of the batch norms, and what the kernel has computed for each.
-    masked: Vec<(Rows, NormGradient)>,
+    masked: Vec<(Rows, NormGradientResult)>,
     /// A gradient that a separate launch adds.
     later: Option<Rows>,
 }
@@ -113,10 +113,10 @@ struct DataResult {
 impl DataResult {
     fn finish(self) -> CubeTensor {
         if let (true, Some(totals)) = (self.masked.is_empty(), self.totals) {
-            SideResults::sums(&self.result, totals);
+            SideResults::keep_sums(&self.result, totals);
         }
         for (input, values) in self.masked {
-            NormGradient::keep(&self.result, &input, values);
+            NormGradientResult::keep(&self.result, &input, values);
         }
         match self.later {
             Some(later) => Cube::float_add(later.into_tensor(), self.result.into_tensor()),
@@ -135,7 +135,7 @@ impl<'a> DataGradient<'a> {
     ) -> Self {
         let of_output = &grad.grad;
         let [batch, height, width, channels] = images.dims();
-        let result = of_output.images(batch, height, width, channels);
+        let result = of_output.empty_images(batch, height, width, channels);
         [of_output, &result].into_iter().for_each(Rows::check_offsets);
         let [down, across] = [height.div_ceil(options.stride[0]), width.div_ceil(options.stride[1])];
         let groups = Groups::of(weight.shape().dims(), options);
@@ -203,11 +203,11 @@ impl<'a> DataGradient<'a> {
         };
         let mut buffers = vec![grad.tensor().clone(), weight.clone(), result.tensor().clone()];
         let sums = if norm.as_ref().is_some_and(|norm| norm.residual.is_some()) { 3 } else { 2 };
-        let totals = norm.is_some().then(|| result.of_columns(sums));
+        let totals = norm.is_some().then(|| result.empty_columns(sums));
         if let Some(totals) = &totals {
             let [_, zeros] = counters(totals);
             buffers.extend([
-                result.of_columns(sums * (parts + parts.div_ceil(parts_per_merge))),
+                result.empty_columns(sums * (parts + parts.div_ceil(parts_per_merge))),
                 totals.clone(),
                 zeros,
             ]);
@@ -219,12 +219,12 @@ impl<'a> DataGradient<'a> {
             buffers.extend(norm.from_output.then(|| norm.out.tensor().clone()));
             buffers.extend([&norm.mean, &norm.inv_std].into_iter().chain(&norm.affine).cloned());
             if norm.masked {
-                let gradient = NormGradient::of(&result);
+                let gradient = NormGradientResult::empty(&result);
                 buffers.extend(gradient.tensors());
                 masked.push((norm.x.clone(), gradient));
             }
             if let Some(ResidualNorm { x, mean, inv_std, weight }) = &norm.residual {
-                let gradient = NormGradient::of(&result);
+                let gradient = NormGradientResult::empty(&result);
                 buffers.extend([x.tensor(), mean, inv_std, weight].map(CubeTensor::clone));
                 buffers.extend(gradient.tensors());
                 masked.push((x.clone(), gradient));

@@ -69,7 +69,7 @@ pub(super) fn supports(input: &CubeTensor, options: &ConvOptions) -> bool {
 }
 
 /// Returns `[out, in / groups, height, width]` in the memory order of the kernel.
-pub(super) fn ordered(weight: CubeTensor) -> CubeTensor {
+pub(super) fn to_kernel_order(weight: CubeTensor) -> CubeTensor {
     permute_nhwc_to_nchw(into_contiguous(permute_nchw_to_nhwc(weight)))
 }
 

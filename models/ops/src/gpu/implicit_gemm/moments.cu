@@ -198,11 +198,11 @@ __device__ void add_images(float (&sums)[DOWN][ACROSS][4], int row, int column, 
 #if NORM
 /// Returns the gradient of an activation's input `z`, as `activation_grad` in activation.rs. For ReLU, `z` may be the output.
 __device__ __forceinline__ float activation_gradient(float z, float gradient) {
-#if ACTIVATION == RELU_AFTER
+#if ACTIVATION == ACTIVATION_RELU
     return z > 0.0f ? gradient : 0.0f;
-#elif ACTIVATION == RELU6_AFTER
+#elif ACTIVATION == ACTIVATION_RELU6
     return z > 0.0f && z < 6.0f ? gradient : 0.0f;
-#elif ACTIVATION == SILU_AFTER
+#elif ACTIVATION == ACTIVATION_SILU
     float s = 1.0f / (1.0f + expf(-z));
     return gradient * s * (1.0f + z * (1.0f - s));
 #else

@@ -77,18 +77,18 @@ __device__ __forceinline__ void multiply(float (&sums)[DOWN][ACROSS][4], Left le
     int row = warp / (COLUMNS / WARP_COLUMNS) * WARP_ROWS, column = warp % (COLUMNS / WARP_COLUMNS) * WARP_COLUMNS;
     for (int stage = 0; stage < STAGES - 1; stage++) {
         left.skip(), right.skip();
-        if (stage < tiles) left.load(memory + stage * STAGE), right.load(memory + stage * STAGE + LEFT);
+        if (stage < tiles) left.load(memory + stage * STAGE_BYTES), right.load(memory + stage * STAGE_BYTES + LEFT);
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     int from = 0, to = STAGES - 1;
     for (int tile = 0; tile < tiles; tile++) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-        left.apply_norm(memory + from * STAGE), right.apply_norm(memory + from * STAGE + LEFT);
+        left.apply_norm(memory + from * STAGE_BYTES), right.apply_norm(memory + from * STAGE_BYTES + LEFT);
         __syncthreads();
         left.skip(), right.skip();
-        if (tile + STAGES - 1 < tiles) left.load(memory + to * STAGE), right.load(memory + to * STAGE + LEFT);
+        if (tile + STAGES - 1 < tiles) left.load(memory + to * STAGE_BYTES), right.load(memory + to * STAGE_BYTES + LEFT);
         asm volatile("cp.async.commit_group;" ::: "memory");
-        u32 at = memory + from * STAGE;
+        u32 at = memory + from * STAGE_BYTES;
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             u32 a[DOWN][4], b[ACROSS / 2][4];

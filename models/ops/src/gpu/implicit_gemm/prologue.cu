@@ -18,7 +18,7 @@ constexpr int ACROSS = WARP_COLUMNS / 8;
 constexpr int TAPS = KERNEL_DOWN * KERNEL_ACROSS;
 /// Bytes of a pair of tiles: the left tile, the right one and, with NORM_GRADIENT, one like the left tile with the batch norm's
 /// input.
-constexpr int LEFT = ROWS * 64, BOTH = LEFT + COLUMNS * 64, STAGE = BOTH + (NORM_GRADIENT ? LEFT : 0);
+constexpr int LEFT = ROWS * 64, BOTH = LEFT + COLUMNS * 64, STAGE_BYTES = BOTH + (NORM_GRADIENT ? LEFT : 0);
 
 /// Which of a thread's chunks are inside the images, for the tiles that are in shared memory. The others must stay zero. Only an
 /// operand with a batch norm needs this.
@@ -105,12 +105,12 @@ struct Normalisation {
 #pragma unroll
             for (int i = 0; i < CHUNK; i++) {
                 float z = values[i] * scale[i] + shift[i];
-#if INPUT_ACTIVATION == RELU_AFTER
+#if INPUT_ACTIVATION == ACTIVATION_RELU
                 // NaN stays NaN.
                 z = z < 0.0f ? 0.0f : z;
-#elif INPUT_ACTIVATION == RELU6_AFTER
+#elif INPUT_ACTIVATION == ACTIVATION_RELU6
                 z = z < 0.0f ? 0.0f : z > 6.0f ? 6.0f : z;
-#elif INPUT_ACTIVATION == SILU_AFTER
+#elif INPUT_ACTIVATION == ACTIVATION_SILU
                 z = z / (1.0f + expf(-z));
 #endif
                 values[i] = z;

@@ -7,9 +7,9 @@ typedef unsigned short u16;
 #define FORWARD 0
 #define DATA_GRADIENT 1
 #define WEIGHT_GRADIENT 2
-#define RELU_AFTER 1
-#define RELU6_AFTER 2
-#define SILU_AFTER 3
+#define ACTIVATION_RELU 1
+#define ACTIVATION_RELU6 2
+#define ACTIVATION_SILU 3
 
 /// Division by an argument of the kernel, computed as a multiplication by the reciprocal.
 struct Division {

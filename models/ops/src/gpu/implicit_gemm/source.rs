@@ -276,15 +276,15 @@ impl ConvKernel {
                 count += 1;
             }
             bodies.push(body);
-            memory.push(format!("{namespace}::MEMORY"));
+            memory.push(format!("{namespace}::SHARED_BYTES"));
         }
         let (name, threads) = (self.entry_point(), self.threads());
         // Minimum number of resident blocks per multiprocessor. Without a minimum, ptxas spills registers of small tiles to fit
         // more blocks. A kernel of both gradients wants up to 183 registers per thread. With 128, some of these kernels spill a
         // few, but 16 warps are resident instead of 8: on an H200, a step of ResNet-18 takes 3.2 ms instead of 3.6 (bf16).
         let blocks = if self.second.is_some() { 512 / threads } else { threads / 128 };
-        let bytes =
-            memory.join(" > ") + &memory.get(1).map_or(String::new(), |second| format!(" ? first::MEMORY : {second}"));
+        let bytes = memory.join(" > ")
+            + &memory.get(1).map_or(String::new(), |second| format!(" ? first::SHARED_BYTES : {second}"));
         source += &format!(
             "extern \"C\" __global__ void __launch_bounds__({threads}, {blocks}) \
              {name}({parameters}const __grid_constant__ AllSizes<{}> s) {{\n\
