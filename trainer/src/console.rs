@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::files::FileError;
 
 /// The first error of [`print`].
-static LOST: OnceLock<String> = OnceLock::new();
+static FIRST_PRINT_ERROR: OnceLock<String> = OnceLock::new();
 
 /// The bar of [`set_bar`].
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
@@ -34,7 +34,7 @@ pub fn start() {
 pub fn print(text: impl Display) {
     match Stdout.write_all(whole_lines(text).as_bytes()).and_then(|()| Stdout.flush()) {
         // The reader of the pipe has seen enough (`| head`).
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => _ = LOST.set(error.to_string()),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => _ = FIRST_PRINT_ERROR.set(error.to_string()),
         _ => {}
     }
 }
@@ -63,7 +63,7 @@ pub fn eprint_above_bar(text: impl Display) {
 /// # Errors
 /// Stdout could not be written, for example on a full disk.
 pub fn check() -> Result<(), FileError> {
-    LOST.get().map_or(Ok(()), |cause| Err(not_written(cause)))
+    FIRST_PRINT_ERROR.get().map_or(Ok(()), |cause| Err(not_written(cause)))
 }
 
 /// Returns the error of a stdout that cannot be written.

@@ -43,7 +43,7 @@ const STOPPED_HINT: &str = "the kernel ran before the call that is named: CUDA_L
                             saved before are intact";
 
 /// What a user can do if a GPU's memory is used up.
-const FULL_MEMORY_HINT: &str = "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \
+const OUT_OF_MEMORY_HINT: &str = "a smaller train.batch_size, with train.accumulate for steps of the same size; train.precision = \
                                 \"bf16\" on a GPU; train.drop_last = true or train.graph = false, if it is the last step of an \
                                 epoch; `nvidia-smi` shows who else has memory there; checkpoints saved before are intact";
 
@@ -51,7 +51,7 @@ const FULL_MEMORY_HINT: &str = "a smaller train.batch_size, with train.accumulat
 static STOPPED_KERNEL: OnceLock<fn() -> Option<String>> = OnceLock::new();
 
 /// Sets the function that names the kernel in which a GPU has stopped. Further calls do nothing.
-pub fn name_stopped_kernel(find: fn() -> Option<String>) {
+pub fn set_stopped_kernel_lookup(find: fn() -> Option<String>) {
     let _ = STOPPED_KERNEL.set(find);
 }
 
@@ -127,7 +127,7 @@ impl Failure {
 /// Returns the message and the hint for cubecl's error of a GPU that is out of memory or has stopped. The error is in the text of
 /// a panic, where burn reads results, or of a [`CommError`], where a collective launches or waits.
 fn gpu_error(text: &str) -> Option<(String, &'static str)> {
-    let full = full_memory(text).map(|message| (message, FULL_MEMORY_HINT));
+    let full = out_of_memory(text).map(|message| (message, OUT_OF_MEMORY_HINT));
     full.or_else(|| poisoned_gpu(text).map(|message| (message, STOPPED_HINT)))
 }
 
@@ -143,7 +143,7 @@ fn poisoned_gpu(text: &str) -> Option<String> {
     Some(format!("the GPU has stopped after {cause} in {kernel}: {call}"))
 }
 
-fn full_memory(text: &str) -> Option<String> {
+fn out_of_memory(text: &str) -> Option<String> {
     // cubecl uses the second text for an array that is larger than a quarter of the GPU's memory.
     let texts = ["out of device memory allocating ", "can't allocate buffer of size: "];
     let (_, rest) = texts.into_iter().find_map(|said| text.split_once(said))?;

@@ -58,7 +58,7 @@ impl DatasetRecord {
     }
 
     /// Compares the images with which a checkpoint was trained with those of `data`. Returns how their shapes differ, or `None`.
-    pub fn other_shape(&self, data: &Self) -> Option<String> {
+    pub fn shape_difference(&self, data: &Self) -> Option<String> {
         let shown = |[channels, height, width]: [usize; 3]| format!("{channels}x{height}x{width}");
         (self.shape != data.shape)
             .then(|| format!("was trained on images of {}, and these are {}", shown(self.shape), shown(data.shape)))
@@ -66,7 +66,7 @@ impl DatasetRecord {
 
     /// Compares the classes with which a checkpoint was trained with those of `data`. Their order matters, since a label is an
     /// index into the list. Returns the kind of difference and its description, or `None`.
-    pub fn other_classes(&self, data: &Self) -> Option<(ClassDifference, String)> {
+    pub fn class_difference(&self, data: &Self) -> Option<(ClassDifference, String)> {
         let list = |classes: &[String]| {
             let shown = classes.iter().take(10).map(String::as_str).collect::<Vec<_>>().join(", ");
             if classes.len() > 10 { format!("{shown}, … ({} classes)", classes.len()) } else { shown }

@@ -34,12 +34,12 @@ pub fn one_line(name: &str) -> String {
 }
 
 /// Pads `text` with blanks on the right, up to `columns`.
-pub fn left(text: &str, columns: usize) -> String {
+pub fn align_left(text: &str, columns: usize) -> String {
     format!("{text}{}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
 /// Pads `text` with blanks on the left, up to `columns`.
-pub fn right(text: &str, columns: usize) -> String {
+pub fn align_right(text: &str, columns: usize) -> String {
     format!("{}{text}", " ".repeat(columns.saturating_sub(width(text))))
 }
 
@@ -55,7 +55,9 @@ pub fn aligned(rows: &[Vec<String>]) -> String {
             .iter()
             .zip(&widths)
             .enumerate()
-            .map(|(column, (cell, &width))| if column == 0 { left(cell, width) } else { right(cell, width) })
+            .map(
+                |(column, (cell, &width))| if column == 0 { align_left(cell, width) } else { align_right(cell, width) },
+            )
             .collect();
         text += cells.join("  ").trim_end();
         text.push('\n');
@@ -168,8 +170,8 @@ mod tests {
         assert_eq!(truncated("T-shirt/top", 7), "T-shir…");
         assert_eq!(truncated("T-shirt", 7), "T-shirt");
         assert_eq!(truncated("飛行機と船", 7), "飛行機…");
-        assert_eq!(width(&left("飛行機", 8)), 8);
-        assert_eq!(right("cat", 5), "  cat");
+        assert_eq!(width(&align_left("飛行機", 8)), 8);
+        assert_eq!(align_right("cat", 5), "  cat");
         assert_eq!(truncated("cat", 0), "");
     }
 }

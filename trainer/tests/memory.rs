@@ -70,7 +70,7 @@ fn plan(mode: &str) -> RunPlan {
     let facts =
         DatasetFacts { channels: 3, height: 32, width: 32, classes: 10, mean: vec![0.5; 3], std: vec![0.25; 3] };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &[MODEL], dataset_names: &["cifar10"], datasets: &datasets };
+    let registry = Registry { models: &[MODEL], dataset_names: &["cifar10"], dataset_facts: &datasets };
     let text = format!(
         "[model]\nname = \"{MODEL}\"\n[data]\nname = \"cifar10\"\n[parallel]\nmode = \"{mode}\"\n{}",
         if mode == "ddp" { "bucket_mb = 4\n" } else { "" }

@@ -22,7 +22,7 @@ fn plan(extra: &str) -> RunPlan {
     let text = format!("[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n{extra}");
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets };
+    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], dataset_facts: &datasets };
     config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 

@@ -40,7 +40,7 @@ pub fn strategy(
         std: vec![0.25; spec.in_channels],
     };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &[model], dataset_names: &["cifar10"], datasets: &datasets };
+    let registry = Registry { models: &[model], dataset_names: &["cifar10"], dataset_facts: &datasets };
     let text = format!(
         "[model]\nname = \"{model}\"\n[data]\nname = \"cifar10\"\n[train]\nprecision = \"{precision}\"\ngraph = {graph}\n\
          [optimizer]\nnesterov = true\n"

@@ -18,7 +18,7 @@ use crate::config::{Overrides, RunPlan};
 use crate::failure::Failure;
 use crate::files::{self, FileError, write_atomic};
 use crate::report::RunFolder;
-use crate::report::run_lock::{RunLock, TryLock, refusal};
+use crate::report::run_lock::{LockAttempt, RunLock, locked_error};
 use crate::run::plan;
 use crate::signals::Stop;
 use launch::{environment::Variables, set_parent_death_signal, signals};
@@ -151,8 +151,8 @@ fn create_folder(asked: Option<&Path>, command: &str) -> Result<PathBuf, Failure
 /// Another program writes to the folder, or the folder cannot be written.
 pub(super) fn lock(out: &Path) -> Result<Option<RunLock>, Failure> {
     match RunLock::take(out, None)? {
-        TryLock::Acquired(lock) => Ok(lock),
-        TryLock::HeldBy(holder) => Err(refusal(out, holder.as_ref()).into()),
+        LockAttempt::Acquired(lock) => Ok(lock),
+        LockAttempt::HeldBy(holder) => Err(locked_error(out, holder.as_ref()).into()),
     }
 }
 

@@ -13,7 +13,7 @@ use crate::device::{DeviceRequest, DeviceSet, LocalRank};
 use crate::failure::{FAILED, Failure};
 use crate::files::FileError;
 use crate::report::comparison;
-use crate::report::comparison::{Comparison, Figures, ModeResult, Round};
+use crate::report::comparison::{Comparison, ModeResult, ModeStats, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
 use crate::signals::Stop;
@@ -149,7 +149,7 @@ fn comparison(
     let row = |(mode, rounds, error): &(Mode, Vec<Round>, Option<String>)| ModeResult {
         mode: mode.to_string(),
         workers: workers_of(*mode, arguments),
-        figures: Figures::of(rounds, reference),
+        figures: ModeStats::of(rounds, reference),
         error: error.clone(),
     };
     Comparison {

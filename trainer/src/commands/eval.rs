@@ -146,11 +146,11 @@ impl EvalTarget {
     fn check_trained(&self, test: &Dataset) -> Result<(), Failure> {
         let Some((checkpoint, trained)) = &self.trained else { return Ok(()) };
         let data = DatasetRecord::of(test);
-        if let (None, Some(cause)) = (self.data.image_size, trained.other_shape(&data)) {
+        if let (None, Some(cause)) = (self.data.image_size, trained.shape_difference(&data)) {
             let hint = "resize the files to the size of the run's images; --image-size resizes them to a square";
             return Err(Failure::usage(format!("{}: {cause}", checkpoint.display()), hint));
         }
-        let Some((difference, cause)) = trained.other_classes(&data) else { return Ok(()) };
+        let Some((difference, cause)) = trained.class_difference(&data) else { return Ok(()) };
         let hint = match difference {
             ClassDifference::MultiLabel if trained.multi_label => {
                 "say what separates the classes of an image: --label-delim ';'".into()

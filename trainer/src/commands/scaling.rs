@@ -37,7 +37,7 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     let most = workers.iter().copied().max().unwrap_or(1);
     if plan.train.batch_size < most {
         let cause = format!("a batch of {} cannot be shared by {most} workers", plan.train.batch_size);
-        return Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
+        return Err(plan.error_at(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
     }
     let stop = Stop::on_signals()?;
     let (out, _lock) = child::result_folder(arguments.runs.out.as_deref(), "scaling", RESULT)?;

@@ -60,7 +60,7 @@ fn parse(text: &str) -> Result<Augment, ValueError> {
             _ => ValueError::new(format!("unknown augmentation {text:?}")).hint(suggest::hint(
                 "augmentations",
                 word,
-                &suggest::plain(&ALL.map(|augment| augment.name())),
+                &suggest::without_aliases(&ALL.map(|augment| augment.name())),
             )),
         });
     };
@@ -122,7 +122,7 @@ impl KeyValue for Augment {
         Some(self.to_string().into())
     }
 
-    fn words() -> Vec<&'static str> {
+    fn choices() -> Vec<&'static str> {
         ALL.map(|augment| augment.name()).to_vec()
     }
 }

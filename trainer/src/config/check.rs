@@ -46,7 +46,7 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
     }
     let path = format!("{section}.name");
     if reader.origins.has(&path) {
-        let hint = suggest::hint("names", name, &suggest::plain(names));
+        let hint = suggest::hint("names", name, &suggest::without_aliases(names));
         return reader.reject(&path, format!("no {what} is called {name:?}"), hint);
     }
     // The mistake in the section's form or name is reported elsewhere.
@@ -65,7 +65,8 @@ fn name(reader: &mut Reader, section: &'static str, what: &str, name: &str, name
 /// Checks `[data]`.
 fn data(plan: &RunPlan, reader: &mut Reader, registry: &Registry) {
     let data = &plan.data;
-    let on_disk = registry.dataset_names.contains(&data.name.as_str()) && (registry.datasets)(&data.name).is_none();
+    let on_disk =
+        registry.dataset_names.contains(&data.name.as_str()) && (registry.dataset_facts)(&data.name).is_none();
     if on_disk && data.dir.is_none() && !reader.is_broken("data", "dir") {
         let cause = format!("data set \"{}\" needs `data.dir`", data.name);
         let hint = "add `dir = \"path/to/folder\"` below `[data]`, or give --data-dir path/to/folder";
@@ -146,7 +147,7 @@ fn usual_resize(size: usize) -> usize {
 }
 
 /// Fills in the values that other values of the plan determine.
-pub(super) fn fill_in(plan: &mut RunPlan) {
+pub(super) fn fill_in_resize(plan: &mut RunPlan) {
     let data = &mut plan.data;
     let crops = data.augment.iter().any(|step| matches!(step, Augment::RandomResizedCrop { .. }));
     if let (true, Some(size), None) = (crops, data.image_size, data.resize) {

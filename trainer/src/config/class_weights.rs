@@ -31,7 +31,7 @@ impl KeyValue for ClassWeights {
                 "none" => Ok(Self::None),
                 "balanced" => Ok(Self::Balanced),
                 _ => {
-                    let hint = suggest::hint("choices", &word, &suggest::plain(&WORDS));
+                    let hint = suggest::hint("choices", &word, &suggest::without_aliases(&WORDS));
                     Err(ValueError::new(format!("unknown value {word:?}")).hint(hint + ", or one number per class"))
                 }
             };
@@ -54,7 +54,7 @@ impl KeyValue for ClassWeights {
         })
     }
 
-    fn words() -> Vec<&'static str> {
+    fn choices() -> Vec<&'static str> {
         WORDS.to_vec()
     }
 
@@ -62,7 +62,7 @@ impl KeyValue for ClassWeights {
         format!("{}, `\"none\"`, `\"balanced\"`", Self::TYPE)
     }
 
-    fn is_none(&self) -> bool {
+    fn means_unset(&self) -> bool {
         *self == Self::None
     }
 }

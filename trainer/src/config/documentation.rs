@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::key::{Key, KeyValue, KeyVisitor, Range, plain};
+use super::key::{Key, KeyValue, KeyVisitor, Range, unquoted};
 use super::plan::RunPlan;
 use super::suggest;
 
@@ -52,9 +52,9 @@ impl KeyVisitor for Documenter {
         }
         let code = |value: &T| match value.write()? {
             toml::Value::String(word) => (!word.is_empty()).then(|| format!("{word:?}")),
-            number => Some(plain(&number)),
+            number => Some(unquoted(&number)),
         };
-        let mut default = match (code(&key.default), key.unset) {
+        let mut default = match (code(&key.default), key.unset_meaning) {
             (Some(text), _) => format!("`{text}`"),
             (None, Some(meaning)) => meaning.to_owned(),
             (None, None) => "must be set".to_owned(),
@@ -66,10 +66,10 @@ impl KeyVisitor for Documenter {
         if key.range != Range::ANY {
             let _ = write!(values, " {}", key.range);
         }
-        if let Some((zero, meaning)) = T::ZERO.zip(key.unset) {
+        if let Some((zero, meaning)) = T::UNSET_VALUE.zip(key.unset_meaning) {
             let _ = write!(values, ", {zero}: {meaning}");
         }
-        let only = if key.only.is_empty() { String::new() } else { format!("{}: ", key.only.join(", ")) };
-        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.about);
+        let only = if key.only_kinds.is_empty() { String::new() } else { format!("{}: ", key.only_kinds.join(", ")) };
+        let _ = writeln!(self.text, "| `{}` | {default} | {values} | {only}{} |", key.name, key.doc);
     }
 }

@@ -13,16 +13,16 @@ pub(super) struct Key<T> {
     /// The key, such as `epochs`.
     pub(super) name: &'static str,
     /// Its documentation. The first sentence is the hint where the value is wrong.
-    pub(super) about: &'static str,
+    pub(super) doc: &'static str,
     pub(super) default: T,
     /// The defaults for words of the section's `kind`, where they differ.
     pub(super) kind_defaults: Vec<(&'static str, T)>,
     /// Which numbers are allowed.
     pub(super) range: Range,
     /// Meaning of 0, false, "none", [] or a missing value: "off", "all", "the data set's".
-    pub(super) unset: Option<&'static str>,
+    pub(super) unset_meaning: Option<&'static str>,
     /// The values of the section's `kind` that use the key. If the list is empty, all values use the key.
-    pub(super) only: Vec<&'static str>,
+    pub(super) only_kinds: Vec<&'static str>,
     /// Names of the key in other trainers.
     pub(super) aliases: &'static [&'static str],
 }
@@ -30,7 +30,7 @@ pub(super) struct Key<T> {
 impl<T: KeyValue> Key<T> {
     /// Returns whether the key has a meaning in a section of that `kind`; `None`: the kind is not known.
     pub(super) fn is_used_by(&self, kind: Option<&str>) -> bool {
-        self.only.is_empty() || kind.is_none_or(|kind| self.only.contains(&kind))
+        self.only_kinds.is_empty() || kind.is_none_or(|kind| self.only_kinds.contains(&kind))
     }
 
     /// Returns the default in a section of that `kind`.
@@ -41,16 +41,16 @@ impl<T: KeyValue> Key<T> {
 
     /// Returns the hint for a wrong value: meaning, choices and default.
     pub(super) fn hint(&self, kind: Option<&str>) -> String {
-        let sentence = self.about.split_once(". ").map_or(self.about, |(first, _)| first);
+        let sentence = self.doc.split_once(". ").map_or(self.doc, |(first, _)| first);
         let mut hint = uncapitalized(sentence.trim_end_matches('.'));
-        if let (Some(zero), Some(meaning)) = (T::ZERO, self.unset) {
+        if let (Some(zero), Some(meaning)) = (T::UNSET_VALUE, self.unset_meaning) {
             hint.push_str(&format!(", {zero} = {meaning}"));
         }
-        if !T::words().is_empty() {
-            hint.push_str(&format!(": {}", T::words().join(", ")));
+        if !T::choices().is_empty() {
+            hint.push_str(&format!(": {}", T::choices().join(", ")));
         }
-        match (self.default_for(kind).write(), self.unset) {
-            (Some(default), _) => hint + "; default " + &plain(&default),
+        match (self.default_for(kind).write(), self.unset_meaning) {
+            (Some(default), _) => hint + "; default " + &unquoted(&default),
             (None, Some(meaning)) => hint + "; default " + meaning,
             (None, None) => hint,
         }
@@ -69,7 +69,7 @@ fn uncapitalized(sentence: &str) -> String {
 }
 
 /// Returns a value as a message or a table shows it: words without quotes, whole numbers without a point.
-pub(super) fn plain(value: &toml::Value) -> String {
+pub(super) fn unquoted(value: &toml::Value) -> String {
     match value {
         toml::Value::String(word) => word.clone(),
         toml::Value::Float(number) => number.to_string(),
@@ -88,7 +88,7 @@ pub(super) trait KeyValue: Clone {
     /// The type in words: integer, two numbers.
     const TYPE: &'static str;
     /// The value whose meaning is [`Key::unset`], as it is written in the TOML. `None`: hints do not show the value.
-    const ZERO: Option<&'static str> = None;
+    const UNSET_VALUE: Option<&'static str> = None;
     /// Whether an empty array of this type is written too.
     const WRITES_EMPTY: bool = false;
 
@@ -102,20 +102,20 @@ pub(super) trait KeyValue: Clone {
     fn write(&self) -> Option<toml::Value>;
 
     /// Returns the words to choose from.
-    fn words() -> Vec<&'static str> {
+    fn choices() -> Vec<&'static str> {
         Vec::new()
     }
 
     /// Returns the possible values for the table of keys: the type, or the words to choose from.
     fn values() -> String {
-        match Self::words().as_slice() {
+        match Self::choices().as_slice() {
             [] => Self::TYPE.to_owned(),
             words => words.iter().map(|word| format!("`{word:?}`")).collect::<Vec<_>>().join(", "),
         }
     }
 
     /// Returns whether the value means that the key is not set.
-    fn is_none(&self) -> bool {
+    fn means_unset(&self) -> bool {
         false
     }
 }
@@ -125,15 +125,15 @@ impl<T: KeyValue> KeyValue for Option<T> {
     const TYPE: &'static str = T::TYPE;
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
-        T::read(raw, range).map(|value| Some(value).filter(|value| !value.is_none()))
+        T::read(raw, range).map(|value| Some(value).filter(|value| !value.means_unset()))
     }
 
     fn write(&self) -> Option<toml::Value> {
         self.as_ref().and_then(T::write)
     }
 
-    fn words() -> Vec<&'static str> {
-        T::words()
+    fn choices() -> Vec<&'static str> {
+        T::choices()
     }
 
     fn values() -> String {
@@ -153,12 +153,12 @@ impl<T: KeyValue> KeyValue for Vec<T> {
         (T::WRITES_EMPTY || !self.is_empty()).then_some(elements.into())
     }
 
-    fn words() -> Vec<&'static str> {
-        T::words()
+    fn choices() -> Vec<&'static str> {
+        T::choices()
     }
 
     fn values() -> String {
-        format!("array of {}{}", T::values(), if T::words().is_empty() { "s" } else { "" })
+        format!("array of {}{}", T::values(), if T::choices().is_empty() { "s" } else { "" })
     }
 }
 
@@ -176,7 +176,7 @@ impl KeyValue for bool {
 
 impl KeyValue for f64 {
     const TYPE: &'static str = "number";
-    const ZERO: Option<&'static str> = Some("0");
+    const UNSET_VALUE: Option<&'static str> = Some("0");
 
     fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
         range.number(raw)
@@ -209,7 +209,7 @@ macro_rules! count {
     ($($type:ty)+) => {
         $(impl KeyValue for $type {
             const TYPE: &'static str = "integer";
-            const ZERO: Option<&'static str> = Some("0");
+            const UNSET_VALUE: Option<&'static str> = Some("0");
 
             fn read(raw: &RawValue, range: &Range) -> Result<Self, ValueError> {
                 range.integer(raw)
@@ -361,12 +361,12 @@ macro_rules! sections {
                     let key = Key {
                         section: $section,
                         name: stringify!($name),
-                        about: concat!($($doc),+).trim(),
+                        doc: concat!($($doc),+).trim(),
                         default: $default,
                         kind_defaults: vec![$(($kind::$word.name(), $other)),*],
                         range: Range::ANY$(.limited_to($range))?,
-                        unset: None$(.or(Some($unset)))?,
-                        only: vec![$($($kinds::$user.name()),+)?],
+                        unset_meaning: None$(.or(Some($unset)))?,
+                        only_kinds: vec![$($($kinds::$user.name()),+)?],
                         aliases: &[$($($alias),+)?],
                     };
                     visitor.key(&key, &mut self.$name);

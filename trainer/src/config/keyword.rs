@@ -40,7 +40,7 @@ impl<T: Keyword> KeyValue for T {
         Some(self.name().into())
     }
 
-    fn words() -> Vec<&'static str> {
+    fn choices() -> Vec<&'static str> {
         Self::ALL.iter().map(|choice| choice.name()).collect()
     }
 }

@@ -80,7 +80,7 @@ pub struct Registry<'a> {
     pub dataset_names: &'a [&'a str],
     /// Returns the facts of a data set; `None` where they are known only after its folder is read. Such a data set
     /// needs `data.dir`.
-    pub datasets: &'a dyn Fn(&str) -> Option<DatasetFacts>,
+    pub dataset_facts: &'a dyn Fn(&str) -> Option<DatasetFacts>,
 }
 
 /// Resolves a configuration from its text.
@@ -96,11 +96,11 @@ pub fn resolve(source: &ConfigSource, overrides: &Overrides, registry: &Registry
     let mut plan = RunPlan::default();
     plan.visit(&mut reader);
     check::consistency(&plan, &mut reader, registry);
-    check::fill_in(&mut plan);
+    check::fill_in_resize(&mut plan);
     reader.report_unknown();
 
     let Reader { origins, mut errors, notes, .. } = reader;
-    if let Some(facts) = (registry.datasets)(&plan.data.name) {
+    if let Some(facts) = (registry.dataset_facts)(&plan.data.name) {
         errors.extend(check::check_dataset(&mut plan, &origins, &facts));
     }
     ConfigErrors::check(errors)?;

@@ -45,9 +45,9 @@ pub(super) struct Flag {
     /// The text of the value.
     value: String,
     /// Whether the value is a string, even if it looks like a number or a list.
-    word: bool,
+    is_string: bool,
     /// Whether a value that is set already takes precedence.
-    keeps: bool,
+    yields_to_set_value: bool,
 }
 
 impl Overrides {
@@ -57,13 +57,13 @@ impl Overrides {
     /// The name of the data folder is not UTF-8. The run's configuration could not contain the name.
     pub(super) fn flags(&self) -> Result<Vec<Flag>, ConfigError> {
         let mut flags: Vec<Flag> = self.set.iter().map(|text| Flag::set(text)).collect();
-        let mut add = |name: &str, path: &str, value: Option<String>, word| {
+        let mut add = |name: &str, path: &str, value: Option<String>, is_string| {
             flags.extend(value.map(|value| Flag {
                 shown: format!("--{name} {value}"),
                 path: Some(path.to_owned()),
                 value,
-                word,
-                keeps: false,
+                is_string,
+                yields_to_set_value: false,
             }));
         };
         add("epochs", "train.epochs", self.epochs.map(|epochs| epochs.to_string()), false);
@@ -80,16 +80,22 @@ impl Overrides {
                 });
             };
             let (value, path) = (text.to_owned(), Some("data.dir".to_owned()));
-            let keeps = self.keep_data_dir && dir.by == NamedBy::Variable;
-            flags.push(Flag { shown, path, value, word: true, keeps });
+            let yields_to_set_value = self.keep_data_dir && dir.by == NamedBy::Variable;
+            flags.push(Flag { shown, path, value, is_string: true, yields_to_set_value });
         }
         if let Some(devices) = self.devices {
             let (value, path) = (devices.to_string(), Some("parallel.devices".to_owned()));
-            flags.push(Flag { shown: format!("--{}", value.replace(':', " ")), path, value, word: true, keeps: false });
+            flags.push(Flag {
+                shown: format!("--{}", value.replace(':', " ")),
+                path,
+                value,
+                is_string: true,
+                yields_to_set_value: false,
+            });
         }
         if self.autotune {
             let (shown, path) = ("--autotune".to_owned(), Some("parallel.autotune".to_owned()));
-            flags.push(Flag { shown, path, value: AUTOTUNED.to_owned(), word: false, keeps: true });
+            flags.push(Flag { shown, path, value: AUTOTUNED.to_owned(), is_string: false, yields_to_set_value: true });
         }
         Ok(flags)
     }
@@ -102,12 +108,12 @@ impl Flag {
             Some((path, value)) => (Some(path.trim().to_owned()), value.trim().to_owned()),
             None => (None, text.to_owned()),
         };
-        Self { shown: format!("--set {text}"), path, value, word: false, keeps: false }
+        Self { shown: format!("--set {text}"), path, value, is_string: false, yields_to_set_value: false }
     }
 
     /// Sets the value in the reader, in place of the file's value.
     pub(super) fn apply<'a>(&'a self, reader: &mut Reader<'a>) {
-        if self.keeps && self.path.as_ref().is_some_and(|path| reader.origins.has(path)) {
+        if self.yields_to_set_value && self.path.as_ref().is_some_and(|path| reader.origins.has(path)) {
             return;
         }
         let mut fail = |cause: String, hint: String| {
@@ -135,7 +141,7 @@ impl Flag {
 
     /// Parses the value as TOML. A value that is not TOML is a string.
     fn parse(&self) -> Result<DeValue<'_>, (String, String)> {
-        if self.word {
+        if self.is_string {
             return Ok(DeValue::String(Cow::Borrowed(&self.value)));
         }
         match DeValue::parse(&self.value) {

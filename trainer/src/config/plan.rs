@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::DatasetFacts;
 use super::check;
 use super::error::ConfigErrors;
-use super::key::{Key, KeyValue, KeyVisitor, plain};
+use super::key::{Key, KeyValue, KeyVisitor, unquoted};
 use super::keyword::{BatchScope, Mode};
 use super::origin::{Origins, SetBy};
 use super::sections::{
@@ -64,7 +64,7 @@ impl RunPlan {
 
     /// Returns every key in force with its value, in the order of the file.
     pub fn settings(&self) -> Vec<Setting> {
-        let mut writer = Writer { settings: Vec::new(), kind: None };
+        let mut writer = SettingCollector { settings: Vec::new(), kind: None };
         self.clone().visit(&mut writer);
         writer.settings
     }
@@ -122,7 +122,7 @@ impl RunPlan {
 
     /// Makes the error of a mistake that another part of the program found in this plan. The location is that of the first of
     /// `keys` (`section.key`) that is set; if none is set, the section of the last one.
-    pub fn mistake(&self, keys: &[&str], cause: impl Into<String>, hint: impl Into<String>) -> ConfigErrors {
+    pub fn error_at(&self, keys: &[&str], cause: impl Into<String>, hint: impl Into<String>) -> ConfigErrors {
         let origins = &self.provenance.origins;
         let path = keys.iter().find(|path| origins.has(path)).or(keys.last()).copied();
         origins.error(path.unwrap_or_default(), cause, hint).into()
@@ -156,8 +156,8 @@ impl Setting {
     /// Returns the value without TOML's quotes and brackets: `["crop:4", "flip"]` is `crop:4 flip`.
     fn shown(&self) -> String {
         match &self.value {
-            toml::Value::Array(list) => list.iter().map(plain).collect::<Vec<_>>().join(" "),
-            value => plain(value),
+            toml::Value::Array(list) => list.iter().map(unquoted).collect::<Vec<_>>().join(" "),
+            value => unquoted(value),
         }
     }
 }
@@ -169,19 +169,19 @@ impl fmt::Display for Setting {
 }
 
 /// Lists the keys that are in force.
-struct Writer {
+struct SettingCollector {
     settings: Vec<Setting>,
     /// The last `kind`: a section's first key.
     kind: Option<String>,
 }
 
-impl KeyVisitor for Writer {
+impl KeyVisitor for SettingCollector {
     fn key<T: KeyValue>(&mut self, key: &Key<T>, value: &mut T) {
         let Some(value) = value.write().filter(|_| key.is_used_by(self.kind.as_deref())) else { return };
         if key.name == "kind" {
             self.kind = value.as_str().map(str::to_owned);
         }
-        let is_off = key.unset.is_some() && matches!(plain(&value).as_str(), "0" | "false" | "none" | "[]");
+        let is_off = key.unset_meaning.is_some() && matches!(unquoted(&value).as_str(), "0" | "false" | "none" | "[]");
         self.settings.push(Setting { section: key.section, key: key.name, value, is_off });
     }
 }

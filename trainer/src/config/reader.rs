@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
     /// Reports a key that is set although the section's kind does not use it.
     ///
     /// If a flag has changed the kind and the file sets the key, the key is no mistake: it is left out, with a note.
-    fn leave_out<T>(&mut self, key: &Key<T>, kind: &str) {
+    fn reject_unused_key<T>(&mut self, key: &Key<T>, kind: &str) {
         let Key { section, name, .. } = *key;
         let from_file = self.origins.set_by(section, name) == SetBy::File;
         match self.origins.get(section, "kind") {
@@ -115,7 +115,7 @@ impl<'a> Reader<'a> {
             }
             _ => {
                 let cause = format!("`{section}.{name}` has no meaning for kind = \"{kind}\"");
-                let hint = format!("remove it, or use kind = \"{}\"", key.only.join("\" or \""));
+                let hint = format!("remove it, or use kind = \"{}\"", key.only_kinds.join("\" or \""));
                 self.errors.push(ConfigError { cause, location: self.origins.key(section, name), hint });
             }
         }
@@ -129,14 +129,14 @@ impl<'a> Reader<'a> {
     /// Returns whether the file or a flag has the section in a wrong form: as a value, or under a similar name.
     pub(super) fn is_misspelt(&self, section: &str) -> bool {
         let sections = self.sections();
-        let near = |name: &str| suggest::nearest(name, &suggest::plain(&sections)) == Some(section);
+        let near = |name: &str| suggest::nearest(name, &suggest::without_aliases(&sections)) == Some(section);
         let set = self.entries.keys().map(|(name, _)| name).chain(self.origins.headers.keys());
         self.entries.contains_key(&(String::new(), section.to_owned()))
             || set.filter(|name| !name.is_empty() && !sections.contains(&name.as_str())).any(|name| near(name))
     }
 
     /// Returns the section and the name of a key of that or a similar name.
-    fn section_of(&self, key: &str) -> Option<(&'static str, &'static str)> {
+    fn nearest_key(&self, key: &str) -> Option<(&'static str, &'static str)> {
         let of_section = |keys: &[KnownKey]| {
             let names: Vec<suggest::Name> = keys.iter().map(|known| (known.name, known.aliases)).collect();
             suggest::nearest(key, &names).map(|name| (keys[0].section, name))
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
             };
             return (format!("`{name}`: expected a section, found {kind}"), hint);
         }
-        let hint = match self.section_of(name) {
+        let hint = match self.nearest_key(name) {
             Some((section, key)) if flag => format!("write --set {section}.{key}=…"),
             Some((section, key)) => format!("put `{key}` below `[{section}]`"),
             None => format!("every key belongs to a section: [{}]", self.sections().join("], [")),
@@ -196,7 +196,7 @@ impl<'a> Reader<'a> {
     /// Explains a section that does not exist.
     fn unknown_section(&self, section: &str) -> (String, String) {
         let sections = self.sections();
-        let near = suggest::nearest(section, &suggest::plain(&sections));
+        let near = suggest::nearest(section, &suggest::without_aliases(&sections));
         let near = near.map(|name| format!("did you mean [{name}]? ")).unwrap_or_default();
         (format!("unknown section [{section}]"), format!("{near}sections: [{}]", sections.join("], [")))
     }
@@ -226,7 +226,7 @@ impl KeyVisitor for Reader<'_> {
         let entry = self.entries.get(&(section.to_owned(), name.to_owned()));
         if let Some(kind) = self.kind.clone().filter(|kind| !key.is_used_by(Some(kind))) {
             if entry.is_some() {
-                self.leave_out(key, &kind);
+                self.reject_unused_key(key, &kind);
             }
             return;
         }

@@ -164,7 +164,7 @@ fn nearest_file(path: &Path) -> String {
     let names = toml_files(folder);
     let wanted = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let candidates: Vec<&str> = names.iter().map(String::as_str).collect();
-    match suggest::nearest(&wanted, &suggest::plain(&candidates)) {
+    match suggest::nearest(&wanted, &suggest::without_aliases(&candidates)) {
         Some(name) => format!("did you mean `{}`?", path.with_file_name(name).display()),
         None if names.is_empty() => format!("`{}` holds no .toml file", folder.display()),
         None if names.len() > 6 => {

@@ -53,11 +53,11 @@ pub(super) fn hint(title: &str, written: &str, names: &[Name]) -> String {
 
 /// Returns the hint for a data set that does not exist.
 pub fn data_set_hint(written: &str, names: &[&str]) -> String {
-    hint("data sets", written, &plain(names))
+    hint("data sets", written, &without_aliases(names))
 }
 
 /// Returns names without aliases.
-pub(super) fn plain<'a>(names: &[&'a str]) -> Vec<Name<'a>> {
+pub(super) fn without_aliases<'a>(names: &[&'a str]) -> Vec<Name<'a>> {
     names.iter().map(|name| (*name, [].as_slice())).collect()
 }
 
@@ -73,7 +73,8 @@ pub fn layer_hint(written: &str, weights: &[&str]) -> String {
             }
         }
     }
-    let near = nearest(written, &plain(&modules)).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
+    let near =
+        nearest(written, &without_aliases(&modules)).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default();
     let top: Vec<&str> = modules.iter().copied().filter(|name| !name.contains('.')).collect();
     let inner = modules.iter().filter(|name| name.contains('.'));
     let deeper = inner.clone().find(|name| !weights.contains(name)).or_else(|| inner.clone().next());
@@ -89,7 +90,7 @@ mod tests {
     fn a_long_list_is_not_printed_beside_a_near_name() {
         let names: Vec<String> = (0..=LONG).map(|number| format!("network{number}")).collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let of = |written, count: usize| hint("names", written, &plain(&names[..count]));
+        let of = |written, count: usize| hint("names", written, &without_aliases(&names[..count]));
         assert_eq!(of("netwrok3", LONG + 1), "did you mean `network3`?");
         assert!(of("netwrok3", LONG).starts_with("did you mean `network3`? names: network3, network0, network1, "));
         // Without a near name, the list is the only help.

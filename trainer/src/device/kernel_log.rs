@@ -85,7 +85,7 @@ impl KernelLog {
 /// With `CUDA_LAUNCH_BLOCKING=1`, as in PyTorch, makes each launch wait for its kernel, so that an error names the kernel.
 pub(super) fn block_launches() {
     if LOG.blocking {
-        failure::name_stopped_kernel(|| LOG.stopped_in());
+        failure::set_stopped_kernel_lookup(|| LOG.stopped_in());
         // Keep the observation until the process ends.
         mem::forget(LaunchObservation::new(LOG.clone()));
     }

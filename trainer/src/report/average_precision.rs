@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::text::{self, left, one_line, right, truncated, width};
+use crate::text::{self, align_left, align_right, one_line, truncated, width};
 
 /// Maximum number of classes for the complete table.
 const MAX_COMPLETE: usize = 20;
@@ -37,9 +37,9 @@ impl AveragePrecision {
         let names =
             order.iter().map(|&class| width(&one_line(&self.classes[class])).min(MAX_NAME_WIDTH)).max().unwrap_or(0);
         let line = |&class: &usize| {
-            let name = left(&truncated(&one_line(&self.classes[class]), MAX_NAME_WIDTH), names);
+            let name = align_left(&truncated(&one_line(&self.classes[class]), MAX_NAME_WIDTH), names);
             let value = self.average_precision[class].map_or("–".to_owned(), text::percent);
-            format!("{name}  {}  {} images\n", right(&value, 7), text::thousands(self.images[class]))
+            format!("{name}  {}  {} images\n", align_right(&value, 7), text::thousands(self.images[class]))
         };
         format!("{title}\n{}", order.iter().map(line).collect::<String>())
     }

@@ -97,7 +97,7 @@ pub struct ModeResult {
     pub workers: usize,
     /// The figures; absent if the mode failed.
     #[serde(flatten)]
-    pub figures: Option<Figures>,
+    pub figures: Option<ModeStats>,
     /// Why the mode failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -105,7 +105,7 @@ pub struct ModeResult {
 
 /// The figures of a mode, taken from its median round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Figures {
+pub struct ModeStats {
     /// Images per second over all devices.
     pub images_per_s: f64,
     /// Images per second of each round, in the order of the rounds.
@@ -133,7 +133,7 @@ pub struct Figures {
     pub bytes_moved: u64,
 }
 
-impl Figures {
+impl ModeStats {
     /// Returns the figures of the median round by images per second. `None` without rounds. `reference` contains the
     /// losses of `single`.
     pub fn of(rounds: &[Round], reference: Option<&[f64]>) -> Option<Self> {

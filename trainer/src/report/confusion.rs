@@ -2,8 +2,8 @@
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
-use crate::report::start_table::COLUMNS;
-use crate::text::{self, left, one_line, right, truncated, width};
+use crate::report::start_table::MAX_LINE_WIDTH;
+use crate::text::{self, align_left, align_right, one_line, truncated, width};
 
 /// Maximum number of classes for the complete matrix.
 const MAX_COMPLETE: usize = 20;
@@ -85,12 +85,12 @@ pub fn confusion_table(confusion: &Confusion) -> String {
     worst_classes(confusion)
 }
 
-/// Formats the complete matrix. Returns `None` if it does not fit into [`COLUMNS`].
+/// Formats the complete matrix. Returns `None` if it does not fit into [`MAX_LINE_WIDTH`].
 fn whole_matrix(confusion: &Confusion) -> Option<String> {
     let n = confusion.classes.len();
     let digits = confusion.counts.iter().max().map_or(1, |most| most.to_string().len());
     let longest = confusion.classes.iter().map(|name| width(&one_line(name))).max().unwrap_or(0);
-    let room = COLUMNS - RECALL_WIDTH;
+    let room = MAX_LINE_WIDTH - RECALL_WIDTH;
     // If the columns are too narrow for names, each row shows the number that heads its column.
     let named = longest.clamp(PRECISION.len(), MAX_NAME_WIDTH);
     let numbered = room.saturating_sub(named) / n < MIN_NAMED_WIDTH.max(digits + 1);
@@ -112,18 +112,18 @@ fn whole_matrix(confusion: &Confusion) -> Option<String> {
             truncated(name, label)
         }
     };
-    let mut table = format!("rows: true class, columns: predicted class\n{}", left("", label));
+    let mut table = format!("rows: true class, columns: predicted class\n{}", align_left("", label));
     for (class, name) in confusion.classes.iter().enumerate() {
         let head = if numbered { class.to_string() } else { truncated(&one_line(name), column - 1) };
-        table += &right(&head, column);
+        table += &align_right(&head, column);
     }
     table += "   recall\n";
     for actual in 0..n {
-        table += &left(&label_of(actual), label);
+        table += &align_left(&label_of(actual), label);
         for predicted in 0..n {
             let count = confusion.count(actual, predicted);
             // A dot instead of a zero makes the diagonal and the mistakes easy to see.
-            table += &right(&if count == 0 { "·".to_owned() } else { count.to_string() }, column);
+            table += &align_right(&if count == 0 { "·".to_owned() } else { count.to_string() }, column);
         }
         table += &match confusion.recall(actual) {
             Some(recall) => format!("   {recall:5.1}%\n"),
@@ -136,10 +136,11 @@ fn whole_matrix(confusion: &Confusion) -> Option<String> {
         _ => return Some(table),
     };
     if label >= PRECISION.len() {
-        table += &left(PRECISION, label);
+        table += &align_left(PRECISION, label);
         for predicted in 0..n {
             let precision = confusion.precision(predicted);
-            table += &right(&precision.map_or("–".to_owned(), |precision| format!("{precision:.digits$}%")), column);
+            table +=
+                &align_right(&precision.map_or("–".to_owned(), |precision| format!("{precision:.digits$}%")), column);
         }
         table += "\n";
     }
@@ -165,7 +166,7 @@ fn worst_classes(confusion: &Confusion) -> String {
     let mut table = format!("lowest recall of {n} classes\n");
     for (recall, class) in classes {
         let (right, all) = (text::thousands(confusion.count(class, class)), text::thousands(confusion.total(class)));
-        table += &format!("  {}  {recall:5.1}%  {right} of {all}\n", left(&name(class), label));
+        table += &format!("  {}  {recall:5.1}%  {right} of {all}\n", align_left(&name(class), label));
     }
     if !pairs.is_empty() {
         table += "most often confused\n";
@@ -199,7 +200,7 @@ mod tests {
     }
 
     fn fits(table: &str) {
-        assert!(table.lines().all(|line| width(line) <= COLUMNS), "{table}");
+        assert!(table.lines().all(|line| width(line) <= MAX_LINE_WIDTH), "{table}");
     }
 
     #[test]

@@ -212,7 +212,7 @@ fn of(part: usize, whole: usize) -> String {
 
 /// Formats a percentage in a column of fixed width: ` 9.80%`.
 fn percent(value: f64) -> String {
-    text::right(&text::percent(value), 6)
+    text::align_right(&text::percent(value), 6)
 }
 
 #[cfg(test)]

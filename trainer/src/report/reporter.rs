@@ -13,7 +13,7 @@ use crate::report::progress::{Progress, ProgressOptions};
 use crate::report::screen::Screen;
 use crate::report::start_table::start_table;
 use crate::report::summary::summary_screen;
-use crate::report::summary_csv::{Columns, SummaryRow, SummaryWriter, read_summary};
+use crate::report::summary_csv::{CsvColumns, SummaryRow, SummaryWriter, read_summary};
 use crate::report::tensorboard::TensorBoardWriter;
 use crate::report::{EpochRecord, RunFolder, RunSummary, Section, StepRecord};
 
@@ -94,7 +94,7 @@ impl Reporter {
         let tensorboard = |step| options.tensorboard.then(|| TensorBoardWriter::start(folder.path(), step)).transpose();
         let ReporterOptions { epochs, steps_per_epoch, every, multi_label, .. } = options;
         let accuracy = if multi_label { "exact" } else { "top-1" };
-        let columns = Columns::of(multi_label);
+        let columns = CsvColumns::of(multi_label);
         let pace = Pace::new(epochs, steps_per_epoch, options.pixel_shares.clone());
         let mut progress = Progress::new(ProgressOptions { epochs, steps_per_epoch, every, accuracy }, pace, screen);
         let table = start_table(sections);

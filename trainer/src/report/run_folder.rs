@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::run_lock::{RunLock, TryLock, refusal};
+use super::run_lock::{LockAttempt, RunLock, locked_error};
 use crate::console;
 use crate::files::{FileError, USAGE};
 use time::{OffsetDateTime, macros::format_description};
@@ -98,9 +98,10 @@ impl RunFolder {
             }
         }
         match RunLock::take(&self.path, job)? {
-            TryLock::Acquired(lock) => self.lock = lock,
-            TryLock::HeldBy(holder) if job.is_some() && holder.as_ref().is_some_and(|h| h.job.as_deref() == job) => {}
-            TryLock::HeldBy(holder) => return Err(refusal(&self.path, holder.as_ref())),
+            LockAttempt::Acquired(lock) => self.lock = lock,
+            LockAttempt::HeldBy(holder)
+                if job.is_some() && holder.as_ref().is_some_and(|h| h.job.as_deref() == job) => {}
+            LockAttempt::HeldBy(holder) => return Err(locked_error(&self.path, holder.as_ref())),
         }
         Ok(())
     }
@@ -110,7 +111,7 @@ impl RunFolder {
     /// # Errors
     /// Another program writes the run.
     pub fn check_free(&self, job: Option<&str>) -> Result<(), FileError> {
-        RunLock::other_holder(&self.path, job).map_or(Ok(()), |holder| Err(refusal(&self.path, holder.as_ref())))
+        RunLock::other_holder(&self.path, job).map_or(Ok(()), |holder| Err(locked_error(&self.path, holder.as_ref())))
     }
 
     /// Opens the folder of an existing run, to resume or evaluate the run.
@@ -156,7 +157,7 @@ impl RunFolder {
     /// # Errors
     /// When there is no run, or `root` cannot be read.
     pub fn newest(root: &Path) -> Result<Self, FileError> {
-        Self::newest_that(root, SearchedNodes::Node0, |_| Ok(()))
+        Self::newest_usable(root, SearchedNodes::Node0, |_| Ok(()))
     }
 
     /// Returns the newest run of `nodes` below `root` that `usable` accepts. Skips the runs that `usable` refuses as wrong input,
@@ -164,7 +165,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// When there is no run, `root` cannot be read, `usable` fails for another reason, or refuses all runs.
-    pub fn newest_that(
+    pub fn newest_usable(
         root: &Path,
         nodes: SearchedNodes,
         mut usable: impl FnMut(&mut Self) -> Result<(), FileError>,
@@ -276,7 +277,7 @@ fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
     for entry in entries {
         let entry = entry.map_err(|error| FileError::io(root, "read the folder", &error))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if let Some((stamp, attempt)) = age(&name)
+        if let Some((stamp, attempt)) = sort_key(&name)
             && entry.path().join("config.toml").is_file()
             && !is_sweep(&entry.path())
         {
@@ -288,7 +289,7 @@ fn runs_below(root: &Path) -> Result<Vec<PathBuf>, FileError> {
 }
 
 /// Returns a sort key from a run folder's name: time stamp and attempt. `None` for any other name.
-fn age(name: &str) -> Option<(String, u32)> {
+fn sort_key(name: &str) -> Option<(String, u32)> {
     let stamp = name.get(..15)?;
     let fits = stamp.bytes().enumerate().all(|(i, byte)| if i == 8 { byte == b'-' } else { byte.is_ascii_digit() });
     if !fits || !name[15..].starts_with('-') {
@@ -346,7 +347,7 @@ mod tests {
             fs::write(folder.config(), "").unwrap();
         }
         assert_eq!(RunFolder::newest(root.path()).unwrap().path(), first.path());
-        let newest = RunFolder::newest_that(root.path(), SearchedNodes::All, |_| Ok(())).unwrap();
+        let newest = RunFolder::newest_usable(root.path(), SearchedNodes::All, |_| Ok(())).unwrap();
         assert!(is_of_other_node(&newest.name()), "{}", newest.name());
         assert!(
             is_of_other_node("20260131-093005-lenet-ddpx4-node12-3")

@@ -34,7 +34,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The program that writes a run: the content of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LockOwner {
+pub struct LockHolder {
     /// Process id, on its own host.
     pub pid: i32,
     /// Name of the machine.
@@ -46,7 +46,7 @@ pub struct LockOwner {
     pub job: Option<String>,
 }
 
-impl LockOwner {
+impl LockHolder {
     fn of_this_process(job: Option<&str>) -> Self {
         let now = OffsetDateTime::now_utc();
         Self {
@@ -64,11 +64,11 @@ pub struct RunLock(#[allow(dead_code, reason = "open as long as the run is writt
 
 /// The answer to a request for the lock.
 #[derive(Debug)]
-pub enum TryLock {
+pub enum LockAttempt {
     /// This process holds the lock; `None` if the file system has no locks.
     Acquired(Option<RunLock>),
     /// Another program holds the lock. `None` if the file does not name the program.
-    HeldBy(Option<LockOwner>),
+    HeldBy(Option<LockHolder>),
 }
 
 impl RunLock {
@@ -76,7 +76,7 @@ impl RunLock {
     ///
     /// # Errors
     /// The folder cannot be written, or `run.lock` is a link.
-    pub fn take(run: &Path, job: Option<&str>) -> Result<TryLock, FileError> {
+    pub fn take(run: &Path, job: Option<&str>) -> Result<LockAttempt, FileError> {
         let path = run.join(FILE_NAME);
         let failed = |error: io::Error| not_writable(&path, &error);
         let mut file = Folder::open(run).and_then(|folder| folder.read_write(FILE_NAME)).map_err(failed)?;
@@ -85,17 +85,17 @@ impl RunLock {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(RETRY_INTERVAL),
-                Err(TryLockError::WouldBlock) => return Ok(TryLock::HeldBy(read(&mut file))),
+                Err(TryLockError::WouldBlock) => return Ok(LockAttempt::HeldBy(read(&mut file))),
                 Err(TryLockError::Error(error)) => {
                     let path = path.display();
                     console::eprint(format_args!(
                         "note: {path}: this file system has no locks ({error}): do not start two programs on one run"
                     ));
-                    return Ok(TryLock::Acquired(None));
+                    return Ok(LockAttempt::Acquired(None));
                 }
             }
         }
-        let holder = serde_json::to_string(&LockOwner::of_this_process(job)).unwrap_or_default();
+        let holder = serde_json::to_string(&LockHolder::of_this_process(job)).unwrap_or_default();
         let write = |file: &mut File| {
             file.set_len(0)?;
             file.write_all(format!("{holder}\n").as_bytes())?;
@@ -104,12 +104,12 @@ impl RunLock {
             Ok(fcntl_setfd(&*file, FdFlags::empty())?)
         };
         write(&mut file).map_err(failed)?;
-        Ok(TryLock::Acquired(Some(Self(Arc::new(file)))))
+        Ok(LockAttempt::Acquired(Some(Self(Arc::new(file)))))
     }
 
     /// Returns the holder of the lock of the run folder `run`, unless the lock is free or the holder belongs to `job`. The inner
     /// value is `None` if the file does not name the holder. A folder without a readable lock file counts as free.
-    pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<LockOwner>> {
+    pub fn other_holder(run: &Path, job: Option<&str>) -> Option<Option<LockHolder>> {
         let mut file = Folder::open(run).and_then(|folder| folder.read(FILE_NAME)).ok()?;
         let until = Instant::now() + LOCK_TIMEOUT;
         loop {
@@ -140,7 +140,7 @@ fn not_writable(path: &Path, error: &io::Error) -> FileError {
     }
 }
 
-fn read(file: &mut File) -> Option<LockOwner> {
+fn read(file: &mut File) -> Option<LockHolder> {
     let mut text = String::new();
     file.seek(SeekFrom::Start(0)).ok()?;
     file.take(4096).read_to_string(&mut text).ok()?;
@@ -148,13 +148,13 @@ fn read(file: &mut File) -> Option<LockOwner> {
 }
 
 /// Returns the error for a run that another program writes.
-pub fn refusal(run: &Path, holder: Option<&LockOwner>) -> FileError {
+pub fn locked_error(run: &Path, holder: Option<&LockHolder>) -> FileError {
     let (cause, hint) = match holder {
         None => (
             "another program writes this folder".to_owned(),
             format!("`fuser {}` finds the program; wait until it ends", run.join(FILE_NAME).display()),
         ),
-        Some(LockOwner { pid, host, since, .. }) => (
+        Some(LockHolder { pid, host, since, .. }) => (
             format!("process {pid} on {host} (or a worker of it) writes this folder since {since}"),
             format!("wait until it ends; or let it save a checkpoint and end (`kill -INT {pid}` on {host})"),
         ),

@@ -1,9 +1,9 @@
 //! The table at the start of a run: all resolved settings, in sections.
 
-use crate::text::{left, width};
+use crate::text::{align_left, width};
 
 /// Maximum width of a line in any table, in columns.
-pub const COLUMNS: usize = 100;
+pub const MAX_LINE_WIDTH: usize = 100;
 
 /// Blank columns between two cells.
 const GAP: usize = 2;
@@ -31,7 +31,7 @@ impl Section {
     }
 }
 
-/// Formats the sections as one aligned table of at most [`COLUMNS`] columns.
+/// Formats the sections as one aligned table of at most [`MAX_LINE_WIDTH`] columns.
 ///
 /// Section titles are at the left. Two settings share a line if both are short. A long value has its own lines, folded at
 /// blanks. The text ends with a newline.
@@ -42,31 +42,31 @@ pub fn start_table(sections: &[Section]) -> String {
     let name_width = widest(&mut sections.iter().flat_map(|section| section.rows.iter().map(|row| row.0.as_str())));
     let indent = title_width + GAP;
     // The line has two halves. The first half takes the width of its widest short value.
-    let half = COLUMNS.saturating_sub(indent + GAP) / 2;
+    let half = MAX_LINE_WIDTH.saturating_sub(indent + GAP) / 2;
     let value_width = half.saturating_sub(name_width + GAP).max(8);
     let mut table = String::new();
     for section in sections {
         let mut title = section.title.as_str();
         let mut rows = section.rows.iter().peekable();
         while let Some((name, value)) = rows.next() {
-            let cell = |name: &str, value: &str| format!("{}  {value}", left(name, name_width));
+            let cell = |name: &str, value: &str| format!("{}  {value}", align_left(name, name_width));
             let fits = |value: &str| width(value) <= value_width && !value.contains('\n');
             let lines = match rows.next_if(|(_, next)| fits(value) && fits(next)) {
                 Some((second, next)) => {
                     vec![format!(
                         "{}  {}",
-                        left(&cell(name, value), name_width + GAP + value_width),
+                        align_left(&cell(name, value), name_width + GAP + value_width),
                         cell(second, next)
                     )]
                 }
                 None => {
-                    let room = COLUMNS - indent - name_width - GAP;
+                    let room = MAX_LINE_WIDTH - indent - name_width - GAP;
                     let folded = folded(value, room);
                     folded.iter().enumerate().map(|(i, part)| cell(if i == 0 { name } else { "" }, part)).collect()
                 }
             };
             for line in lines {
-                table += format!("{}  {line}", left(title, title_width)).trim_end();
+                table += format!("{}  {line}", align_left(title, title_width)).trim_end();
                 table.push('\n');
                 title = "";
             }
@@ -149,7 +149,7 @@ mod tests {
                 .row("schedule", "cosine over 200 epochs (78,200 steps), no warm-up, down to zero, once for each and every step"),
         ];
         let table = start_table(&sections);
-        assert!(table.lines().all(|line| width(line) <= COLUMNS), "{table}");
+        assert!(table.lines().all(|line| width(line) <= MAX_LINE_WIDTH), "{table}");
         insta::assert_snapshot!(table, @r"
             run        folder         runs/20260131-093005-resnet18-singlex1
                        config         configs/cifar_resnet18.toml   seed           1
@@ -174,7 +174,7 @@ mod tests {
         let long = "x".repeat(250);
         let table = start_table(&[Section::new("a").row("b", &long)]);
         assert_eq!(table.matches('x').count(), 250);
-        assert!(table.lines().all(|line| width(line) <= COLUMNS));
+        assert!(table.lines().all(|line| width(line) <= MAX_LINE_WIDTH));
         assert_eq!(start_table(&[]), "");
         assert_eq!(start_table(&[Section::new("a").row("b", "")]), "a  b\n");
     }

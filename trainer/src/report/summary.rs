@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::report::confusion::confusion_table;
 use crate::report::{AveragePrecision, Confusion};
 use crate::snapshot::Evaluated;
-use crate::text::{self, left, width};
+use crate::text::{self, align_left, width};
 
 /// The result of a run, finished or interrupted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -118,7 +118,7 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         (None, None) => "\ndone\n\n".to_owned(),
     };
     for (name, value) in rows {
-        screen += &format!("{}  {value}\n", left(name, names));
+        screen += &format!("{}  {value}\n", align_left(name, names));
     }
     if !matrix.is_empty() {
         screen += &format!("\nconfusion of the {evaluated}\n{matrix}");
@@ -147,7 +147,7 @@ fn evaluation(Evaluated { epoch, eval }: Evaluated) -> String {
 }
 
 fn percent(value: f64) -> String {
-    text::right(&text::percent(value), 7)
+    text::align_right(&text::percent(value), 7)
 }
 
 #[cfg(test)]

@@ -20,14 +20,14 @@ const MULTI_LABEL_HEADER: &str =
 
 /// The columns of a run's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Columns {
+pub enum CsvColumns {
     /// The columns for images with one class each.
     SingleLabel,
     /// The same columns and `eval_map`, for images with several classes each.
     MultiLabel,
 }
 
-impl Columns {
+impl CsvColumns {
     /// Returns the columns of a run.
     pub fn of(multi_label: bool) -> Self {
         if multi_label { Self::MultiLabel } else { Self::SingleLabel }
@@ -91,7 +91,7 @@ impl From<&EpochRecord> for SummaryRow {
 pub struct SummaryWriter {
     path: PathBuf,
     file: File,
-    columns: Columns,
+    columns: CsvColumns,
 }
 
 impl SummaryWriter {
@@ -99,7 +99,7 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the file exists, or cannot be created or written.
-    pub fn create(path: &Path, columns: Columns) -> Result<Self, FileError> {
+    pub fn create(path: &Path, columns: CsvColumns) -> Result<Self, FileError> {
         let mut file = files::create_new(path)?;
         writeln!(file, "{}", columns.header()).map_err(|error| FileError::io(path, "write", &error))?;
         Ok(Self { path: path.to_owned(), file, columns })
@@ -110,7 +110,7 @@ impl SummaryWriter {
     ///
     /// # Errors
     /// When the file cannot be read or written, or a line other than the last is damaged.
-    pub fn resume(path: &Path, columns: Columns, epoch: usize) -> Result<Self, FileError> {
+    pub fn resume(path: &Path, columns: CsvColumns, epoch: usize) -> Result<Self, FileError> {
         truncate_to_epoch(path, columns, epoch)?;
         Ok(Self { path: path.to_owned(), file: files::append(path)?, columns })
     }
@@ -124,7 +124,7 @@ impl SummaryWriter {
         let row = SummaryRow::from(record);
         line.serialize(row).expect("a row of numbers always becomes CSV");
         let mut line = line.into_inner().expect("memory does not refuse a write");
-        if self.columns == Columns::MultiLabel && row.eval_map.is_none() {
+        if self.columns == CsvColumns::MultiLabel && row.eval_map.is_none() {
             // An epoch without evaluation: the last cell is empty.
             line.insert(line.len() - 1, b',');
         }
@@ -138,7 +138,7 @@ impl SummaryWriter {
 ///
 /// # Errors
 /// When the file cannot be read or written, or a line other than the last is damaged.
-pub fn truncate_to_epoch(path: &Path, columns: Columns, epoch: usize) -> Result<(), FileError> {
+pub fn truncate_to_epoch(path: &Path, columns: CsvColumns, epoch: usize) -> Result<(), FileError> {
     let bytes = files::read_or_empty(path)?;
     let mut kept = format!("{}\n", columns.header()).into_bytes();
     for (line, row) in parse(path, &bytes)? {
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
     use crate::snapshot::EvalRecord;
 
-    const COLUMNS: Columns = Columns::SingleLabel;
+    const COLUMNS: CsvColumns = CsvColumns::SingleLabel;
 
     fn epoch(epoch: usize) -> EpochRecord {
         let eval = EvalRecord {
@@ -245,7 +245,7 @@ mod tests {
     fn the_file_of_multi_label_images_has_one_column_more() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("summary.csv");
-        let mut writer = SummaryWriter::create(&path, Columns::MultiLabel).unwrap();
+        let mut writer = SummaryWriter::create(&path, CsvColumns::MultiLabel).unwrap();
         let mut second = epoch(2);
         second.eval = second.eval.map(|eval| EvalRecord { top5: f64::NAN, mean_average_precision: Some(61.5), ..eval });
         writer.write(&epoch(1)).unwrap();
@@ -258,7 +258,7 @@ mod tests {
             ");
         let rows = read_summary(&path).unwrap();
         assert_eq!((rows[0].eval_map, rows[1].eval_map, rows[1].eval_top5), (None, Some(61.5), None));
-        SummaryWriter::resume(&path, Columns::MultiLabel, 2).unwrap().write(&second).unwrap();
+        SummaryWriter::resume(&path, CsvColumns::MultiLabel, 2).unwrap().write(&second).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), whole);
     }
 

@@ -23,7 +23,7 @@ pub(super) fn of_sampler(plan: &RunPlan, train: &Dataset) -> Result<Vec<f64>, Fa
     let is_drawn = |(weight, size): (&f64, usize)| *weight > 0.0 && size > 0;
     if !weights.is_empty() && !weights.iter().zip(train.class_sizes()).any(is_drawn) {
         let hint = "give a class with images a weight above 0, or use \"balanced\"";
-        return Err(plan.mistake(&[key], "all training images have the weight 0", hint).into());
+        return Err(plan.error_at(&[key], "all training images have the weight 0", hint).into());
     }
     Ok(weights)
 }
@@ -71,5 +71,5 @@ fn sizes(plan: &RunPlan, key: &str, train: &Dataset) -> Result<Vec<usize>, Failu
             "images of the class may be among those that data.limit_train leaves out: raise it, or give one number per class"
         }
     };
-    Err(plan.mistake(&[key], cause, hint).into())
+    Err(plan.error_at(&[key], cause, hint).into())
 }

@@ -54,7 +54,7 @@ pub(super) fn initial_weights(
     if continues && !restarted && plan.set_by("model", "weights") == SetBy::Flag {
         let cause = "a resumed run continues with the weights of its checkpoint";
         let hint = "leave it out to continue, or start a new run: --config instead of --resume";
-        return Err(plan.mistake(&["model.weights"], cause, hint).into());
+        return Err(plan.error_at(&["model.weights"], cause, hint).into());
     }
     match reads && !continues {
         true => load_weights(network, plan, spec),
@@ -78,7 +78,7 @@ pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Fail
         true => Ok(()),
         false => {
             let cause = format!("`{key}`: {} has no layer {layer:?}", plan.model.name);
-            Err(plan.mistake(&[key], cause, config::layer_hint(layer, &names)))
+            Err(plan.error_at(&[key], cause, config::layer_hint(layer, &names)))
         }
     };
     for layer in &plan.model.freeze {
@@ -93,13 +93,13 @@ pub(super) fn check_layers(plan: &RunPlan, network: &Network) -> Result<(), Fail
         if !trained(Some(layer)) {
             let cause = format!("`optimizer.lr_factors`: all of {layer:?} is frozen");
             let hint = format!("remove the factor of {layer:?}, or remove the layer from `model.freeze`");
-            return Err(plan.mistake(&["optimizer.lr_factors"], cause, hint).into());
+            return Err(plan.error_at(&["optimizer.lr_factors"], cause, hint).into());
         }
     }
     if !trained(None) {
         let cause = format!("`model.freeze`: every weight of {} is frozen, nothing is left to train", plan.model.name);
         let hint = format!("leave out the classifier, `{}`", state::head(network));
-        return Err(plan.mistake(&["model.freeze"], cause, hint).into());
+        return Err(plan.error_at(&["model.freeze"], cause, hint).into());
     }
     Ok(())
 }
@@ -113,7 +113,7 @@ pub(super) fn load_weights(network: Network, plan: &RunPlan, spec: Spec) -> Resu
     let target = WeightTarget { model: &plan.model.name, spec, data: &plan.data.name, purpose: Purpose::Training };
     let blame = |error: FileError| {
         let code = error.code;
-        let mistake = plan.mistake(&["model.weights"], format!("`model.weights`: {error}"), error.hint);
+        let mistake = plan.error_at(&["model.weights"], format!("`model.weights`: {error}"), error.hint);
         Failure { code, ..mistake.into() }
     };
     let file = WeightFile::open(path).map_err(blame)?;
@@ -177,7 +177,7 @@ pub(super) fn check_batches(
         "a step has a single image on a device, and {} reduces {height}x{width} pixels to one: batch norm needs two values",
         plan.model.name
     );
-    Err(plan.mistake(&[key], cause, hint).into())
+    Err(plan.error_at(&[key], cause, hint).into())
 }
 
 /// Returns the smallest number of images in a step that batch norm normalises together: those of a device, or with synchronised

@@ -36,7 +36,7 @@ pub(crate) fn check_plan(
 
 /// Returns whether the plan trains in several processes (DDP). `several` is set if the run has several workers.
 pub(super) fn uses_ddp(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
-    let mistake = |cause: &str, hint: &str| Err(plan.mistake(&["parallel.mode"], cause, hint).into());
+    let mistake = |cause: &str, hint: &str| Err(plan.error_at(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
         // A job of one process is possible, as with torchrun, where a flag or the file asks for one.
         Mode::Ddp if !several && plan.parallel.devices.is_none() => mistake(
@@ -59,7 +59,7 @@ pub(super) fn uses_ddp(plan: &RunPlan, several: bool, nodes: usize) -> Result<bo
 pub(super) fn nothing_to_tune(plan: &RunPlan) -> Failure {
     let cause = "`parallel.autotune`: one worker has no other to exchange gradients with, so there is nothing to tune";
     let hint = "train in several processes, --cpus N or --gpus N; or leave `autotune` and --autotune out";
-    plan.mistake(&["parallel.autotune"], cause, hint).into()
+    plan.error_at(&["parallel.autotune"], cause, hint).into()
 }
 
 /// Checks that each of `workers` gets at least one sample of a step.
@@ -69,5 +69,5 @@ pub(super) fn check_batch_size(plan: &RunPlan, workers: usize) -> Result<(), Fai
         return Ok(());
     }
     let cause = format!("a batch of {batch} cannot be shared by {workers} workers");
-    Err(plan.mistake(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into())
+    Err(plan.error_at(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into())
 }

@@ -45,7 +45,7 @@ pub(super) fn load_newest_checkpoint(
     let trained = loaded.progress.epoch - 1;
     if plan.train.epochs > 0 && trained > plan.train.epochs {
         return Err(plan
-            .mistake(
+            .error_at(
                 &["train.epochs"],
                 format!(
                     "{}: the run has trained {trained} epochs, more than {}",
@@ -59,16 +59,18 @@ pub(super) fn load_newest_checkpoint(
     let (step, limit) = (loaded.progress.step, plan.train.max_steps as u64);
     if limit > 0 && step > limit {
         let cause = format!("{}: the run has taken {step} steps, more than {limit}", loaded.path.display());
-        return Err(plan.mistake(&["train.max_steps"], cause, format!("continue it with {step} steps or more")).into());
+        return Err(plan
+            .error_at(&["train.max_steps"], cause, format!("continue it with {step} steps or more"))
+            .into());
     }
     if let (Some(trained), Some(data)) = (&loaded.dataset, data) {
         let hint = "a run keeps its classes: give it the images that it had, or start a new run from its weights: \
                     model.weights = \"RUN/checkpoints/last\"";
-        if let Some((_, cause)) = trained.other_classes(data) {
+        if let Some((_, cause)) = trained.class_difference(data) {
             return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
         }
         // With data.image_size, the plan has the size.
-        if let (None, Some(cause)) = (plan.data.image_size, trained.other_shape(data)) {
+        if let (None, Some(cause)) = (plan.data.image_size, trained.shape_difference(data)) {
             return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
         }
     }
@@ -87,7 +89,7 @@ fn fit_optimizer_state(plan: &RunPlan, loaded: &mut LoadedCheckpoint) -> Result<
     let kind = plan.optimizer.kind;
     if let Some(tensor) = tensors.iter().find(|tensor| optim::is_of_another_optimizer(kind, tensor)) {
         let cause = format!("{path}: `{}` is state of another optimizer, which {kind} cannot continue", tensor.name);
-        return Err(plan.mistake(&["optimizer.kind"], cause, RESUME_MISMATCH_HINT).into());
+        return Err(plan.error_at(&["optimizer.kind"], cause, RESUME_MISMATCH_HINT).into());
     }
     let count = tensors.len();
     let is_frozen = |name: &str| plan.model.freeze.iter().any(|layer| state::is_within(name, layer));

@@ -61,8 +61,8 @@ impl FolderAccess<'_> {
                 claim(&mut folder).map(|()| folder)
             }
             // A node other than node 0 may have its own folder only.
-            (Self::Check(Some(_)), None) => RunFolder::newest_that(run_dir, SearchedNodes::All, claim),
-            (_, None) => RunFolder::newest_that(run_dir, SearchedNodes::Node0, claim),
+            (Self::Check(Some(_)), None) => RunFolder::newest_usable(run_dir, SearchedNodes::All, claim),
+            (_, None) => RunFolder::newest_usable(run_dir, SearchedNodes::Node0, claim),
         }
     }
 }
@@ -154,7 +154,7 @@ fn check_backend(plan: &RunPlan) -> Result<(), Failure> {
     };
     match missing {
         Some((cause, hint)) if plan.parallel.mode == Mode::Ddp => {
-            Err(plan.mistake(&["parallel.backend"], format!("`parallel.backend`: {cause}"), hint).into())
+            Err(plan.error_at(&["parallel.backend"], format!("`parallel.backend`: {cause}"), hint).into())
         }
         _ => Ok(()),
     }
@@ -185,7 +185,7 @@ fn check_same_plan(path: &Path, overrides: &Overrides, folder: &RunFolder, run: 
 
 /// Returns the error for a plan whose model cannot be built.
 pub(crate) fn model_mistake(plan: &RunPlan, error: &BuildError) -> Failure {
-    plan.mistake(&[error.key(), "model.name"], error.to_string(), error.hint()).into()
+    plan.error_at(&[error.key(), "model.name"], error.to_string(), error.hint()).into()
 }
 
 /// Returns the devices of `--cpus` or `--gpus`.
@@ -265,7 +265,7 @@ fn read(path: &Path, overrides: &Overrides) -> Result<RunPlan, Failure> {
 fn resolve(source: &ConfigSource, overrides: &Overrides) -> Result<RunPlan, Failure> {
     let models: Vec<_> = models::entries().iter().map(|entry| entry.name).collect();
     let datasets: Vec<_> = formats::dataset_names().collect();
-    let registry = Registry { models: &models, dataset_names: &datasets, datasets: &known_facts };
+    let registry = Registry { models: &models, dataset_names: &datasets, dataset_facts: &known_facts };
     Ok(config::resolve(source, overrides, &registry)?)
 }
 

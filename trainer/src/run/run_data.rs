@@ -115,7 +115,7 @@ pub(super) fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
         key @ ("image_sizes" | "mixup" | "cutmix" | "class_weights") => format!("train.{key}"),
         _ => return blame_folder(plan, error),
     };
-    plan.mistake(&[&key], format!("`{key}`: {}", error.cause), error.hint).into()
+    plan.error_at(&[&key], format!("`{key}`: {}", error.cause), error.hint).into()
 }
 
 /// Adds to an error about the data folder, or about a missing file in it, who named the folder.
@@ -125,7 +125,7 @@ fn blame_folder(plan: &RunPlan, mut error: DataError) -> Failure {
             if dir.is_relative() {
                 error.hint += "; the folder is relative to the current directory";
             }
-            plan.mistake(&["data.dir"], error.to_string(), error.hint).into()
+            plan.error_at(&["data.dir"], error.to_string(), error.hint).into()
         }
         None if error.file == cache_folder() => {
             error.hint += "; this is the default folder, since nothing names one";

@@ -107,7 +107,9 @@ pub(super) fn build_loaders(
         let (images, batch) = (train.len(), train_config.global_batch);
         let cause =
             format!("{images} training images make no full batch of {batch}, and the incomplete one is left out");
-        return Err(plan.mistake(&["train.drop_last"], cause, "use a smaller batch_size, or drop_last = false").into());
+        return Err(plan
+            .error_at(&["train.drop_last"], cause, "use a smaller batch_size, or drop_last = false")
+            .into());
     }
     let new = |set: &Arc<Dataset>, config| {
         Loader::new(Arc::clone(set), config).map_err(|error| super::run_data::blame_key(plan, error))
@@ -144,7 +146,7 @@ pub(super) fn build_network(
     let accumulate = plan.train.accumulate.min(batches.max(1));
     let refusal = memory::refusal(&plan.model.name, spec, MemoryUse::Training { batch, accumulate, bytes_per_element });
     if let Some(cause) = refusal.filter(|_| selected.gpu.is_none()) {
-        return Err(plan.mistake(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
+        return Err(plan.error_at(&["data.image_size", "train.batch_size"], cause, memory::HINT).into());
     }
     let network = models::build_frozen(&plan.model.name, spec, plan.train.seed, &selected.device(), &plan.model.freeze)
         .map_err(|error| super::plan::model_mistake(plan, &error))?;
@@ -173,7 +175,7 @@ pub(super) fn check_resize_stages(
     for stage in super::run_data::resize_stages(plan) {
         let shape = stage.resized(ImageShape { channels: spec.in_channels, height, width });
         let small_spec = Spec { image_size: [shape.height, shape.width], ..*spec };
-        let mistake = |cause: String| plan.mistake(&["train.image_sizes"], cause, HINT);
+        let mistake = |cause: String| plan.error_at(&["train.image_sizes"], cause, HINT);
         let built = models::skip_init(name, &small_spec).map_err(|error| mistake(error.to_string()))?;
         if lengths(&built) != lengths(network) {
             let cause = format!(

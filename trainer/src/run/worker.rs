@@ -99,7 +99,9 @@ impl WorkerRun<'_> {
         });
         if plan.parallel.mode == Mode::Dp {
             let hint = "start the trainer alone, with --cpus N; or train with --mode ddp";
-            return Err(plan.mistake(&["parallel.mode"], format!("dp is one process, and {}", self.role), hint).into());
+            return Err(plan
+                .error_at(&["parallel.mode"], format!("dp is one process, and {}", self.role), hint)
+                .into());
         }
         if self.worker.world_size == 1 && !plan.parallel.autotune.is_empty() {
             return Err(nothing_to_tune(plan));

@@ -51,7 +51,7 @@ pub fn plan(more: &str) -> RunPlan {
     let text = format!("[model]\nname = \"lenet\"\n[data]\nname = \"fashion-mini\"\n[train]\nepochs = 2\n{more}");
     let facts = DatasetFacts { channels: 1, height: 28, width: 28, classes: 10, mean: vec![0.5], std: vec![0.5] };
     let datasets = |_: &str| Some(facts.clone());
-    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], datasets: &datasets };
+    let registry = Registry { models: &["lenet"], dataset_names: &["fashion-mini"], dataset_facts: &datasets };
     config::resolve(&ConfigSource::new("test.toml", text), &Overrides::default(), &registry).expect("a valid plan")
 }
 

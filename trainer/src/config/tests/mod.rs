@@ -36,7 +36,7 @@ fn facts(name: &str) -> Option<DatasetFacts> {
 }
 
 fn registry() -> Registry<'static> {
-    Registry { models: MODELS, dataset_names: DATASETS, datasets: &facts }
+    Registry { models: MODELS, dataset_names: DATASETS, dataset_facts: &facts }
 }
 
 /// Resolves text as if it were the file `configs/x.toml`.

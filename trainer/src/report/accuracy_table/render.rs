@@ -1,7 +1,7 @@
 //! Renders the table for a screen and for a README.
 
 use super::AccuracyRow;
-use crate::text::{left, right, width};
+use crate::text::{align_left, align_right, width};
 
 const COLUMNS: usize = 10;
 const TITLES: [&str; COLUMNS] =
@@ -62,7 +62,7 @@ pub fn text(rows: &[AccuracyRow]) -> String {
     let line = |cells: &[String; COLUMNS]| {
         let padded: Vec<_> = shown
             .iter()
-            .map(|&i| if NUMBERS[i] { right(&cells[i], widths[i]) } else { left(&cells[i], widths[i]) })
+            .map(|&i| if NUMBERS[i] { align_right(&cells[i], widths[i]) } else { align_left(&cells[i], widths[i]) })
             .collect();
         format!("{}\n", padded.join("  ").trim_end())
     };

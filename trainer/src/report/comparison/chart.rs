@@ -2,7 +2,7 @@
 
 use plotters::prelude::*;
 
-use super::{Comparison, Figures, ModeResult};
+use super::{Comparison, ModeResult, ModeStats};
 use crate::report::svg::{AXIS, Area, BLUE, DrawResult, GREEN, LIGHT_BLUE, RED, YELLOW, sans, svg};
 use crate::text::speed;
 
@@ -34,7 +34,7 @@ fn draw(comparison: &Comparison, root: &Area<'_>) -> DrawResult {
     let Comparison { model, data, batch_size, modes, .. } = comparison;
     let title = format!("{model} on {data}, batch {batch_size}");
     root.draw(&Text::new(title, (16, 10), sans(15)))?;
-    let most = |value: fn(&Figures) -> f64| {
+    let most = |value: fn(&ModeStats) -> f64| {
         modes.iter().filter_map(|mode| mode.figures.as_ref()).map(value).filter(|v| v.is_finite()).fold(0.0, f64::max)
     };
     let middle = SIZE.0 as i32 * 58 / 100;

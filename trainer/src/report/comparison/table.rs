@@ -1,6 +1,6 @@
 //! The comparison as a page of text.
 
-use super::{Comparison, Figures};
+use super::{Comparison, ModeStats};
 use crate::text::{aligned, loss, speed};
 
 impl Comparison {
@@ -81,7 +81,7 @@ fn row(cells: &[&str]) -> Vec<String> {
 
 /// Lists the peak memory of each process. Equal values are not merged into one, because the column must show each
 /// process.
-fn memory(figures: &Figures) -> String {
+fn memory(figures: &ModeStats) -> String {
     let list = |all: &[u64]| all.iter().map(|&one| bytes(one)).collect::<Vec<_>>().join(" + ");
     match figures.device_bytes.is_empty() {
         true => list(&figures.peak_bytes),

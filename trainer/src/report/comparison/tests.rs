@@ -27,7 +27,7 @@ fn round(step_ms: f64) -> Round {
 }
 
 fn mode(name: &str, workers: usize, rounds: &[Round], reference: Option<&[f64]>) -> ModeResult {
-    ModeResult { mode: name.into(), workers, figures: Figures::of(rounds, reference), error: None }
+    ModeResult { mode: name.into(), workers, figures: ModeStats::of(rounds, reference), error: None }
 }
 
 fn comparison() -> Comparison {
@@ -67,12 +67,12 @@ fn a_round_leaves_the_first_steps_out_and_its_parts_add_up() {
 
 #[test]
 fn the_median_round_is_shown_with_all_rounds_beside_it() {
-    let figures = Figures::of(&[round(100.0), round(300.0), round(200.0)], None).unwrap();
+    let figures = ModeStats::of(&[round(100.0), round(300.0), round(200.0)], None).unwrap();
     assert!((figures.step_ms - 200.0).abs() < 1e-9);
     assert_eq!(figures.images_per_s_rounds.len(), 3);
     assert_eq!(figures.loss_difference, None);
     assert!((figures.imbalance - 400.0 / 390.0).abs() < 1e-12);
-    assert_eq!(Figures::of(&[], None), None);
+    assert_eq!(ModeStats::of(&[], None), None);
 }
 
 #[test]

@@ -111,13 +111,13 @@ impl Converter<'_> {
     /// Adds the nodes that normalise the input.
     fn normalised(&mut self, mean: &[f32], std: &[f32]) -> String {
         let [mean, std] = [("normalise.mean", mean), ("normalise.std", std)].map(|(name, values)| {
-            let name = self.unused(name.to_owned());
+            let name = self.unique_name(name.to_owned());
             self.constants.push(Tensor::floats(&name, &[1, values.len(), 1, 1], values));
             name
         });
-        let centred = self.unused("normalise.sub".to_owned());
+        let centred = self.unique_name("normalise.sub".to_owned());
         let centred = self.push(centred, "Sub", vec![IMAGES.to_owned(), mean], Vec::new());
-        let scaled = self.unused("normalise.div".to_owned());
+        let scaled = self.unique_name("normalise.div".to_owned());
         self.push(scaled, "Div", vec![centred, std], Vec::new())
     }
 
@@ -125,7 +125,7 @@ impl Converter<'_> {
     fn layer(&mut self, value: Value, node: &Node, kind: &str, form: Form, attributes: Vec<Attribute>) -> Names {
         let input = self.as_form(node.inputs[0], form);
         let operands = std::iter::once(input).chain(node.weights.iter().cloned()).collect();
-        let name = self.unused(self.modules[&value].clone());
+        let name = self.unique_name(self.modules[&value].clone());
         form.named(self.push(name, kind, operands, attributes))
     }
 
@@ -222,7 +222,7 @@ impl Converter<'_> {
         let module = self.modules.get(&value).map_or("", String::as_str);
         let kind_name = kind.to_ascii_lowercase();
         let name = if module.is_empty() { kind_name } else { format!("{module}.{kind_name}") };
-        let name = self.unused(name);
+        let name = self.unique_name(name);
         self.push(name, kind, operands, attributes)
     }
 
@@ -234,7 +234,7 @@ impl Converter<'_> {
     }
 
     /// Returns the name with a number if the name is in use.
-    fn unused(&mut self, name: String) -> String {
+    fn unique_name(&mut self, name: String) -> String {
         let numbered = (2..).map(|number| format!("{name}_{number}"));
         let free = std::iter::once(name.clone()).chain(numbered).find(|name| !self.used.contains(name));
         let free = free.expect("the numbers do not end");
