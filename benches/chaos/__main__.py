@@ -38,8 +38,8 @@ class References:
                 if mode == "nodes":
                     self.runs[mode] = nodes.undisturbed(round)
                 else:
-                    round.start(mode).end(0)
-                    self.runs[mode] = round.run()
+                    round.start(mode).wait(0)
+                    self.runs[mode] = round.run_folder()
             finally:
                 round.clean()
             self.results[mode] = result(self.runs[mode])
@@ -93,7 +93,7 @@ def main():
         start, kept = time.monotonic(), False
         try:
             SCENARIOS[name](round)
-            round.no_survivors()
+            round.check_no_survivors()
             outcome, text = "held", ""
         except Skipped as cause:
             outcome, text = "skipped", f": {cause}"

@@ -63,7 +63,7 @@ def damaged_run(round):
     round.note(f"{damage.__name__} {name}")
     damage(run / name, round.random)
     program = round.resume(run, "single")
-    code = program.end(0, 1, 2)
+    code = program.wait(0, 1, 2)
     said = os.path.basename(name) in program.text().partition("\n")[2]
     if code != 0:
         if not said:
@@ -95,7 +95,7 @@ def damaged_data(round):
     round.note(f"{damage.__name__} {path.relative_to(data)}")
     damage(path, round.random)
     program = round.start("single", "--epochs", "1", "--set", f"data.name={name}", "--set", f"data.dir={data}")
-    code = program.end(0, 2)
+    code = program.wait(0, 2)
     # Another bit may be another pixel or class. One image fewer is another image folder.
     harmless = [flip] if name == "mnist" else [flip, delete, folder]
     if code == 0 and damage not in harmless:
@@ -153,9 +153,9 @@ def full_disk(round):
         round.note(f"{mode}, files of at most {kib} KiB")
         resize = lambda size: None
         program = round.start(mode, "--run-dir", "disk", largest_file=kib << 10)
-    if program.end(0, 1, 3) != 0 and "disk/" not in program.text():
+    if program.wait(0, 1, 3) != 0 and "disk/" not in program.text():
         raise Failed("the error does not name the file")
-    round.no_survivors()
+    round.check_no_survivors()
     resize("64m")
     round.finish(mode, "disk")
 

@@ -14,18 +14,18 @@ def kill_worker(round):
     """SIGKILL to a worker: the launcher names it at once, and the run continues, by hand or with --max-restarts."""
     restarts = round.random.random() < 0.3
     program = round.start("ddp", *(["--max-restarts", "1"] if restarts else []))
-    round.moment(program)
+    round.wait_for_random_moment(program)
     found = workers(program)
     rank = round.random.randrange(2)
     round.note(f"rank {rank}, {'with' if restarts else 'without'} --max-restarts")
     if found:
         send([found[rank]], signal.SIGKILL)
-    code = program.end(0, 3)
+    code = program.wait(0, 3)
     if code == 3 and f"rank {rank} was killed by SIGKILL" not in program.text():
         raise Failed(f"the report does not name rank {rank}")
     if code == 3 and restarts:
         raise Failed("--max-restarts did not restart")
-    round.no_survivors()
+    round.check_no_survivors()
     round.finish("ddp")
 
 
@@ -33,13 +33,13 @@ def kill_all(round):
     """SIGKILL to a launcher, or to a run of one process: nothing is left, and the run continues."""
     mode = round.random.choice(list(MODES))
     for _ in range(round.random.randint(1, 2)):
-        run = round.run()
+        run = round.run_folder()
         program = round.resume(run, mode) if run else round.start(mode)
-        round.moment(program)
+        round.wait_for_random_moment(program)
         round.note(mode)
         program.send(signal.SIGKILL)
-        program.end(0, -signal.SIGKILL)
-        round.no_survivors()
+        program.wait(0, -signal.SIGKILL)
+        round.check_no_survivors()
     round.finish(mode)
 
 
@@ -47,7 +47,7 @@ def stop(round):
     """SIGSTOP and SIGCONT to a worker, or to a whole program: nothing happens."""
     mode = round.random.choice(list(MODES))
     program = round.start(mode)
-    round.moment(program)
+    round.wait_for_random_moment(program)
     victims = [program.pid, *(workers(program) if mode == "ddp" else [])]
     victims = [round.random.choice(victims)] if round.random.random() < 0.7 else victims
     pause = round.random.uniform(0.1, 3)
@@ -55,8 +55,8 @@ def stop(round):
     send(victims, signal.SIGSTOP)
     time.sleep(pause)
     send(victims, signal.SIGCONT)
-    program.end(0)
-    round.compare(round.run(), mode)
+    program.wait(0)
+    round.compare(round.run_folder(), mode)
 
 
 def interrupt(round):
@@ -64,28 +64,28 @@ def interrupt(round):
     mode = round.random.choice(list(MODES))
     program = round.start(mode)
     for _ in range(round.random.randint(1, 3)):
-        round.moment(program)
+        round.wait_for_random_moment(program)
         number = round.random.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
         round.note(f"{mode}, {number.name}")
         program.send(number)
-        code = program.end(0, 128 + number, -number)
+        code = program.wait(0, 128 + number, -number)
         if code == 0:
             break
         if code < 0 or "continue with" not in program.text():
             # Nothing was trained yet: the signal ended the start.
             check_saved(round)
-            run = round.run()
+            run = round.run_folder()
             program = round.resume(run, mode) if run else round.start(mode)
             continue
         check_saved(round)
         program = Program(round, printed_command(program.text()))
-    program.end(0)
-    round.compare(round.run(), mode)
+    program.wait(0)
+    round.compare(round.run_folder(), mode)
 
 
 def check_saved(round):
     """Checks that the newest checkpoint has all steps that were reported."""
-    run = round.run()
+    run = round.run_folder()
     if run is None or not (run / "metrics.jsonl").exists():
         return
     steps, saved = (run / "metrics.jsonl").read_bytes().count(b"\n"), saved_step(run)
@@ -113,8 +113,8 @@ def close_terminal(round):
     os.close(master)
     if twice:
         program.send(signal.SIGHUP)
-    program.end()
-    round.no_survivors()
+    program.wait()
+    round.check_no_survivors()
     check_saved(round)
     round.finish(mode)
 
@@ -141,13 +141,13 @@ def two_programs(round):
     send(victims, signal.SIGSTOP)
     if not first.running():
         return
-    arguments = ["--resume", "--run-dir", "runs"] if bare else ["--resume", round.run()]
+    arguments = ["--resume", "--run-dir", "runs"] if bare else ["--resume", round.run_folder()]
     round.note(f"{mode}, at step {step}, {'--resume' if bare else '--resume RUN'}")
     second = Program(round, [*arguments, *MODES[mode]])
-    code = second.end(0, 1, 2, 3)
+    code = second.wait(0, 1, 2, 3)
     send(victims, signal.SIGCONT)
-    first.end(0)
-    round.compare(round.run(), mode)
+    first.wait(0)
+    round.compare(round.run_folder(), mode)
     if code == 0:
         raise Failed("the second program trained the same run")
     if not bare and not any(str(pid) in second.text() for pid in victims):

@@ -51,8 +51,8 @@ def start(round, names, *more):
 def undisturbed(round):
     """Runs the job without an outage, as the reference."""
     for program in start(round, connect(round)):
-        program.end(0)
-    return round.run("runs-0")
+        program.wait(0)
+    return round.run_folder("runs-0")
 
 
 def outage(round):
@@ -82,12 +82,12 @@ def kill_on_a_node(round):
 
 def check(round, programs, must_finish):
     """Checks that both nodes finish the run, or, where they need not, that both end with an error."""
-    codes = [program.end(0, 3) for program in programs]
-    round.no_survivors()
+    codes = [program.wait(0, 3) for program in programs]
+    round.check_no_survivors()
     if len(set(codes)) > 1:
         raise Failed(f"node 0 ended with {codes[0]}, node 1 with {codes[1]}")
     if codes[0] == 0:
-        round.compare(round.run("runs-0"), "nodes")
+        round.compare(round.run_folder("runs-0"), "nodes")
     elif must_finish:
         raise Failed("the job did not survive")
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 # Seconds until a process that should end counts as hanging. Only a hang reaches it, also on a busy machine.
-PATIENCE = 300
+HANG_TIMEOUT = 300
 # The variable that marks all processes of a round. Children inherit it.
 MARK = "TRAINER_CHAOS_ROUND"
 
@@ -93,13 +93,13 @@ class Program:
         if self.running():
             os.kill(self.pid, number)
 
-    def end(self, *codes, patience=PATIENCE):
+    def wait(self, *codes, timeout=HANG_TIMEOUT):
         """Waits for the end, checks the exit code and what the screen says, and returns the code."""
         try:
-            code = self.process.wait(patience)
+            code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise Failed(f"`{self.name}` did not end within {patience} s") from None
+            raise Failed(f"`{self.name}` did not end within {timeout} s") from None
         text = self.text()
         if "internal error" in text or "panicked" in text:
             raise Failed(f"`{self.name}` has an internal error")
@@ -134,7 +134,7 @@ class Round:
     def resume(self, run, mode, *more, **options):
         return Program(self, ["--resume", run, *MODES[mode], *more], **options)
 
-    def run(self, root="runs"):
+    def run_folder(self, root="runs"):
         """Returns the only run folder; None if there is none yet."""
         found = [path for path in (self.folder / root).glob("*") if (path / "config.toml").exists()]
         if len(found) > 1:
@@ -143,16 +143,16 @@ class Round:
 
     def wait_for_step(self, program, step, root="runs"):
         """Waits until the run has reported `step` steps, or the program has ended."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + HANG_TIMEOUT
         while program.running():
-            run = self.run(root)
+            run = self.run_folder(root)
             if run and lines(run / "metrics.jsonl") >= step:
                 return
             if time.monotonic() > until:
-                raise Failed(f"step {step} was not reached within {PATIENCE} s")
+                raise Failed(f"step {step} was not reached within {HANG_TIMEOUT} s")
             time.sleep(0.005)
 
-    def moment(self, program, start=0.15):
+    def wait_for_random_moment(self, program, start=0.15):
         """Waits for a random moment of a run: sometimes while the program starts, else at a random step."""
         if self.random.random() < start:
             pause = self.random.uniform(0, 0.4)
@@ -165,10 +165,10 @@ class Round:
 
     def finish(self, mode, root="runs"):
         """Continues the run (from its beginning if there is none yet) and compares it with an undisturbed one."""
-        run = self.run(root)
+        run = self.run_folder(root)
         program = self.resume(run, mode) if run else self.start(mode, "--run-dir", root)
-        program.end(0)
-        self.compare(self.run(root), mode)
+        program.wait(0)
+        self.compare(self.run_folder(root), mode)
 
     def compare(self, run, mode):
         """Checks that a run ended with the bits of an undisturbed run."""
@@ -189,9 +189,9 @@ class Round:
                 pass
         return found
 
-    def no_survivors(self):
+    def check_no_survivors(self):
         """Checks that no process is left after the programs have ended."""
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + HANG_TIMEOUT
         while left := self.survivors():
             if time.monotonic() > until:
                 raise Failed(f"processes {left} are left")
@@ -219,7 +219,7 @@ def children(pid):
 
 def workers(program):
     """Waits for the workers of a launcher and returns their ids, rank 0 first; none if the launcher has ended."""
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + HANG_TIMEOUT
     while program.running() and time.monotonic() < until:
         if len(found := children(program.pid)) >= 2:
             return found

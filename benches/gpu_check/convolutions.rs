@@ -7,7 +7,7 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use ops::{Activation, ConvOptions, Epilogue, RunningStats, batch_norm_train, conv2d};
 
-use super::ops::{apart, numbers, values};
+use super::ops::{numbers, relative_error, values};
 
 /// Tolerances, relative to the largest value. BF16 rounds inputs to 8 significant bits, TF32 to 11.
 const BF16: f32 = 8e-3;
@@ -190,12 +190,12 @@ fn results(case: &Case, dtype: DType, device: &Device, reference: bool) -> Resul
         }
         _ => (output, Vec::new()),
     };
-    let slope =
+    let grad_output =
         Tensor::<4>::from_data(TensorData::new(numbers(4, output.shape().num_elements()), output.dims()), device);
     // The gradient is rounded in the same way.
-    let slope = if dtype == DType::BF16 { slope.cast(FloatDType::BF16) } else { slope };
-    let slope = if reference { slope.cast(FloatDType::F32) } else { slope };
-    let mut gradients = (output.clone() * slope).sum().backward();
+    let grad_output = if dtype == DType::BF16 { grad_output.cast(FloatDType::BF16) } else { grad_output };
+    let grad_output = if reference { grad_output.cast(FloatDType::F32) } else { grad_output };
+    let mut gradients = (output.clone() * grad_output).sum().backward();
     let mut found = vec![values(output.flatten::<1>(0, 3))?];
     for tensor in [&image, &weight] {
         let gradient = tensor.grad_remove(&mut gradients).ok_or("no gradient")?;
@@ -243,7 +243,7 @@ fn random_case(seed: u64) -> Case {
 pub fn run(random: usize, alternate: bool) -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:62} {:>6} {:>9} {:>9} {:>9} {:>9}", "convolution", "type", "output", "of image", "of weight", "limit");
-    let mut well = true;
+    let mut all_passed = true;
     let cases = CASES.into_iter().chain((0..random as u64).map(random_case));
     for (case, index) in cases.zip(0..) {
         let case = &case;
@@ -253,10 +253,10 @@ pub fn run(random: usize, alternate: bool) -> Result<bool, String> {
             if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
                 return Err(format!("{case:?}: the shapes of the results differ from the CPU"));
             }
-            let apart: Vec<f32> = ours.iter().zip(&theirs).map(|(ours, theirs)| apart(ours, theirs)).collect();
-            let right = apart.iter().all(|&apart| apart <= limit);
-            well &= right;
-            let mark = if right { "" } else { "  WRONG" };
+            let error: Vec<f32> = ours.iter().zip(&theirs).map(|(ours, theirs)| relative_error(ours, theirs)).collect();
+            let passed = error.iter().all(|&error| error <= limit);
+            all_passed &= passed;
+            let mark = if passed { "" } else { "  WRONG" };
             let Case { images, outputs, window: [down, across], options, .. } = case;
             let behind = match case.norm {
                 Norm::None => "",
@@ -273,11 +273,11 @@ pub fn run(random: usize, alternate: bool) -> Result<bool, String> {
             println!(
                 "{name:62} {:>6} {:9.1e} {:9.1e} {:9.1e} {limit:9.0e}{mark}",
                 dtype.name(),
-                apart[0],
-                apart[1],
-                apart[2]
+                error[0],
+                error[1],
+                error[2]
             );
         }
     }
-    Ok(well)
+    Ok(all_passed)
 }

@@ -276,12 +276,12 @@ fn results(
     let (parameters, images, statistics, fused) = Default::default();
     let mut run = Run { dtype, device, reference, parameters, images, statistics, fused };
     let output = run.block(block);
-    let slope =
+    let grad_output =
         Tensor::<4>::from_data(TensorData::new(numbers(99, output.shape().num_elements()), output.dims()), device);
     // A mean is f32.
     let bf16 = output.dtype() == DType::BF16;
-    let slope = if bf16 { slope.cast(FloatDType::BF16) } else { slope };
-    let mut gradients = (output.clone() * slope).sum().backward();
+    let grad_output = if bf16 { grad_output.cast(FloatDType::BF16) } else { grad_output };
+    let mut gradients = (output.clone() * grad_output).sum().backward();
     let mut found = vec![values(output.flatten::<1>(0, 3))?];
     for statistic in run.statistics {
         found.push(values(statistic)?);
@@ -297,7 +297,7 @@ fn results(
 }
 
 /// Returns the root mean square of the differences divided by that of the values.
-fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
+fn relative_rms_error(ours: &[f32], theirs: &[f32]) -> f32 {
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|x| f64::from(x) * f64::from(x)).sum::<f64>();
     let differences = squares(&mut ours.iter().zip(theirs).map(|(a, b)| a - b));
     (differences / squares(&mut theirs.iter().copied()).max(1e-30)).sqrt() as f32
@@ -307,7 +307,7 @@ fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
 pub fn run(alternate: bool) -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:78} {:>6} {:>9} {:>9} {:>9}", "convolutions and batch norms", "type", "output", "others", "limit");
-    let mut well = true;
+    let mut all_passed = true;
     for (index, block) in BLOCKS.iter().enumerate() {
         for (dtype, limit) in types(index, alternate) {
             // Separate operations round the residual to bf16, so a few derivatives of ReLU differ.
@@ -322,23 +322,24 @@ pub fn run(alternate: bool) -> Result<bool, String> {
             if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
                 return Err(format!("{block:?}: the shapes of the results differ"));
             }
-            let apart: Vec<f32> = ours.iter().zip(&theirs).map(|(ours, theirs)| apart(ours, theirs)).collect();
-            let most = apart.iter().skip(1).fold(0.0f32, |most, &apart| if apart <= most { most } else { apart });
+            let errors: Vec<f32> =
+                ours.iter().zip(&theirs).map(|(ours, theirs)| relative_rms_error(ours, theirs)).collect();
+            let most = errors.iter().skip(1).fold(0.0f32, |most, &error| if error <= most { most } else { error });
             if block.projects() {
                 fused.remove(1);
             }
             let expected = fused.iter().zip(block.fused).all(|(&fused, expected)| fused == expected);
-            let right = apart.iter().all(|&apart| apart <= limit) && expected;
-            well &= right;
-            let mark = if right { "" } else { "  WRONG" };
+            let passed = errors.iter().all(|&error| error <= limit) && expected;
+            all_passed &= passed;
+            let mark = if passed { "" } else { "  WRONG" };
             let Block { images, outputs, windows, stride, groups, activation, end, .. } = block;
             let name =
                 format!("{images:?} to {outputs:?}, {windows:?}/{stride}, {groups:?} groups, {activation:?}, {end:?}");
-            println!("{name:78} {:>6} {:9.1e} {most:9.1e} {limit:9.0e}{mark}", dtype.name(), apart[0]);
-            if !right {
-                println!("    fused: {fused:?}, apart: {apart:?}");
+            println!("{name:78} {:>6} {:9.1e} {most:9.1e} {limit:9.0e}{mark}", dtype.name(), errors[0]);
+            if !passed {
+                println!("    fused: {fused:?}, errors: {errors:?}");
             }
         }
     }
-    Ok(well)
+    Ok(all_passed)
 }

@@ -148,16 +148,16 @@ fn group(world_size: usize) -> Result<bool, String> {
         command.args(std::env::args().skip(1)).env(RANK, place).stdin(Stdio::null());
         ranks.push(command.spawn().map_err(|e| text(&e))?);
     }
-    let mut well = true;
+    let mut all_passed = true;
     for (rank, mut process) in ranks.into_iter().enumerate() {
         let status = process.wait().map_err(|e| text(&e))?;
         // A rank that a signal killed has printed no error.
         if status.code().is_none() {
             eprintln!("gpu_check: rank {rank} of {world_size}: {status}");
         }
-        well &= status.success();
+        all_passed &= status.success();
     }
-    Ok(well)
+    Ok(all_passed)
 }
 
 /// Runs one rank: joins the others and runs the matrix. Returns whether all results were correct.
@@ -178,26 +178,26 @@ fn run() -> Result<bool, String> {
     if let Ok(place) = std::env::var(RANK) {
         return rank(&place, &arguments);
     }
-    let mut well = true;
+    let mut all_passed = true;
     if let Arguments { ops: true, cases, random, alternate, .. } = arguments {
         if cases != Cases::Single {
-            well &= deferred::run(alternate)?;
+            all_passed &= deferred::run(alternate)?;
         }
         if cases != Cases::Deferred {
-            well &= updates::run()? & ops::run()? & convolutions::run(random, alternate)? & batches::run()?;
+            all_passed &= updates::run()? & ops::run()? & convolutions::run(random, alternate)? & batches::run()?;
         }
     }
     if !arguments.networks.is_empty() {
-        well &= networks::run(&arguments.networks, arguments.near)?;
+        all_passed &= networks::run(&arguments.networks, arguments.near)?;
     }
     for &world_size in arguments.ranks.iter().filter(|world_size| **world_size > 1) {
-        well &= group(world_size)?;
+        all_passed &= group(world_size)?;
     }
     if let Some(trainer) = &arguments.trainer {
-        well &= training::run(trainer, &arguments.train, arguments.steps)?;
+        all_passed &= training::run(trainer, &arguments.train, arguments.steps)?;
     }
-    println!("{}", if well { "gpu_check: all checks passed" } else { "gpu_check: FAILED" });
-    Ok(well)
+    println!("{}", if all_passed { "gpu_check: all checks passed" } else { "gpu_check: FAILED" });
+    Ok(all_passed)
 }
 
 fn main() -> ExitCode {

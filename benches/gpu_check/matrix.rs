@@ -81,16 +81,16 @@ pub fn run(comm: &Communicator, sizes: &[usize], rounds: usize) -> Result<bool, 
     let oversubscribed = ranks.oversubscribed(gpus.all.len());
     let device = DeviceSet::Gpus(gpus).select(&ranks).map_err(|failure| other(&failure))?.device().inner();
     if !oversubscribed {
-        let mut right = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
+        let mut passed = all(comm, &device, sizes, rounds, false)? & norm::run(comm, &device, DeviceBackend::Kernels)?;
         // All ranks are on one machine, so they all find NCCL or none does.
         if trainer::device::nccl().is_ok() {
-            right &= norm::run(comm, &device, DeviceBackend::Nccl)?;
+            passed &= norm::run(comm, &device, DeviceBackend::Nccl)?;
         }
-        return Ok(right);
+        return Ok(passed);
     }
     // With too few GPUs: once as in training, and once as with one GPU per rank, which tests the kernels' barriers.
-    let right = all(comm, &device, sizes, rounds, false)? & all(comm, &device, sizes, 1, true)?;
-    Ok(right & norm::run(comm, &device, DeviceBackend::Kernels)?)
+    let passed = all(comm, &device, sizes, rounds, false)? & all(comm, &device, sizes, 1, true)?;
+    Ok(passed & norm::run(comm, &device, DeviceBackend::Kernels)?)
 }
 
 fn all(
@@ -101,7 +101,7 @@ fn all(
     device_barrier: bool,
 ) -> Result<bool, CommError> {
     let (me, world_size) = (comm.rank(), comm.world_size());
-    let mut right = true;
+    let mut passed = true;
     let say = |line: String| {
         if me == 0 {
             println!("{line}");
@@ -154,7 +154,7 @@ fn all(
                     _ => world_size as f64 - 1.0,
                 };
                 let busbw = bytes as f64 * factor / row.seconds / 1e9;
-                right &= row.wrong == 0;
+                passed &= row.wrong == 0;
                 say(format!(
                     "{:>14} {world_size:>5} {:>5} {size:>12} {bytes:>12} {:>10.1} {busbw:>9.2} {:>7}",
                     kernel.name(),
@@ -177,8 +177,8 @@ fn all(
             wire.name(),
             if alike && near { "the same bits on every rank" } else { "WRONG" }
         ));
-        right &= alike && near;
+        passed &= alike && near;
         group.close()?;
     }
-    Ok(right)
+    Ok(passed)
 }

@@ -13,8 +13,8 @@ fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2]
     let shape = [BATCH, spec.in_channels, height, width];
     let images = Tensor::<4>::from_data(TensorData::new(numbers(1, shape.iter().product()), shape), device);
     let logits = network.forward(images, &Context::train());
-    let slope = TensorData::new(numbers(2, BATCH * spec.num_classes), logits.dims());
-    let loss = (logits.clone() * Tensor::<2>::from_data(slope, device)).sum();
+    let grad_output = TensorData::new(numbers(2, BATCH * spec.num_classes), logits.dims());
+    let loss = (logits.clone() * Tensor::<2>::from_data(grad_output, device)).sum();
     let gradients = take_gradients(&mut loss.backward(), network);
     let in_order = parameters(network).into_iter().zip(gradients).filter_map(|(info, gradient)| {
         gradient.map(|gradient| values(ops::parameter::to_row_major(gradient, &info.shape)))
@@ -24,10 +24,10 @@ fn pass(network: &Network, spec: &Spec, device: &Device) -> Result<[Vec<f32>; 2]
 }
 
 /// Returns `‖a − b‖ / ‖b‖`.
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+fn relative_error(a: &[f32], b: &[f32]) -> f64 {
     let norm = |squares: &mut dyn Iterator<Item = f64>| squares.sum::<f64>().sqrt();
-    let apart = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)));
-    apart / norm(&mut b.iter().map(|b| f64::from(*b).powi(2)))
+    let error = norm(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)));
+    error / norm(&mut b.iter().map(|b| f64::from(*b).powi(2)))
 }
 
 /// Prints one line per network. Returns whether all gradients are within `near` of the CPU's. A GPU multiplies in TF32, with
@@ -36,7 +36,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 pub fn run(names: &[String], near: f64) -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
     println!("{:24} {:>12} {:>12} {:>9}", "network", "logits", "gradients", "limit");
-    let mut well = true;
+    let mut all_passed = true;
     for name in names {
         let entry = models::find(name).map_err(|e| e.to_string())?;
         let network = |device| build(name, &entry.spec, 1, device).map_err(|e| e.to_string());
@@ -45,11 +45,11 @@ pub fn run(names: &[String], near: f64) -> Result<bool, String> {
         if ours[1].len() != theirs[1].len() {
             return Err(format!("{name}: the number of gradients differs from the CPU"));
         }
-        let [logits, gradients] = [0, 1].map(|i| distance(&ours[i], &theirs[i]));
+        let [logits, gradients] = [0, 1].map(|i| relative_error(&ours[i], &theirs[i]));
         // False for NaN.
-        let right = logits <= near && gradients <= near;
-        well &= right;
-        println!("{name:24} {logits:12.1e} {gradients:12.1e} {near:9.0e}{}", if right { "" } else { "  WRONG" });
+        let passed = logits <= near && gradients <= near;
+        all_passed &= passed;
+        println!("{name:24} {logits:12.1e} {gradients:12.1e} {near:9.0e}{}", if passed { "" } else { "  WRONG" });
     }
-    Ok(well)
+    Ok(all_passed)
 }

@@ -9,7 +9,7 @@ use comm::{CommError, Communicator, ReduceOp};
 use ops::{Activation, DeviceGather, Epilogue, RunningStats, StatisticsReduce, batch_norm_train};
 
 use crate::matrix::other;
-use crate::ops::{apart, numbers, values};
+use crate::ops::{numbers, relative_error, values};
 
 /// Largest difference from the CPU's results, relative to the largest value: rounding errors of long sums.
 const NEAR: f32 = 2e-5;
@@ -91,9 +91,9 @@ fn results(
     let [mean, variance] = [5, 6].map(|seed| vector(seed).without_autodiff());
     let running = Some(RunningStats { mean, variance, momentum: 0.1 });
     let batch = batch_norm_train(input.clone(), weight.clone(), bias.clone(), 1e-5, after, process_group, running);
-    let slope = numbers(7, all * each)[first * each..(first + count) * each].to_vec();
-    let slope = Tensor::<4>::from_data(TensorData::new(slope, [count, *planes, *height, *width]), device);
-    let mut gradients = (batch.output.clone().cast(FloatDType::F32) * slope).sum().backward();
+    let grad_output = numbers(7, all * each)[first * each..(first + count) * each].to_vec();
+    let grad_output = Tensor::<4>::from_data(TensorData::new(grad_output, [count, *planes, *height, *width]), device);
+    let mut gradients = (batch.output.clone().cast(FloatDType::F32) * grad_output).sum().backward();
     let read = |tensor: Tensor<1>| values(tensor).map_err(|error| other(&error));
     let flat = |tensor: Tensor<4>| read(tensor.reshape([count * each]));
     let mut found = vec![flat(batch.output.inner())?, read(batch.mean.inner())?, read(batch.variance.inner())?];
@@ -120,7 +120,7 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
     let equal = vec![4; world_size];
     // The last partial batch: the first ranks have more images.
     let partial: Vec<usize> = (0..world_size).map(|rank| 1 + (world_size - 1 - rank) * 2).collect();
-    let mut right = true;
+    let mut passed = true;
     for case in [
         (equal.clone(), [64, 8, 8], DType::F32, false, Activation::Relu),
         (partial.clone(), [64, 8, 8], DType::F32, true, Activation::Relu),
@@ -151,29 +151,29 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
                 comm.all_gather(&ours, &mut everybodys)?;
                 alike &= everybodys.chunks_exact(ours.len()).all(|other| other == ours);
             }
-            let apart = apart(&ours, theirs);
-            most = if apart <= most { most } else { apart };
+            let error = relative_error(&ours, theirs);
+            most = if error <= most { most } else { error };
         }
         let mut of_all = [most];
         comm.all_reduce(&mut of_all, ReduceOp::Max)?;
         let mut unlike = [i64::from(!alike)];
         comm.all_reduce(&mut unlike, ReduceOp::Max)?;
         let limit = if *dtype == DType::BF16 { NEAR_BF16 } else { NEAR };
-        let well = of_all[0] <= limit && unlike[0] == 0;
-        right &= well;
+        let all_passed = of_all[0] <= limit && unlike[0] == 0;
+        passed &= all_passed;
         if me == 0 {
             let bits = if unlike[0] == 0 { "the same bits" } else { "OTHER BITS" };
             println!(
-                "batch norm over {world_size} ranks of {counts:?} images of {shape:?}, {}: {:.1e} apart, limit {limit:.0e}, \
+                "batch norm over {world_size} ranks of {counts:?} images of {shape:?}, {}: error {:.1e}, limit {limit:.0e}, \
                  {bits}{}",
                 dtype.name(),
                 of_all[0],
-                if well { "" } else { "  WRONG" }
+                if all_passed { "" } else { "  WRONG" }
             );
         }
     }
     let gpus = Arc::into_inner(gpus).ok_or_else(|| other(&"a graph still has the GPUs"))?;
     let (group, failed) = gpus.group.into_inner().map_err(|error| other(&error))?;
     group.close()?;
-    failed.map_or(Ok(right), Err)
+    failed.map_or(Ok(passed), Err)
 }

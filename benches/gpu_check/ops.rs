@@ -76,8 +76,8 @@ fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result
     let inputs = Inputs { image: image(1), other: image(2), weight: vector(3), bias: vector(4) };
     let outputs = compute(&inputs);
     let first = outputs[0].clone();
-    let slope = Tensor::<1>::from_data(TensorData::new(numbers(5, first.dims()[0]), first.dims()), device);
-    let loss = (first.clone().cast(FloatDType::F32) * slope).sum();
+    let grad_output = Tensor::<1>::from_data(TensorData::new(numbers(5, first.dims()[0]), first.dims()), device);
+    let loss = (first.clone().cast(FloatDType::F32) * grad_output).sum();
     let mut gradients = loss.backward();
     let mut found: Vec<Vec<f32>> = outputs.into_iter().map(values).collect::<Result<_, _>>()?;
     for image in [&inputs.image, &inputs.other] {
@@ -94,7 +94,7 @@ fn results(case: &Case, device: &Device, [reference, last]: [bool; 2]) -> Result
 }
 
 /// Returns the largest difference divided by the largest value.
-pub fn apart(ours: &[f32], theirs: &[f32]) -> f32 {
+pub fn relative_error(ours: &[f32], theirs: &[f32]) -> f32 {
     let largest = theirs.iter().fold(1e-30f32, |largest, x| largest.max(x.abs()));
     let differences = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs());
     // NaN counts as the largest difference.
@@ -216,8 +216,8 @@ fn cases<'a>() -> Vec<Case<'a>> {
 /// Prints one line per case. Returns whether all are correct.
 pub fn run() -> Result<bool, String> {
     let (gpu, cpu) = (crate::first_gpu()?, Device::flex().autodiff());
-    println!("{:48} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "apart", "limit");
-    let mut well = true;
+    println!("{:48} {:>18} {:>6} {:>9} {:>9}", "operation", "shape", "type", "error", "limit");
+    let mut all_passed = true;
     for case in cases() {
         let (name, shape, dtype, _) = &case;
         let limit = match dtype {
@@ -233,14 +233,14 @@ pub fn run() -> Result<bool, String> {
                 return Err(format!("{name}: the shapes of the results differ from the CPU"));
             }
             for (ours, theirs) in ours.iter().zip(&theirs) {
-                let apart = apart(ours, theirs);
-                most = if apart <= most { most } else { apart };
+                let error = relative_error(ours, theirs);
+                most = if error <= most { most } else { error };
             }
         }
-        let right = most <= limit;
-        well &= right;
-        let mark = if right { "" } else { "  WRONG" };
+        let passed = most <= limit;
+        all_passed &= passed;
+        let mark = if passed { "" } else { "  WRONG" };
         println!("{name:48} {:>18} {:>6} {most:9.1e} {limit:9.0e}{mark}", format!("{shape:?}"), dtype.name());
     }
-    Ok(well)
+    Ok(all_passed)
 }

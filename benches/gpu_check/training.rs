@@ -5,7 +5,7 @@ use std::process::Command;
 
 /// Largest relative difference of a loss from the CPU's. The runs diverge slowly: the order of sums differs, and GPUs multiply in
 /// TF32.
-const NEAR: f64 = 0.03;
+const TOLERANCE: f64 = 0.03;
 
 const CONFIG: &str = r#"
 [model]
@@ -104,19 +104,19 @@ fn compare(trainer: &str, worlds: &[usize], steps: usize, config: &Path, folder:
     let cpu = losses(trainer, config, folder, "cpu", &["--cpus".into(), "1".into()])?;
     println!("{:>28} {:>10} {:>10} {:>14}", "training on", "first loss", "last loss", "off the CPU's");
     println!("{:>28} {:>10.4} {:>10.4} {:>14}", "the CPU", cpu[0], cpu[cpu.len() - 1], "");
-    let mut right = cpu.len() == steps;
+    let mut all_passed = cpu.len() == steps;
     for (index, (name, flags)) in runs(worlds, gpus).iter().enumerate() {
         let gpu = losses(trainer, config, folder, &format!("gpu-{index}"), flags)?;
         let off = cpu.iter().zip(&gpu).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
-        let well = gpu.len() == cpu.len() && off < NEAR;
+        let passed = gpu.len() == cpu.len() && off < TOLERANCE;
         println!(
             "{name:>28} {:>10.4} {:>10.4} {:>13.3}%{}",
             gpu.first().copied().unwrap_or(f64::NAN),
             gpu.last().copied().unwrap_or(f64::NAN),
             off * 100.0,
-            if well { "" } else { "  WRONG" }
+            if passed { "" } else { "  WRONG" }
         );
-        right &= well;
+        all_passed &= passed;
     }
-    Ok(right)
+    Ok(all_passed)
 }

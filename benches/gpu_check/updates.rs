@@ -3,7 +3,7 @@
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use ops::{ConvOptions, ParameterUpdate, UpdateRule, conv2d, ema_update, square_sum, update};
 
-use super::ops::{apart, numbers, values};
+use super::ops::{numbers, relative_error, values};
 
 /// Lengths of parameters: more parameters than fit into a launch, some not divisible by the vector width, one of many blocks.
 fn lengths() -> Vec<usize> {
@@ -50,7 +50,7 @@ fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, Str
     let options = ConvOptions { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1, norm_follows: false };
     let images = Tensor::<4>::from_data(TensorData::new(numbers(3, 72), [2, 4, 3, 3]), device).cast(FloatDType::BF16);
     let (mut value, mut state) = (vector(1, 32, device), [2, 3].map(|seed| Some(vector(seed, 32, device).abs())));
-    let mut right = true;
+    let mut passed = true;
     for step in 1..=5 {
         if step == 4 {
             value = vector(9, 32, device);
@@ -60,16 +60,16 @@ fn copies(rule: impl Fn(u64) -> UpdateRule, device: &Device) -> Result<bool, Str
             let weight = if rounded { weight.cast(FloatDType::BF16) } else { weight };
             values(conv2d(images.clone(), weight, None, options, false).flatten::<1>(0, 3))
         };
-        right &= convolve(false)? == convolve(true)?;
+        passed &= convolve(false)? == convolve(true)?;
         let shared = (step == 3).then(|| value.clone());
         let gradient = vector(10 * step, 32, device);
         let parameter = ParameterUpdate { value, gradient, weight_decay: 0.01, state };
         let updated = update(&rule(step), None, None, vec![parameter]).remove(0);
         (value, state) = (updated.value, updated.state);
         drop(shared);
-        right &= ops::graph::bf16_copy_addresses().len() == 1;
+        passed &= ops::graph::bf16_copy_addresses().len() == 1;
     }
-    Ok(right)
+    Ok(passed)
 }
 
 /// Orthogonalizes a wide and a tall matrix, as Muon does.
@@ -81,13 +81,13 @@ fn orthogonalized(device: &Device) -> Result<Vec<f32>, String> {
     Ok([one([12, 70])?, one([40, 9])?].concat())
 }
 
-/// Prints how far the results of the GPU are apart from those of the CPU. Returns whether that is at most `limit`.
+/// Prints the relative error of the results of the GPU. Returns whether the error is at most `limit`.
 fn compare(name: &str, inputs: &str, limit: f32, ours: &[f32], theirs: &[f32]) -> bool {
-    let apart = apart(ours, theirs);
-    let right = ours.len() == theirs.len() && apart <= limit;
-    let wrong = if right { "" } else { "  WRONG" };
-    println!("{name:40} {inputs:>18} {:>6} {apart:9.1e}     {limit:.0e}{wrong}", "F32");
-    right
+    let error = relative_error(ours, theirs);
+    let passed = ours.len() == theirs.len() && error <= limit;
+    let wrong = if passed { "" } else { "  WRONG" };
+    println!("{name:40} {inputs:>18} {:>6} {error:9.1e}     {limit:.0e}{wrong}", "F32");
+    passed
 }
 
 /// Prints one line per rule. Returns whether all are correct.
@@ -102,21 +102,21 @@ pub fn run() -> Result<bool, String> {
         ("sum of squares", square_sums(&gpu)?, square_sums(&cpu)?),
     ];
     // Ranks scale equal gradients by equal factors.
-    let mut well = all[3].1.iter().all(|sum| sum.to_bits() == all[3].1[0].to_bits());
-    if !well {
+    let mut all_passed = all[3].1.iter().all(|sum| sum.to_bits() == all[3].1[0].to_bits());
+    if !all_passed {
         println!("the sum of squares depends on the order of blocks: {:?}  WRONG", all[3].1);
     }
     for (name, ours, theirs) in all {
-        well &= compare(name, "37 parameters", 1e-6, &ours, &theirs);
+        all_passed &= compare(name, "37 parameters", 1e-6, &ours, &theirs);
     }
     // The GPU multiplies in TF32 and iterates on the matrix itself, not on its Gram matrix.
     let (ours, theirs) = (orthogonalized(&gpu)?, orthogonalized(&cpu)?);
-    well &= compare("Muon's matrices", "[12, 70], [40, 9]", 1e-2, &ours, &theirs);
-    for (name, right) in
+    all_passed &= compare("Muon's matrices", "[12, 70], [40, 9]", 1e-2, &ours, &theirs);
+    for (name, passed) in
         [("SGD, copies in bf16", copies(sgd(true), &gpu)?), ("AdamW, copies in bf16", copies(adamw, &gpu)?)]
     {
-        well &= right;
-        println!("{name:40} {:>18} {:>6} {}", "[8, 4, 1, 1]", "BF16", if right { "the same bits" } else { "  WRONG" });
+        all_passed &= passed;
+        println!("{name:40} {:>18} {:>6} {}", "[8, 4, 1, 1]", "BF16", if passed { "the same bits" } else { "  WRONG" });
     }
-    Ok(well)
+    Ok(all_passed)
 }

@@ -78,7 +78,7 @@ fn shortcuts(name: ShortcutName, channels: [usize; 2], stride: usize, init: &Ini
 }
 
 /// Applies the shortcut branch. The block adds the result to the output of its last batch norm.
-pub(crate) fn residual(shortcut: Option<&ConvNorm>, input: Tensor<4>, cx: &Context) -> Features {
+pub(crate) fn apply_shortcut(shortcut: Option<&ConvNorm>, input: Tensor<4>, cx: &Context) -> Features {
     match shortcut {
         Some((conv, norm)) => norm.after(conv, input, Activation::Identity, cx),
         None => input.into(),
@@ -119,7 +119,7 @@ impl BasicBlock {
         let input = input.into().into_images();
         let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
         let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
-        self.bn2.after_add(&self.conv2, x, || residual(shortcut, input, cx), Activation::Relu, cx)
+        self.bn2.after_add(&self.conv2, x, || apply_shortcut(shortcut, input, cx), Activation::Relu, cx)
     }
 }
 
@@ -183,7 +183,7 @@ impl Bottleneck {
             None => x,
         };
         let shortcut = self.shortcut.as_ref().or(self.downsample.as_ref());
-        self.bn3.after_add(&self.conv3, x, || residual(shortcut, input, cx), Activation::Relu, cx)
+        self.bn3.after_add(&self.conv3, x, || apply_shortcut(shortcut, input, cx), Activation::Relu, cx)
     }
 }
 

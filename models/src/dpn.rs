@@ -5,7 +5,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::blocks::{Shortcut, classify, conv, conv_norm, grouped, residual, sequence};
+use crate::blocks::{Shortcut, apply_shortcut, classify, conv, conv_norm, grouped, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 use ops::{Activation, join_paths};
@@ -81,7 +81,7 @@ impl DualPath {
         let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
         let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         let x = self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images();
-        let skip = residual(self.shortcut.as_ref(), input, cx).into_images();
+        let skip = apply_shortcut(self.shortcut.as_ref(), input, cx).into_images();
         cx.count_activations(join_paths(skip, x, self.residual))
     }
 }

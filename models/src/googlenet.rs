@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use crate::blocks::classify;
-use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, run};
+use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, forward_sequential};
 use crate::{BuildError, Context, Init, Spec};
 use ops::concat;
 
@@ -70,7 +70,7 @@ impl Inception {
     /// `[B, input, H, W]` → `[B, one + three[1] + five[1] + pool, H, W]`.
     fn forward(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let branches = [&self.b1, &self.b2, &self.b3, &self.b4];
-        cx.count_activations(concat(branches.map(|branch| run(branch, input.clone(), cx)).into()))
+        cx.count_activations(concat(branches.map(|branch| forward_sequential(branch, input.clone(), cx)).into()))
     }
 }
 
@@ -121,7 +121,7 @@ impl GoogLeNet {
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
         let modules = |x, modules: &[&Inception]| modules.iter().fold(x, |x, module| module.forward(x, cx));
-        let x = run(&self.pre_layers, images, cx); // [B, 192, 32, 32]
+        let x = forward_sequential(&self.pre_layers, images, cx); // [B, 192, 32, 32]
         let x = modules(x, &[&self.a3, &self.b3]); // [B, 480, 32, 32]
         let x = cx.count_activations(self.maxpool.forward(x)); // [B, 480, 16, 16]
         let x = modules(x, &[&self.a4, &self.b4, &self.c4, &self.d4, &self.e4]); // [B, 832, 16, 16]

@@ -65,7 +65,7 @@ impl Init {
     }
 
     /// Starts at the root of a network whose weights do not matter: they are 0, which takes less time.
-    pub(crate) fn skipped(device: &Device) -> Self {
+    pub(crate) fn zeros(device: &Device) -> Self {
         Self { seed: None, ..Self::new(0, device) }
     }
 

@@ -41,7 +41,7 @@ pub use error::BuildError;
 pub use graph::Graph;
 pub use hook::GradientSink;
 pub use init::Init;
-pub use network::{Cost, Network, cost, estimate_elements};
+pub use network::{Cost, Network, cost, estimate_size};
 pub use registry::{ModelEntry, build, build_frozen, entries, find, register, skip_init};
 pub use spec::Spec;
 pub use state::{

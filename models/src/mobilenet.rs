@@ -8,7 +8,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::blocks::{Shortcut, classify, conv, conv_norm, depthwise, residual, sequence};
+use crate::blocks::{Shortcut, apply_shortcut, classify, conv, conv_norm, depthwise, sequence};
 use crate::layers::{BatchNorm2d, Conv2d, Linear};
 use crate::{BuildError, Context, Init, Spec};
 use ops::Activation;
@@ -133,7 +133,7 @@ impl InvertedResidual {
         let x = self.bn1.after(&self.conv1, input.clone(), Activation::Relu, cx);
         let x = self.bn2.after(&self.conv2, x, Activation::Relu, cx);
         if self.has_skip {
-            let skip = || residual(self.shortcut.as_ref(), input, cx);
+            let skip = || apply_shortcut(self.shortcut.as_ref(), input, cx);
             self.bn3.after_add(&self.conv3, x, skip, Activation::Identity, cx).into_images()
         } else {
             self.bn3.after(&self.conv3, x, Activation::Identity, cx).into_images()

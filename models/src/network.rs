@@ -179,17 +179,21 @@ pub fn cost(network: &Network, spec: &Spec) -> Cost {
 /// # Errors
 ///
 /// [`BuildError::UnknownModel`].
-pub fn estimate_elements(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError> {
+pub fn estimate_size(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError> {
     /// Maximum side in pixels of the smaller of the two networks. A forward pass on small images takes less time.
     const LARGE: usize = 64;
-    let made_for = crate::find(name)?.spec;
+    let native_spec = crate::find(name)?.spec;
     let at = |scale: usize| {
-        let image_size = made_for.image_size.map(|side| scale * side.min(LARGE));
+        let image_size = native_spec.image_size.map(|side| scale * side.min(LARGE));
         // The last layer does not depend on the image size, so limit its width to save time.
-        let small = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
-        let network = crate::skip_init(name, &small)?;
+        let scaled_spec = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
+        let network = crate::skip_init(name, &scaled_spec)?;
         let parameters: usize = crate::parameters(&network).iter().map(|parameter| parameter.len()).sum();
-        Ok([image_size.iter().product::<usize>() as f64, parameters as f64, cost(&network, &small).activations as f64])
+        Ok([
+            image_size.iter().product::<usize>() as f64,
+            parameters as f64,
+            cost(&network, &scaled_spec).activations as f64,
+        ])
     };
     let ([area, parameters, activations], [area_2, parameters_2, activations_2]) = (at(1)?, at(2)?);
     let growth = (spec.image_size.iter().map(|&side| side as f64).product::<f64>() - area) / (area_2 - area);

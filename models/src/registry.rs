@@ -237,7 +237,7 @@ pub fn build_frozen(
 ///
 /// Those of [`build`].
 pub fn skip_init(name: &str, spec: &Spec) -> Result<Network, BuildError> {
-    build_with(name, spec, &Init::skipped(&Device::flex()))
+    build_with(name, spec, &Init::zeros(&Device::flex()))
 }
 
 fn build_with(name: &str, spec: &Spec, init: &Init) -> Result<Network, BuildError> {

@@ -6,7 +6,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, global_avg_pool, run};
+use crate::layers::{BatchNorm2d, Conv2dConfig, Layer, Linear, MaxPool2d, Relu, forward_sequential, global_avg_pool};
 use crate::{BuildError, Context, Init, Spec};
 
 /// Smallest image side in pixels: each of the five poolings halves the image.
@@ -81,7 +81,7 @@ impl Vgg {
 
     /// Maps images `[B, C, H, W]` to logits `[B, classes]`. The shapes in the comments are for 3x32x32.
     pub fn forward(&self, images: Tensor<4>, cx: &Context) -> Tensor<2> {
-        let x = run(&self.features, images, cx); // [B, 512, 1, 1]
+        let x = forward_sequential(&self.features, images, cx); // [B, 512, 1, 1]
         // pytorch-cifar's average pooling has a 1x1 window. The results are equal for images up to 63x63: larger images
         // leave more than one pixel.
         let x = global_avg_pool(x); // [B, 512]

@@ -61,7 +61,7 @@ fn parameters_and_activations_are_estimated_for_images_of_any_size() {
         let network = models::skip_init(name, &spec).unwrap();
         let parameters: usize = models::parameters(&network).iter().map(|parameter| parameter.len()).sum();
         let exact = [parameters as f64, models::cost(&network, &spec).activations as f64];
-        let estimate = models::estimate_elements(name, &spec).unwrap();
+        let estimate = models::estimate_size(name, &spec).unwrap();
         // LeNet's convolutions cut a border off, whose share of the image falls with its size: the estimate is too low.
         for (estimate, exact) in estimate.into_iter().zip(exact) {
             assert!((0.75..1.02).contains(&(estimate / exact)), "{name}: {estimate} for {exact}");

@@ -22,7 +22,7 @@ fn count(graph: &Graph) -> [usize; 3] {
 
 #[test]
 fn a_graph_has_the_operations_the_weights_and_the_shapes_of_its_network() {
-    let graph = Graph::of(&network("lenet"), &SPEC).unwrap();
+    let graph = Graph::from_network(&network("lenet"), &SPEC).unwrap();
     let line = |(index, node): (usize, &Node)| {
         let inputs: Vec<_> = node
             .inputs
@@ -52,7 +52,7 @@ fn a_graph_has_the_operations_the_weights_and_the_shapes_of_its_network() {
         "11 Linear 10 [fc3.weight fc3.bias] [10]",
     ];
     assert_eq!(lines, expected);
-    assert_eq!((graph.image, graph.output), ([3, 32, 32], Value::Node(11)));
+    assert_eq!((graph.image_shape, graph.output), ([3, 32, 32], Value::Node(11)));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn batch_norms_behind_a_convolution_are_folded_and_no_others() {
         ("mobilenet_v2_imagenet", 52, 0),
     ] {
         let network = network(name);
-        let graph = Graph::of(&network, &SPEC).unwrap();
+        let graph = Graph::from_network(&network, &SPEC).unwrap();
         let [convolutions, norms, nodes] = count(&graph);
         let state = models::state_dict(&network);
         let tensors = state.len();
@@ -96,7 +96,8 @@ fn batch_norms_behind_a_convolution_are_folded_and_no_others() {
 #[test]
 fn folding_keeps_the_order_of_the_state_dict() {
     let network = network("resnet18");
-    let (_, state, folded) = Graph::of(&network, &SPEC).unwrap().fold_batch_norms(models::state_dict(&network));
+    let (_, state, folded) =
+        Graph::from_network(&network, &SPEC).unwrap().fold_batch_norms(models::state_dict(&network));
     let names: Vec<_> = state.iter().take(4).map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(names, ["conv1.weight", "conv1.bias", "layer1.0.conv1.weight", "layer1.0.conv1.bias"]);
     let shortcut = folded.iter().find(|pair| pair.conv == "layer2.0.shortcut.0").unwrap();

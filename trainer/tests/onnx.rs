@@ -159,7 +159,7 @@ fn compare(name: &str, folder: &Path, checker: &mut Checker) -> Result<f64, Stri
     let spec = Spec { num_classes: 10, in_channels: channels, image_size: [side; 2] };
     let (network, state) = network(name, &spec);
     let case = case(folder, name, &network, &spec);
-    let graph = Graph::of(&network, &spec).map_err(|error| format!("{name}: {error}"))?;
+    let graph = Graph::from_network(&network, &spec).map_err(|error| format!("{name}: {error}"))?;
     let path = folder.join("model.onnx");
     encode(name, &graph, &state, &path);
     let plain = checker.compare(&path, &case);
@@ -203,7 +203,7 @@ fn pytorch_loads_folded_weights_and_computes_the_same() {
     let Case { images, logits, .. } = case(folder.path(), "resnet18", &network, &spec);
     let [plain, folded] = ["plain", "folded"].map(|name| folder.path().join(format!("{name}.safetensors")));
     fs::write(&plain, weights::encode(&state, 1).unwrap()).unwrap();
-    let (_, state, pairs) = Graph::of(&network, &spec).unwrap().fold_batch_norms(state);
+    let (_, state, pairs) = Graph::from_network(&network, &spec).unwrap().fold_batch_norms(state);
     assert_eq!(pairs.len(), 20);
     let bytes = weights::encode_folded(&state, 1, &pairs).unwrap();
     assert_eq!(bytes, weights::encode_folded(&state, 1, &pairs).unwrap(), "equal states give equal files");

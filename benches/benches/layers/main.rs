@@ -33,7 +33,7 @@ use resnet18::Layer;
 use shared::median;
 
 /// All sides in the order of the table.
-const SIDES: [&str; 5] = ["ours", "ours_bf16", "nchw", "channels_last", "channels_last_bf16"];
+const IMPLEMENTATIONS: [&str; 5] = ["ours", "ours_bf16", "nchw", "channels_last", "channels_last_bf16"];
 /// PyTorch's sides; the last one is bf16.
 const PYTORCH: [&str; 3] = ["nchw", "channels_last", "channels_last_bf16"];
 
@@ -180,7 +180,7 @@ fn print(layers: &[Layer], times: &Times, peak: &Peak, options: &Options) {
     let mut flop: BTreeMap<&str, f64> = BTreeMap::new();
     for (index, layer) in layers.iter().enumerate() {
         for part in ["forward", "data", "weight"] {
-            let found: BTreeMap<&str, f64> = SIDES
+            let found: BTreeMap<&str, f64> = IMPLEMENTATIONS
                 .into_iter()
                 .filter_map(|side| Some((side, median(times.get(&(index, part, side))?.clone()))))
                 .collect();
@@ -213,7 +213,7 @@ fn line(names: [&str; 3], times: &BTreeMap<&str, f64>, work: f64, peak: &Peak, m
         _ => "-".into(),
     };
     let [name, count, part] = names.map(String::from);
-    let [own, own_bf16, nchw, last, last_bf16] = SIDES.map(number);
+    let [own, own_bf16, nchw, last, last_bf16] = IMPLEMENTATIONS.map(number);
     let (to_f32, to_best) = (ratio(best(&PYTORCH[..2]), ours), ratio(best(&PYTORCH), bf16));
     let (of_f32, of_bf16) = (share(ours, Some(peak.f32)), share(bf16, peak.bf16));
     let cells = [name, count, part, own, own_bf16, nchw, last, last_bf16, to_f32, to_best, of_f32, of_bf16];

@@ -32,7 +32,7 @@ impl Graph {
             state.iter().map(|tensor| (tensor.name.clone(), tensor.clone())).collect();
         let mut folded = Vec::new();
         let mut biases: HashMap<String, String> = HashMap::new();
-        let Self { image, mut nodes, output } = self;
+        let Self { image_shape, mut nodes, output } = self;
         for &(conv, norm) in &pairs {
             let Operation::BatchNorm { epsilon } = nodes[norm].operation else { unreachable!("a pair's batch norm") };
             let module = |node: &Node| node.module().expect("a weight is in a module").to_owned();
@@ -76,7 +76,7 @@ impl Graph {
             [Some(tensor.name), bias].into_iter().flatten()
         });
         let state = names.filter_map(|name| tensors.remove(&name)).collect();
-        (Self { image, nodes, output }.without(&pairs), state, folded)
+        (Self { image_shape, nodes, output }.without(&pairs), state, folded)
     }
 
     /// Returns the indices of each convolution and the batch norm that can be folded into it.
@@ -112,7 +112,7 @@ impl Graph {
                 nodes.push(Node { inputs, ..node });
             }
         }
-        Self { image: self.image, nodes, output: renumbered[&self.output] }
+        Self { image_shape: self.image_shape, nodes, output: renumbered[&self.output] }
     }
 }
 

@@ -21,7 +21,7 @@ pub use ops::trace::Operation;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Graph {
     /// Shape of an image, `[C, H, W]`.
-    pub image: [usize; 3],
+    pub image_shape: [usize; 3],
     /// The operations. Each comes after those whose results are its inputs.
     pub nodes: Vec<Node>,
     /// The logits.
@@ -114,7 +114,7 @@ impl Graph {
     /// # Panics
     ///
     /// As [`Graph::trace`].
-    pub fn of(network: &Network, spec: &Spec) -> Result<Self, GraphError> {
+    pub fn from_network(network: &Network, spec: &Spec) -> Result<Self, GraphError> {
         let [height, width] = spec.image_size;
         let network = network.valid();
         let forward = |images| network.forward(images, &Context::eval());
@@ -132,10 +132,10 @@ impl Graph {
     /// When the network is not on the CPU.
     pub fn trace<M: Module>(
         network: &M,
-        image: [usize; 3],
+        image_shape: [usize; 3],
         forward: impl FnOnce(Tensor<4>) -> Tensor<2>,
     ) -> Result<Self, GraphError> {
-        let [channels, height, width] = image;
+        let [channels, height, width] = image_shape;
         let images = Tensor::zeros([1, channels, height, width], &Device::flex());
         let mut tracer = Tracer::new(network, &images);
         let (logits, recording) = trace::record(|| forward(images));
@@ -143,7 +143,7 @@ impl Graph {
             tracer.add(call)?;
         }
         let output = tracer.activations.get(&TensorId::of(&logits)).copied();
-        Ok(Self { image, nodes: tracer.nodes, output: output.ok_or(GraphError::UnknownLogits)? })
+        Ok(Self { image_shape, nodes: tracer.nodes, output: output.ok_or(GraphError::UnknownLogits)? })
     }
 
     /// Returns the number of batch norms.
@@ -154,7 +154,7 @@ impl Graph {
     /// Returns the shape of an activation without the batch.
     pub fn shape(&self, value: Value) -> &[usize] {
         match value {
-            Value::Images => &self.image,
+            Value::Images => &self.image_shape,
             Value::Node(index) => &self.nodes[index].shape,
         }
     }

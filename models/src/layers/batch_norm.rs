@@ -132,7 +132,7 @@ impl BatchNorm2d {
     fn run(&self, input: Tensor<4>, epilogue: Epilogue, cx: &Context) -> Tensor<4> {
         let affine = [cx.parameter(&self.weight, &input), cx.parameter(&self.bias, &input)];
         let statistics =
-            Statistics { running: [&self.running_mean, &self.running_var], epsilon: EPSILON, momentum: MOMENTUM };
+            NormBase { running: [&self.running_mean, &self.running_var], epsilon: EPSILON, momentum: MOMENTUM };
         statistics.normalise(input, affine, epilogue, cx)
     }
 }
@@ -171,7 +171,7 @@ impl FixedScaleNorm2d {
     pub fn forward_gelu(&self, input: Tensor<4>, cx: &Context) -> Tensor<4> {
         let affine = [self.weight.value(), cx.parameter(&self.bias, &input)];
         let running = [&self.running_mean, &self.running_var];
-        let statistics = Statistics { running, epsilon: self.epsilon, momentum: self.momentum };
+        let statistics = NormBase { running, epsilon: self.epsilon, momentum: self.momentum };
         statistics.normalise(input, affine, Epilogue { residual: None, activation: Activation::Gelu }, cx)
     }
 }
@@ -183,14 +183,14 @@ fn running_statistics(channels: usize, frozen: bool, init: &Init) -> [Buffer; 2]
 }
 
 /// The part of a batch norm that does not depend on how its scale and shift are trained.
-struct Statistics<'a> {
+struct NormBase<'a> {
     /// Running mean and variance.
     running: [&'a Buffer; 2],
     epsilon: f64,
     momentum: f64,
 }
 
-impl Statistics<'_> {
+impl NormBase<'_> {
     /// Normalises `input` `[B, C, H, W]`, applies scale and shift (`affine`) and the epilogue.
     fn normalise(&self, input: Tensor<4>, affine: [Tensor<1>; 2], epilogue: Epilogue, cx: &Context) -> Tensor<4> {
         let [running_mean, running_var] = self.running;

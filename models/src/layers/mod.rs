@@ -20,5 +20,5 @@ pub use conv::{Conv2d, Conv2dConfig, FrozenConv2d};
 pub use dropout::{Dropout, StochasticDepth};
 pub use linear::Linear;
 pub use pool::{MaxPool2d, Relu, global_avg_pool, relu};
-pub use sequential::{Layer, run};
+pub use sequential::{Layer, forward_sequential};
 pub use weight::Weight;

@@ -20,7 +20,7 @@ pub enum Layer {
 }
 
 /// Applies `layers` in order to features `[B, C, H, W]`. A batch norm and the ReLU after it are one operation.
-pub fn run(layers: &[Layer], mut x: Tensor<4>, cx: &Context) -> Tensor<4> {
+pub fn forward_sequential(layers: &[Layer], mut x: Tensor<4>, cx: &Context) -> Tensor<4> {
     let mut rest = layers;
     while let Some((layer, next)) = rest.split_first() {
         rest = next;

@@ -86,19 +86,19 @@ const NORMS: [&str; 2] = ["Struct:BatchNorm2d", "Struct:FixedScaleNorm2d"];
 
 /// Current position of a module traversal.
 #[derive(Debug)]
-struct Path {
+struct ModulePath {
     segments: Vec<String>,
     kind: StateKind,
     in_norm: bool,
 }
 
-impl Default for Path {
+impl Default for ModulePath {
     fn default() -> Self {
         Self { segments: Vec::new(), kind: StateKind::Parameter, in_norm: false }
     }
 }
 
-impl Path {
+impl ModulePath {
     fn enter(&mut self, name: &str, container: &str) {
         match container {
             BUFFER => self.kind = StateKind::Buffer,
@@ -133,7 +133,7 @@ impl Path {
 
 /// See [`visit`].
 struct Visitor<F> {
-    path: Path,
+    path: ModulePath,
     each: F,
 }
 
@@ -155,7 +155,7 @@ impl<F: FnMut(ParameterInfo, StateKind, Tensor<1>)> ModuleVisitor for Visitor<F>
 
 /// Calls `each` with every tensor of the state dict, in order, flattened by [`ops::parameter::flatten`] and without autodiff.
 pub fn visit<M: Module>(module: &M, each: impl FnMut(ParameterInfo, StateKind, Tensor<1>)) {
-    module.visit(&mut Visitor { path: Path::default(), each });
+    module.visit(&mut Visitor { path: ModulePath::default(), each });
 }
 
 /// Returns the learnable parameters in registration order.
@@ -196,9 +196,9 @@ pub fn state_dict<M: Module>(module: &M) -> Vec<StateTensor> {
 
 /// Replaces each tensor by the result of `each`.
 struct Mapper<F> {
-    path: Path,
+    path: ModulePath,
     /// Whether frozen weights and buffers are replaced too.
-    all: bool,
+    include_buffers: bool,
     each: F,
 }
 
@@ -212,7 +212,7 @@ impl<F: FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>> ModuleMapper f
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if self.path.kind() != StateKind::Parameter && !self.all {
+        if self.path.kind() != StateKind::Parameter && !self.include_buffers {
             return param;
         }
         replace_value(param, |id, tensor| {
@@ -251,12 +251,12 @@ fn replace_value<const D: usize>(
 /// When `update` returns a tensor of another length.
 pub fn map_parameters<M: Module>(module: M, mut update: impl FnMut(&ParameterInfo, Tensor<1>) -> Tensor<1>) -> M {
     let each = |info: &ParameterInfo, _, tensor| update(info, tensor);
-    module.map(&mut Mapper { path: Path::default(), all: false, each })
+    module.map(&mut Mapper { path: ModulePath::default(), include_buffers: false, each })
 }
 
 /// Takes all parameters out of a module in a first traversal, and puts new values into it in a second one.
 struct ParameterSwap {
-    path: Path,
+    path: ModulePath,
     taken: Vec<(ParameterInfo, Tensor<1>)>,
     /// The new values; `None` in the first traversal.
     returned: Option<std::vec::IntoIter<(Vec<usize>, Tensor<1>)>>,
@@ -303,13 +303,17 @@ pub fn update_parameters<M: Module>(
     module: M,
     update: impl FnOnce(Vec<(ParameterInfo, Tensor<1>)>) -> Vec<Tensor<1>>,
 ) -> M {
-    let mut swap = ParameterSwap { path: Path::default(), taken: Vec::new(), returned: None };
+    let mut swap = ParameterSwap { path: ModulePath::default(), taken: Vec::new(), returned: None };
     let module = module.map(&mut swap);
     let shapes: Vec<Vec<usize>> = swap.taken.iter().map(|(info, _)| info.shape.clone()).collect();
     let values = update(swap.taken);
     assert_eq!(values.len(), shapes.len(), "every parameter gets a new value");
     let returned: Vec<_> = shapes.into_iter().zip(values).collect();
-    module.map(&mut ParameterSwap { path: Path::default(), taken: Vec::new(), returned: Some(returned.into_iter()) })
+    module.map(&mut ParameterSwap {
+        path: ModulePath::default(),
+        taken: Vec::new(),
+        returned: Some(returned.into_iter()),
+    })
 }
 
 /// Replaces each parameter, frozen weight and buffer by the result of `update`, as [`map_parameters`], in the order of
@@ -319,12 +323,12 @@ pub fn update_parameters<M: Module>(
 ///
 /// When `update` returns a tensor of another length.
 pub fn map_state<M: Module>(module: M, update: impl FnMut(&ParameterInfo, StateKind, Tensor<1>) -> Tensor<1>) -> M {
-    module.map(&mut Mapper { path: Path::default(), all: true, each: update })
+    module.map(&mut Mapper { path: ModulePath::default(), include_buffers: true, each: update })
 }
 
 /// See [`take_gradients`].
 struct GradientTaker<'a> {
-    path: Path,
+    path: ModulePath,
     gradients: &'a mut Gradients,
     taken: Vec<Option<Tensor<1>>>,
 }
@@ -351,7 +355,7 @@ impl ModuleVisitor for GradientTaker<'_> {
 /// Moves the gradients of the module's parameters out of the result of `backward`, in the order of [`parameters`]. Each is
 /// flattened by [`ops::parameter::flatten`]; `None` where the loss does not depend on the parameter, or the parameter is frozen.
 pub fn take_gradients<M: Module>(gradients: &mut Gradients, module: &M) -> Vec<Option<Tensor<1>>> {
-    let mut taker = GradientTaker { path: Path::default(), gradients, taken: Vec::new() };
+    let mut taker = GradientTaker { path: ModulePath::default(), gradients, taken: Vec::new() };
     module.visit(&mut taker);
     taker.taken
 }

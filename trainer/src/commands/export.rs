@@ -162,7 +162,7 @@ fn onnx(
             format!("{}: the model has {} bytes, an ONNX file less than 2 GiB", to.display(), thousands(bytes as u64));
         Failure::usage(message, "export the weights alone, with --to FILE.safetensors")
     })?;
-    let inputs = network.graph.image.map(|side| side.to_string()).join(", ");
+    let inputs = network.graph.image_shape.map(|side| side.to_string()).join(", ");
     Ok(Exported {
         bytes,
         content: format!("{nodes} nodes of ONNX opset {}{}", onnx::OPSET, network.folding()),
@@ -187,7 +187,7 @@ impl ExportedNetwork {
         let file = WeightFile::of_state(&loaded.path, state);
         let mistake = |error| plan::model_mistake(plan, &error);
         let network = saved_network::build(&target, &file, None, mistake)?.network;
-        let graph = Graph::of(&network, &spec).map_err(|error| {
+        let graph = Graph::from_network(&network, &spec).map_err(|error| {
             let message = format!("{model} cannot be exported as a graph: {error}");
             Failure::usage(message, "export the weights alone, with --to FILE.safetensors and without --fold")
         })?;

@@ -35,7 +35,7 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
         return None;
     }
     let memory = data::total_memory()? as f64;
-    let [parameters, activations] = models::estimate_elements(model, spec).ok()?;
+    let [parameters, activations] = models::estimate_size(model, spec).ok()?;
     let pixels = (spec.in_channels * height * width) as f64;
     let (needed, what) = match memory_use {
         // As in `models::Cost::step_bytes`: weights, gradients and momentum, and what the backward pass needs. The other batches of

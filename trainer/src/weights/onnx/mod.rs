@@ -68,7 +68,7 @@ pub fn encode(graph: &Graph, state: &[StateTensor], description: &OnnxDescriptio
         node: nodes,
         name: description.model.to_owned(),
         initializer: weights.chain(constants).collect(),
-        input: vec![ValueInfo::batch(IMAGES, &graph.image, description.input)],
+        input: vec![ValueInfo::batch(IMAGES, &graph.image_shape, description.input)],
         output: vec![ValueInfo::batch(LOGITS, graph.shape(graph.output), "")],
     };
     let model = Model {
