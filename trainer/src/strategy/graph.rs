@@ -38,7 +38,6 @@ use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
     device::launches_block,
     failure::Failure,
-    timeline::Track,
 };
 
 /// The sizes of one batch.
@@ -270,10 +269,8 @@ pub(super) fn queue_step(
     if learner.graph.unlaunched.steps >= learner.graph.steps_at_once() {
         learner.graph.launch()?;
     }
-    let end = Instant::now();
-    learner.replica.timeline.span(Track::Step, "launch", start, end, &[]);
     let queued = learner.graph.queued.back_mut().expect("the step was just queued");
-    queued.outcome.seconds.forward += (end - start).as_secs_f64();
+    queued.outcome.seconds.forward += start.elapsed().as_secs_f64();
     Ok(None)
 }
 
