@@ -11,6 +11,9 @@
 //! other signature  launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
 //!
+//! In bf16 the 2nd step also makes the optimizer's bf16 copies of the weights, in new memory. So the training state has moved, the
+//! warm-up begins again with the 3rd step, and the 5th step is captured.
+//!
 //! A graph runs the same kernels on the same memory with the same arguments. So the graph's first kernel copies inputs and
 //! learning rates to fixed tensors. Weights, statistics, optimizer state and weight average are updated in place, and the code
 //! checks this. The kernels of the step and their arguments are the same as without a graph, so the bits are the same.
