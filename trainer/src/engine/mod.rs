@@ -202,21 +202,15 @@ impl<'a> Engine<'a> {
         }
         let (mut test, mut test_counts) = (None, None);
         if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
-            let epoch = self.load_final_weights()?;
-            self.loaders.eval = loader;
-            let evaluated = self.evaluate().map_err(|mut failure| {
-                let again =
-                    "the training is complete: --resume evaluates the test images again, and writes the summary";
-                failure.hint = Some(failure.hint.map_or_else(|| again.to_owned(), |hint| format!("{hint}; {again}")));
-                failure
-            })?;
-            match evaluated {
-                Evaluation::Done(counts) => {
+            match self.evaluate_test_split(loader)? {
+                (epoch, Evaluation::Done(counts)) => {
                     test = Some(Evaluated { epoch, eval: eval_record(&counts) });
                     test_counts = Some(counts);
                 }
                 // The last checkpoint is complete, so a resumed run only evaluates again.
-                Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
+                (_, Evaluation::Stopped(signal)) => {
+                    outcome = RunOutcome::Interrupted { signal, step: self.progress.step };
+                }
             }
         }
         Ok(RunResult { outcome, test, test_counts, progress: self.progress, replaced: self.replaced.count() })
