@@ -169,7 +169,7 @@ impl<'a> Engine<'a> {
 
     /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None`
     /// for later steps and evaluations, on ranks other than 0, and if a timeline is on: cubecl allows only one observer of kernels,
-    /// and the timeline is this observer.
+    /// and without `CUDA_LAUNCH_BLOCKING=1` the timeline is this observer.
     fn report_kernel_compiles(&mut self, kind: WorkKind) -> Option<KernelCompileReporter> {
         let first = self.not_yet_compiled.contains(&kind);
         self.not_yet_compiled.retain(|other| *other != kind);
