@@ -45,7 +45,8 @@ impl Engine<'_> {
         evaluated
     }
 
-    /// Evaluates the images of `loader` with the final weights ([`Self::load_final_weights`]), and returns the epoch of the weights.
+    /// Evaluates the images of `loader` with the final weights ([`Self::load_final_weights`]), and also returns the epoch of these
+    /// weights.
     pub(super) fn evaluate_test_split(&mut self, loader: Loader) -> Result<(usize, Evaluation), Failure> {
         let epoch = self.load_final_weights()?;
         self.loaders.eval = loader;

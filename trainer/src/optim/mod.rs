@@ -157,8 +157,8 @@ impl Optimizer {
         values.into_iter().map(|value| value.expect("an update returns one result per parameter")).collect()
     }
 
-    /// Sorts the parameters with a gradient by the kernel calls that update them, and takes out their state. Counts a skipped step of
-    /// the other parameters.
+    /// Sorts the parameters with a gradient by the kernel calls that update them, and takes out their state. Counts a skipped step
+    /// of the other parameters.
     fn sort_updates(
         &mut self,
         parameters: Vec<((ParameterInfo, Tensor<1>), Option<Tensor<1>>)>,

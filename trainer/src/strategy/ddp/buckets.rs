@@ -282,7 +282,7 @@ impl GradientBuckets {
         std::mem::replace(&mut state.used, vec![false; count])
     }
 
-    /// Starts the reduction of the next bucket, on the side stream or in the reducing thread. Returns `false` after the last bucket.
+    /// Starts the reduction of the next bucket, on the side stream or in the reducing thread. Returns `false` after the last one.
     fn launch_next_bucket(&self, state: &mut BucketState) -> bool {
         let index = state.next_bucket;
         if state.assignment.as_ref().is_none_or(|all| index >= all.buckets.len()) {

@@ -120,7 +120,7 @@ impl DevicePools {
             .ok_or_else(|| Failure::run(format!("a device ended in {what} without a result"), "please report this"))
     }
 
-    /// Runs `job` in the pool of device `index`. Sends the result, or the panic, and an event that was recorded after the job. After
+    /// Runs `job` in the pool of device `index`. Sends the result and an event that was recorded after the job, or the panic. After
     /// a panic, the waits of the other members of `group` end.
     fn spawn<T: Send + 'static>(
         &self,
