@@ -117,10 +117,10 @@ CUDA_ON_CPU_NCCL=dev CUDA_ON_CPU_LOG=$out/compare.calls step compare 2 "$program
 CUBECL_ENVIRONMENT='' CUDA_ON_CPU_PEERS=lies step to-nccl 2 "$programs/trainer" bench allreduce --gpus 2 --sizes 4 --ms 10
 CUDA_ON_CPU_IPC=refused CUDA_ON_CPU_NCCL=no step to-host 2 "$programs/trainer" --config configs/quickstart.toml --gpus 2 \
     --run-dir "$out/runs" --epochs 1 --set train.batch_size=64 --set data.limit_train=128 --set data.limit_test=64
-# A kernel's error, after which the GPU does not answer any more.
+# A kernel's error, after which the GPU does not answer any more. The kernel is named with a timeline too.
 CUDA_ON_CPU_FAULT=sgd:700 CUDA_LAUNCH_BLOCKING=1 step fault 1 bash -c '! "$@"' fails "$programs/trainer" \
     --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --epochs 1 --set train.batch_size=32 \
-    --set data.limit_train=64 --set data.limit_test=64
+    --set data.limit_train=64 --set data.limit_test=64 --set log.timeline=true
 # Kernels of convolutions are compiled ahead, for a virtual architecture, and no kernel is compiled twice.
 CUDA_ON_CPU_RUN=no CUDA_ON_CPU_LOG=$out/ahead.calls step ahead 1 env XDG_CACHE_HOME="$out/ahead" "$programs/trainer" \
     --config configs/quickstart.toml --gpus 1 --run-dir "$out/runs" --set train.max_steps=1 --set data.limit_train=64 \
@@ -138,6 +138,7 @@ expect() { # NAME TEXT
 }
 expect to-nccl "NCCL over 2 GPUs, as rank .'s GPU does not read what was written"
 expect to-host "gradients: through the host's memory, as GPU .: cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED"
+expect fault "note: log.timeline: kernels are left out"
 expect fault "error: the GPU has stopped after an access to memory that is not the process's in the kernel Sgd"
 expect stuck "ncclCommInitRank did not connect 2 ranks within"
 expect no-cache "note: compiled kernels cannot be kept"

@@ -195,9 +195,7 @@ impl DeviceSet {
             }
         }
     }
-}
 
-impl DeviceSet {
     /// Returns the devices of one process that uses `first.local_world_size` devices (mode `dp`).
     ///
     /// # Errors

@@ -60,7 +60,7 @@ pub fn nccl() -> Result<Library, NotLoaded> {
     Ok(library(opened, "nccl", "ncclGetVersion", 1, |numbers| nccl_version(numbers[0])))
 }
 
-/// Formats NCCL's version number: 21803 is 2.18.3. Since 2.9 the major version has one digit more than before.
+/// Formats NCCL's version number: 2708 is 2.7.8, 21803 is 2.18.3. Since 2.9 the minor version has two digits.
 fn nccl_version(number: i32) -> String {
     let (major, rest) =
         if number >= 10_000 { (number / 10_000, number % 10_000) } else { (number / 1000, number % 1000) };

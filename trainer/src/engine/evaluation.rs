@@ -1,5 +1,7 @@
 //! The evaluations of a run.
 
+use data::loader::Loader;
+
 use super::{Engine, WorkKind};
 use crate::failure::Failure;
 use crate::snapshot::EvalRecord;
@@ -43,8 +45,21 @@ impl Engine<'_> {
         evaluated
     }
 
+    /// Evaluates the images of `loader` with the final weights ([`Self::load_final_weights`]), and also returns the epoch of these
+    /// weights.
+    pub(super) fn evaluate_test_split(&mut self, loader: Loader) -> Result<(usize, Evaluation), Failure> {
+        let epoch = self.load_final_weights()?;
+        self.loaders.eval = loader;
+        let evaluation = self.evaluate().map_err(|mut failure| {
+            let again = "the training is complete: --resume evaluates the test images again, and writes the summary";
+            failure.hint = Some(failure.hint.map_or_else(|| again.to_owned(), |hint| format!("{hint}; {again}")));
+            failure
+        })?;
+        Ok((epoch, evaluation))
+    }
+
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
-    pub(super) fn load_final_weights(&mut self) -> Result<usize, Failure> {
+    fn load_final_weights(&mut self) -> Result<usize, Failure> {
         let best = match &self.output {
             Some(output) if self.plan.checkpoint.keep_best => output.store.best()?,
             _ => None,

@@ -169,7 +169,7 @@ impl<'a> Engine<'a> {
 
     /// Returns a guard that prints a report while the first step or the first evaluation compiles and tunes kernels. Returns `None`
     /// for later steps and evaluations, on ranks other than 0, and if a timeline is on: cubecl allows only one observer of kernels,
-    /// and the timeline is this observer.
+    /// and without `CUDA_LAUNCH_BLOCKING=1` the timeline is this observer.
     fn report_kernel_compiles(&mut self, kind: WorkKind) -> Option<KernelCompileReporter> {
         let first = self.not_yet_compiled.contains(&kind);
         self.not_yet_compiled.retain(|other| *other != kind);
@@ -202,21 +202,15 @@ impl<'a> Engine<'a> {
         }
         let (mut test, mut test_counts) = (None, None);
         if let (false, Some(loader)) = (matches!(outcome, RunOutcome::Interrupted { .. }), self.loaders.test.take()) {
-            let epoch = self.load_final_weights()?;
-            self.loaders.eval = loader;
-            let evaluated = self.evaluate().map_err(|mut failure| {
-                let again =
-                    "the training is complete: --resume evaluates the test images again, and writes the summary";
-                failure.hint = Some(failure.hint.map_or_else(|| again.to_owned(), |hint| format!("{hint}; {again}")));
-                failure
-            })?;
-            match evaluated {
-                Evaluation::Done(counts) => {
+            match self.evaluate_test_split(loader)? {
+                (epoch, Evaluation::Done(counts)) => {
                     test = Some(Evaluated { epoch, eval: eval_record(&counts) });
                     test_counts = Some(counts);
                 }
                 // The last checkpoint is complete, so a resumed run only evaluates again.
-                Evaluation::Stopped(signal) => outcome = RunOutcome::Interrupted { signal, step: self.progress.step },
+                (_, Evaluation::Stopped(signal)) => {
+                    outcome = RunOutcome::Interrupted { signal, step: self.progress.step };
+                }
             }
         }
         Ok(RunResult { outcome, test, test_counts, progress: self.progress, replaced: self.replaced.count() })

@@ -57,6 +57,17 @@ pub struct Optimizer {
     last_weight: String,
 }
 
+/// The updates of a step, sorted by the kernel calls that do them.
+#[derive(Default)]
+struct SortedUpdates {
+    /// Per parameter: the value if the parameter has no gradient; `None` until the parameter is updated.
+    values: Vec<Option<Tensor<1>>>,
+    /// The parameters that Muon updates.
+    muon_steps: Vec<MuonStep>,
+    /// The other parameters, as groups with one learning rate and number of steps: their indices and updates.
+    groups: Vec<(ParameterGroup, Vec<usize>, Vec<ParameterUpdate>)>,
+}
+
 impl Optimizer {
     /// Makes an optimizer without state.
     pub fn new(config: &OptimizerConfig) -> Self {
@@ -120,6 +131,7 @@ impl Optimizer {
         self.slots.iter().flatten().flatten()
     }
 
+    /// Updates the parameters that have a gradient, and returns the values of all parameters.
     fn update(
         &mut self,
         parameters: Vec<((ParameterInfo, Tensor<1>), Option<Tensor<1>>)>,
@@ -131,42 +143,11 @@ impl Optimizer {
         let count = parameters.len().max(self.slots.len());
         self.slots.resize(count, [None, None]);
         self.skipped_steps.resize(count, 0);
-        let mut values = Vec::with_capacity(parameters.len());
-        let updated_by_muon = self.updated_by_muon(parameters.iter().map(|((info, _), _)| info));
-        let mut muon_updates = Vec::new();
-        let mut parameter_groups: Vec<(ParameterGroup, Vec<usize>, Vec<ParameterUpdate>)> = Vec::new();
-        for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
-            let Some(gradient) = gradient else {
-                values.push(Some(value));
-                self.skipped_steps[index] += 1;
-                continue;
-            };
-            let factor = self.total_lr_factor(&info, updated_by_muon[index]);
-            let slots = std::mem::take(&mut self.slots[index]);
-            // The rules multiply the decay by the learning rate. Divide, so that norm_bias_lr_factor does not change the decay.
-            let weight_decay = self.weight_decay(&info) / self.norm_bias_factor(&info);
-            let update = ParameterUpdate { value, gradient, weight_decay, state: slots };
-            // Placeholder: the update below sets the value.
-            values.push(None);
-            if updated_by_muon[index] {
-                let OptimizerConfig { momentum, nesterov, .. } = self.config;
-                let options = MuonOptions { lr: lr * factor, momentum, nesterov };
-                muon_updates.push(MuonStep { index, options, info, update });
-                continue;
-            }
-            let group = ParameterGroup { factor, skipped_steps: self.skipped_steps[index] };
-            match parameter_groups.iter_mut().find(|(other, ..)| *other == group) {
-                Some((_, indices, updates)) => {
-                    indices.push(index);
-                    updates.push(update);
-                }
-                None => parameter_groups.push((group, vec![index], vec![update])),
-            }
-        }
-        for (index, updated) in muon::step_all(muon_updates, scale.as_ref()) {
+        let SortedUpdates { mut values, muon_steps, groups } = self.sort_updates(parameters, lr);
+        for (index, updated) in muon::step_all(muon_steps, scale.as_ref()) {
             (values[index], self.slots[index]) = (Some(updated.value), updated.state);
         }
-        for (group, indices, updates) in parameter_groups {
+        for (group, indices, updates) in groups {
             let rule = self.rule(self.steps - group.skipped_steps, lr * group.factor);
             let scalars = rates.as_mut().map(|rates| rates.scalars(group, &rule));
             let updated = ops::update(&rule, scalars.as_ref(), scale.as_ref(), updates);
@@ -175,6 +156,45 @@ impl Optimizer {
             }
         }
         values.into_iter().map(|value| value.expect("an update returns one result per parameter")).collect()
+    }
+
+    /// Sorts the parameters with a gradient by the kernel calls that update them, and takes out their state. Counts a skipped step
+    /// of the other parameters.
+    fn sort_updates(
+        &mut self,
+        parameters: Vec<((ParameterInfo, Tensor<1>), Option<Tensor<1>>)>,
+        lr: f64,
+    ) -> SortedUpdates {
+        let updated_by_muon = self.updated_by_muon(parameters.iter().map(|((info, _), _)| info));
+        let mut sorted = SortedUpdates::default();
+        for (index, ((info, value), gradient)) in parameters.into_iter().enumerate() {
+            let Some(gradient) = gradient else {
+                sorted.values.push(Some(value));
+                self.skipped_steps[index] += 1;
+                continue;
+            };
+            sorted.values.push(None);
+            let factor = self.total_lr_factor(&info, updated_by_muon[index]);
+            let slots = std::mem::take(&mut self.slots[index]);
+            // The rules multiply the decay by the learning rate. Divide, so that norm_bias_lr_factor does not change the decay.
+            let weight_decay = self.weight_decay(&info) / self.norm_bias_factor(&info);
+            let update = ParameterUpdate { value, gradient, weight_decay, state: slots };
+            if updated_by_muon[index] {
+                let OptimizerConfig { momentum, nesterov, .. } = self.config;
+                let options = MuonOptions { lr: lr * factor, momentum, nesterov };
+                sorted.muon_steps.push(MuonStep { index, options, info, update });
+                continue;
+            }
+            let group = ParameterGroup { factor, skipped_steps: self.skipped_steps[index] };
+            match sorted.groups.iter_mut().find(|(other, ..)| *other == group) {
+                Some((_, indices, updates)) => {
+                    indices.push(index);
+                    updates.push(update);
+                }
+                None => sorted.groups.push((group, vec![index], vec![update])),
+            }
+        }
+        sorted
     }
 
     /// Returns the product of all factors of the parameter's learning rate.

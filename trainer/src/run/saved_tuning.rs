@@ -11,9 +11,9 @@ use crate::strategy::{StepSettings, TuningReport};
 use comm::Communicator;
 
 /// Replaces `parallel.autotune` by the settings that autotuning has chosen in rank 0's run, if the run was tuned. The plans of
-/// the ranks may still ask for tuning: only rank 0 writes the choice to its config.toml, and after a restart every rank reads
-/// the plan of the command line again. `folder` is the run folder, on rank 0. `again` is set if the job was restarted. All
-/// ranks call this function.
+/// the ranks may still ask for tuning. Rank 0 writes the choice only to the config.toml of its own node, and after a restart the
+/// flag `--autotune` applies again. `folder` is the run folder, on rank 0. `again` is set if the job was restarted. All ranks
+/// call this function.
 ///
 /// # Errors
 /// The file with the choice is damaged, or a rank has left the job.

@@ -138,8 +138,11 @@ impl Training<'_> {
     fn start_timeline(&self, strategy: &mut dyn Strategy) -> Result<Timeline, Failure> {
         let timeline = Timeline::new(self.plan.log.timeline);
         #[cfg(feature = "cuda")]
-        if self.assignment.selected.gpu.is_some() {
-            timeline.profile_kernels();
+        if self.assignment.selected.gpu.is_some()
+            && let Some(note) = timeline.profile_kernels()
+            && strategy.rank() == 0
+        {
+            console::eprint(note);
         }
         timeline.estimate_clock_offset(strategy.rank(), |bytes| strategy.all_gather(bytes))?;
         strategy.set_timeline(&timeline);

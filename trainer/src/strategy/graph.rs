@@ -11,6 +11,9 @@
 //! other signature  launched kernel by kernel: an epoch's last batch, if it is smaller
 //! ```
 //!
+//! In bf16 the 2nd step also makes the optimizer's bf16 copies of the weights, in new memory. So the training state has moved, the
+//! warm-up begins again with the 3rd step, and the 5th step is captured.
+//!
 //! A graph runs the same kernels on the same memory with the same arguments. So the graph's first kernel copies inputs and
 //! learning rates to fixed tensors. Weights, statistics, optimizer state and weight average are updated in place, and the code
 //! checks this. The kernels of the step and their arguments are the same as without a graph, so the bits are the same.
@@ -38,7 +41,6 @@ use crate::{
     config::{ClassWeights, OptimizerConfig, OptimizerKind, RunPlan},
     device::launches_block,
     failure::Failure,
-    timeline::Track,
 };
 
 /// The sizes of one batch.
@@ -270,10 +272,8 @@ pub(super) fn queue_step(
     if learner.graph.unlaunched.steps >= learner.graph.steps_at_once() {
         learner.graph.launch()?;
     }
-    let end = Instant::now();
-    learner.replica.timeline.span(Track::Step, "launch", start, end, &[]);
     let queued = learner.graph.queued.back_mut().expect("the step was just queued");
-    queued.outcome.seconds.forward += (end - start).as_secs_f64();
+    queued.outcome.seconds.forward += start.elapsed().as_secs_f64();
     Ok(None)
 }
 

@@ -15,6 +15,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+#[cfg(feature = "cuda")]
+use crate::device::launches_block;
 use crate::files::{FileError, write_atomic};
 use comm::host;
 #[cfg(feature = "cuda")]
@@ -145,12 +147,17 @@ impl Timeline {
         })))
     }
 
-    /// Also records the first `LAUNCHES` kernels that this process launches on GPUs from now on.
+    /// Also records the first `LAUNCHES` kernels that this process launches on GPUs from now on. If the timeline is on and
+    /// `CUDA_LAUNCH_BLOCKING` is 1, records no kernels and returns a note: cubecl allows only one observer of kernels, and this
+    /// observer must name the kernel in which a GPU fails.
     #[cfg(feature = "cuda")]
-    pub fn profile_kernels(&self) {
-        if let Some(recorded) = &self.0 {
-            recorded.kernels().get_or_insert_with(|| KernelProfiler::start(LAUNCHES));
+    pub fn profile_kernels(&self) -> Option<&'static str> {
+        let recorded = self.0.as_ref()?;
+        if launches_block() {
+            return Some("note: log.timeline: kernels are left out, since CUDA_LAUNCH_BLOCKING=1 watches each kernel");
         }
+        recorded.kernels().get_or_insert_with(|| KernelProfiler::start(LAUNCHES));
+        None
     }
 
     /// Returns a timeline that is on or off.

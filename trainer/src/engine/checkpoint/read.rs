@@ -120,8 +120,12 @@ pub fn load(path: &Path) -> Result<LoadedCheckpoint, FileError> {
     })
 }
 
+/// The position of a checkpoint in its run: step, epoch and batch of the next step.
+type Position = (u64, usize, usize);
+
 /// Returns the checkpoints of a folder, newest first: by step, epoch and batch in the state file. If the state file cannot be
-/// read, the folder's name decides, so a damaged checkpoint keeps its position in the order.
+/// read, the folder's name decides, so a damaged checkpoint keeps its position in the order: `step-N` has taken N steps, and
+/// `epoch-N` follows the newest readable checkpoint of the epochs up to N.
 ///
 /// # Errors
 /// The folder cannot be read.
@@ -129,7 +133,8 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(folder).map_err(|error| {
         FileError::new(folder, error.to_string(), "name a run folder that has a checkpoints folder")
     })?;
-    let mut found: Vec<((u64, usize, usize), PathBuf)> = Vec::new();
+    let mut readable: Vec<(Position, PathBuf)> = Vec::new();
+    let (mut damaged_steps, mut damaged_epochs) = (Vec::new(), Vec::new());
     for entry in entries.flatten() {
         let path = entry.path();
         let mut name = entry.file_name().to_string_lossy().into_owned();
@@ -140,14 +145,23 @@ pub(super) fn newest_first(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
         let named = name.strip_prefix("epoch-").or(name.strip_prefix("step-")).and_then(|n| n.parse::<u64>().ok());
         let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if let (Some(number), true) = (named, is_folder) {
-            let key = match state(&path) {
-                Some(StateFile { progress, .. }) => (progress.step, progress.epoch, progress.batch),
-                None if name.starts_with("step-") => (number, 0, 0),
-                None => (u64::MAX, number as usize, 0),
-            };
-            found.push((key, path));
+            match state(&path) {
+                Some(StateFile { progress: RunProgress { step, epoch, batch, .. }, .. }) => {
+                    readable.push(((step, epoch, batch), path));
+                }
+                None if name.starts_with("step-") => damaged_steps.push(((number, 0, 0), path)),
+                // The next step of `epoch-N` is the first one of epoch N + 1.
+                None => damaged_epochs.push(((number as usize).saturating_add(1), path)),
+            }
         }
     }
+    let steps_before = |epoch| {
+        let before = readable.iter().filter(|((_, other, batch), _)| (*other, *batch) <= (epoch, 0));
+        before.map(|((step, ..), _)| *step).max().unwrap_or(0)
+    };
+    let damaged_epochs: Vec<_> =
+        damaged_epochs.into_iter().map(|(epoch, path)| ((steps_before(epoch), epoch, 0), path)).collect();
+    let mut found: Vec<_> = readable.into_iter().chain(damaged_steps).chain(damaged_epochs).collect();
     found.sort_by(|a, b| b.cmp(a));
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }

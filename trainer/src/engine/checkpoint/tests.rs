@@ -139,6 +139,56 @@ fn a_damaged_file_is_named_and_the_previous_checkpoint_is_used() {
     }
 }
 
+#[test]
+fn a_damaged_checkpoint_keeps_its_position_in_the_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = CheckpointFolder::open(folder.path(), 9, 0).unwrap();
+    let save = |name: &str, epoch: usize, batch: usize, step: u64| {
+        let progress = RunProgress { batch, ..progress(epoch, step) };
+        store.save(name, snapshot(1.0), &progress, LinkUpdate::Last).unwrap();
+    };
+    let order = || -> Vec<String> {
+        let paths = super::read::newest_first(folder.path()).unwrap().into_iter();
+        paths.map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    };
+    save("epoch-1", 2, 0, 10);
+    save("step-14", 2, 4, 14);
+    save("epoch-2", 3, 0, 20);
+    save("step-23", 3, 3, 23);
+    save("epoch-3", 4, 0, 30);
+    let newest_first = ["epoch-3", "step-23", "epoch-2", "step-14", "epoch-1"];
+    assert_eq!(order(), newest_first);
+    for damaged in ["epoch-1", "epoch-2", "step-23", "epoch-3"] {
+        let state = folder.path().join(damaged).join(STATE);
+        let bytes = fs::read(&state).unwrap();
+        fs::write(&state, "cut").unwrap();
+        assert_eq!(order(), newest_first, "{damaged}");
+        fs::write(&state, bytes).unwrap();
+    }
+    // Without any state file that can be read, the numbers of the names are all that is left.
+    for name in newest_first {
+        fs::write(folder.path().join(name).join(STATE), "cut").unwrap();
+    }
+    assert_eq!(order(), ["step-23", "step-14", "epoch-3", "epoch-2", "epoch-1"]);
+}
+
+#[test]
+fn an_old_damaged_checkpoint_is_deleted_first_and_a_resumed_run_does_not_try_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = CheckpointFolder::open(folder.path(), 2, 0).unwrap();
+    let save = |epoch: usize| {
+        let progress = RunProgress { batch: 0, ..progress(epoch + 1, 10 * epoch as u64) };
+        store.save(&format!("epoch-{epoch}"), snapshot(epoch as f32), &progress, LinkUpdate::Last).unwrap();
+    };
+    save(1);
+    save(2);
+    fs::write(folder.path().join("epoch-1").join(STATE), "cut").unwrap();
+    let (loaded, damaged) = load_newest(folder.path()).unwrap();
+    assert!(loaded.path.ends_with("epoch-2") && damaged.is_empty(), "{damaged:?}");
+    save(3);
+    assert_eq!(names(folder.path()), ["epoch-2", "epoch-3", "last"]);
+}
+
 /// The reader would wait forever for a pipe, and a device would fill the reader's memory.
 #[test]
 fn a_checkpoint_with_a_pipe_or_a_device_is_damaged() {

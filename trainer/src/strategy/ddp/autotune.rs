@@ -64,6 +64,20 @@ enum SearchStage {
     Over,
 }
 
+impl SearchStage {
+    /// Returns the next stage. Returns `None` if the search is over.
+    fn following(self) -> Option<Self> {
+        match self {
+            Self::Bucket => Some(Self::FirstBucket),
+            Self::FirstBucket => Some(Self::Compression),
+            Self::Compression => Some(Self::Threads),
+            Self::Threads => Some(Self::Confirm),
+            Self::Confirm => Some(Self::Over),
+            Self::Over => None,
+        }
+    }
+}
+
 /// The search, on one rank.
 #[derive(Debug)]
 pub(super) struct Autotuner {
@@ -118,17 +132,11 @@ impl Autotuner {
     /// Ends a sample with the slowest rank's median. `order` and `lengths` describe the gradients, as for
     /// [`compute_bucket_assignment`].
     pub(super) fn next(&mut self, slowest: f64, order: &[usize], lengths: &[usize]) -> Next {
-        let elements = |settings: &StepSettings| -> Vec<usize> {
+        let bucket_sizes = |settings: &StepSettings| -> Vec<usize> {
             let [first, limit] = [settings.first_bucket_mb, settings.bucket_mb].map(|mib| (mib * MIB) as usize);
             compute_bucket_assignment(order, lengths, first, limit).iter().map(|bucket| bucket.elements).collect()
         };
-        match self.trials.iter_mut().find(|trial| trial.settings == self.current) {
-            Some(trial) => trial.seconds = trial.seconds.min(slowest),
-            None => {
-                let buckets = elements(&self.current).len();
-                self.trials.push(Trial { settings: self.current, buckets, seconds: slowest });
-            }
-        }
+        self.record_trial(slowest, &bucket_sizes);
         loop {
             if let Some(settings) = self.queue.pop_front() {
                 self.current = settings;
@@ -136,32 +144,41 @@ impl Autotuner {
                 self.times.clear();
                 return Next::Try(settings);
             }
-            let best = self.best().settings;
-            // Skip candidates that produce the same buckets as an earlier one.
-            let key = |settings: &StepSettings| (elements(settings), settings.compression, settings.threads);
-            let mut seen: Vec<_> = self.trials.iter().map(|trial| key(&trial.settings)).collect();
-            let mut queue = VecDeque::new();
-            for candidate in self.candidates(best) {
-                let key = key(&candidate);
-                if !seen.contains(&key) {
-                    seen.push(key);
-                    queue.push_back(candidate);
-                }
+            let Some(following) = self.stage.following() else { return Next::Done(self.report()) };
+            self.fill_candidates(&bucket_sizes);
+            self.stage = following;
+        }
+    }
+
+    /// Records the time of the current settings. If they were measured before, the smaller time counts.
+    fn record_trial(&mut self, seconds: f64, bucket_sizes: impl Fn(&StepSettings) -> Vec<usize>) {
+        match self.trials.iter_mut().find(|trial| trial.settings == self.current) {
+            Some(trial) => trial.seconds = trial.seconds.min(seconds),
+            None => {
+                let buckets = bucket_sizes(&self.current).len();
+                self.trials.push(Trial { settings: self.current, buckets, seconds });
             }
-            self.queue = queue;
-            self.stage = match self.stage {
-                SearchStage::Bucket => SearchStage::FirstBucket,
-                SearchStage::FirstBucket => SearchStage::Compression,
-                SearchStage::Compression => SearchStage::Threads,
-                SearchStage::Threads => SearchStage::Confirm,
-                SearchStage::Confirm => {
-                    if best != self.trials[0].settings {
-                        self.queue.extend([self.trials[0].settings, best]);
-                    }
-                    SearchStage::Over
-                }
-                SearchStage::Over => return Next::Done(self.report()),
-            };
+        }
+    }
+
+    /// Queues the candidates of this stage. Skips candidates that produce the same buckets as an earlier one, except in the stage
+    /// that measures again.
+    fn fill_candidates(&mut self, bucket_sizes: impl Fn(&StepSettings) -> Vec<usize>) {
+        let best = self.best().settings;
+        if self.stage == SearchStage::Confirm {
+            if best != self.trials[0].settings {
+                self.queue.extend([self.trials[0].settings, best]);
+            }
+            return;
+        }
+        let key = |settings: &StepSettings| (bucket_sizes(settings), settings.compression, settings.threads);
+        let mut seen: Vec<_> = self.trials.iter().map(|trial| key(&trial.settings)).collect();
+        for candidate in self.candidates(best) {
+            let key = key(&candidate);
+            if !seen.contains(&key) {
+                seen.push(key);
+                self.queue.push_back(candidate);
+            }
         }
     }
 

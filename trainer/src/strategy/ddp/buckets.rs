@@ -158,6 +158,9 @@ struct Assignment {
     pending: Vec<usize>,
 }
 
+/// Message for buckets that [`GradientBuckets::launch_next_bucket`] has found.
+const ASSIGNED: &str = "`launch_next_bucket` has found the bucket";
+
 impl GradientBuckets {
     /// Makes buckets that are not assigned yet. If `device` is set, gradients stay on it. With `in_order`, the backward pass
     /// waits until the reduction of each full bucket is enqueued. With `side_stream`, the backward pass itself starts the
@@ -280,34 +283,53 @@ impl GradientBuckets {
         std::mem::replace(&mut state.used, vec![false; count])
     }
 
-    /// Launches the next bucket: starts its reduction on the second stream, or sends it to the reducing thread. Returns `false`
-    /// after the last bucket.
+    /// Starts the reduction of the next bucket, on the side stream or in the reducing thread. Returns `false` after the last one.
     fn launch_next_bucket(&self, state: &mut BucketState) -> bool {
         let index = state.next_bucket;
-        let Some(Assignment { buckets, .. }) = &state.assignment else { return false };
-        let Some(bucket) = buckets.get(index) else { return false };
-        if let (Some(side_stream), Some(device)) = (&self.side_stream, &self.device) {
-            let queued = Instant::now();
-            let mut tensors = self.tensors(bucket, &mut state.gradients, device);
-            if index + 1 == buckets.len() {
-                tensors.extend(state.loss.take());
-            }
-            let result = side_stream.lock().start_all_reduce(tensors).map(|(sum, bytes)| {
-                // Leave out the bytes of the loss, so that steps with and without a graph report the same number of bytes.
-                let bytes = bytes / sum.dims()[0] * bucket.elements;
-                let (step, started) = (state.step, queued);
-                let span = BucketSpan { step, bucket: index, bytes, queued, started, finished: Instant::now() };
-                (BucketValues::OnSideStream(Box::new(sum)), span)
-            });
-            state.started.push(result);
-            state.next_bucket += 1;
-            return true;
+        if state.assignment.as_ref().is_none_or(|all| index >= all.buckets.len()) {
+            return false;
         }
-        let values = self.pack(index, bucket, &mut state.gradients);
+        state.next_bucket += 1;
+        match (&self.side_stream, &self.device) {
+            (Some(side_stream), Some(device)) => self.start_on_side_stream(index, state, side_stream, device),
+            _ => self.send_to_thread(index, state),
+        }
+        true
+    }
+
+    /// Starts the reduction of bucket `index` on the side stream. The last bucket sums the step's loss too.
+    fn start_on_side_stream(
+        &self,
+        index: usize,
+        state: &mut BucketState,
+        side_stream: &Mutex<dyn DeviceCollectives>,
+        device: &Device,
+    ) {
+        let BucketState { step, assignment, gradients, loss, started, .. } = state;
+        let Assignment { buckets, .. } = assignment.as_ref().expect(ASSIGNED);
+        let (bucket, queued) = (&buckets[index], Instant::now());
+        let mut tensors = self.tensors(bucket, gradients, device);
+        if index + 1 == buckets.len() {
+            tensors.extend(loss.take());
+        }
+        let result = side_stream.lock().start_all_reduce(tensors).map(|(sum, bytes)| {
+            // Leave out the bytes of the loss, so that steps with and without a graph report the same number of bytes.
+            let bytes = bytes / sum.dims()[0] * bucket.elements;
+            let (step, finished) = (*step, Instant::now());
+            let span = BucketSpan { step, bucket: index, bytes, queued, started: queued, finished };
+            (BucketValues::OnSideStream(Box::new(sum)), span)
+        });
+        started.push(result);
+    }
+
+    /// Packs bucket `index` and sends it to the reducing thread. With [`Self::in_order`], waits until the reduction is enqueued.
+    fn send_to_thread(&self, index: usize, state: &mut BucketState) {
+        let BucketState { step, assignment, gradients, .. } = state;
+        let Assignment { buckets, .. } = assignment.as_ref().expect(ASSIGNED);
+        let values = self.pack(index, &buckets[index], gradients);
         let (enqueued, wait) = if self.in_order { Some(channel()).unzip() } else { (None, None) };
         let queued = Instant::now();
-        let work = BucketWork { step: state.step, index, bucket_count: buckets.len(), values, queued, enqueued };
-        state.next_bucket += 1;
+        let work = BucketWork { step: *step, index, bucket_count: buckets.len(), values, queued, enqueued };
         // An error means that the thread has ended. The reducer notices this when it waits for the bucket.
         let _ = self.queue.lock().send(work);
         // The thread sends nothing here: the wait ends when the thread drops the sender.
@@ -315,7 +337,6 @@ impl GradientBuckets {
             let wait: Receiver<()> = wait;
             let _ = wait.recv();
         }
-        true
     }
 
     /// Takes the gradients of `bucket` on `device`, with zeros for parameters without a gradient.

@@ -2,8 +2,13 @@
 //! (`torch.nn.parallel.parallel_apply`).
 
 use std::{
+    any::Any,
     panic::{self, AssertUnwindSafe},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, Sender},
+    },
+    thread,
 };
 
 use burn::tensor::Device;
@@ -20,6 +25,9 @@ pub(super) struct DevicePools {
     devices: Vec<Device>,
     pools: Vec<ThreadPool>,
 }
+
+/// The index of a device, and the result of its job with an event that was recorded after the job.
+type DeviceResult<T> = (usize, thread::Result<(T, StreamEvent)>);
 
 /// Returns the number of threads of each device. CPU devices share this process's threads equally, and each has at least one. A GPU
 /// has one thread, so forward and backward pass run on the same thread: kernels keep some results of convolutions for the thread
@@ -81,25 +89,10 @@ impl DevicePools {
         group: Option<&Arc<SyncGroup>>,
         jobs: Vec<J>,
     ) -> Result<Vec<T>, Failure> {
-        let (count, devices) = (jobs.len(), self.devices.len());
+        let count = jobs.len();
         let (sender, receiver) = mpsc::channel();
-        for (index, (job, pool)) in jobs.into_iter().zip(&self.pools).enumerate() {
-            let (sender, group, device) = (sender.clone(), group.cloned(), self.devices[index].clone().inner());
-            // Each thread has its own stream on a GPU, and weights and statistics are updated in place, so order the streams by
-            // events.
-            let before = StreamEvent::record(&device);
-            let job = move || {
-                before.wait();
-                (job(), StreamEvent::record(&device))
-            };
-            pool.spawn(move || {
-                let result = panic::catch_unwind(AssertUnwindSafe(job));
-                if let (Err(_), Some(group)) = (&result, &group) {
-                    group.fail(format!("device {index} is gone"));
-                }
-                // The receiver waits for every device, so it exists unless this process is ending.
-                let _ = sender.send((index, result));
-            });
+        for (index, job) in jobs.into_iter().enumerate().take(self.pools.len()) {
+            self.spawn(index, job, group.cloned(), sender.clone());
         }
         drop(sender);
         let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
@@ -111,20 +104,7 @@ impl DevicePools {
                     results[index] = Some(result);
                 }
                 Err(panic) => {
-                    failure.get_or_insert_with(|| {
-                        let text = panic_text(&*panic).unwrap_or("no message");
-                        if let Some(known) = Failure::of_panic(text) {
-                            return Failure {
-                                message: format!("device {index} of {devices}: {}", known.message),
-                                ..known
-                            };
-                        }
-                        Failure::run(
-                            format!("device {index} of {devices} failed in {what}: {text}"),
-                            "this is a defect of the program or of the device: please report it with the lines above; \
-                             checkpoints saved before are intact",
-                        )
-                    });
+                    failure.get_or_insert_with(|| self.panic_failure(index, what, &*panic));
                 }
             }
         }
@@ -138,6 +118,45 @@ impl DevicePools {
             .into_iter()
             .collect::<Option<Vec<T>>>()
             .ok_or_else(|| Failure::run(format!("a device ended in {what} without a result"), "please report this"))
+    }
+
+    /// Runs `job` in the pool of device `index`. Sends the result and an event that was recorded after the job, or the panic. After
+    /// a panic, the waits of the other members of `group` end.
+    fn spawn<T: Send + 'static>(
+        &self,
+        index: usize,
+        job: impl FnOnce() -> T + Send + 'static,
+        group: Option<Arc<SyncGroup>>,
+        sender: Sender<DeviceResult<T>>,
+    ) {
+        let device = self.devices[index].clone().inner();
+        // Each thread has its own stream on a GPU, and weights and statistics are updated in place, so order the streams by events.
+        let before = StreamEvent::record(&device);
+        let job = move || {
+            before.wait();
+            (job(), StreamEvent::record(&device))
+        };
+        self.pools[index].spawn(move || {
+            let result = panic::catch_unwind(AssertUnwindSafe(job));
+            if let (Err(_), Some(group)) = (&result, &group) {
+                group.fail(format!("device {index} is gone"));
+            }
+            // The receiver waits for every device, so it exists unless this process is ending.
+            let _ = sender.send((index, result));
+        });
+    }
+
+    /// Returns the failure for a panic of device `index`.
+    fn panic_failure(&self, index: usize, what: &str, panic: &(dyn Any + Send)) -> Failure {
+        let (devices, text) = (self.len(), panic_text(panic).unwrap_or("no message"));
+        if let Some(known) = Failure::of_panic(text) {
+            return Failure { message: format!("device {index} of {devices}: {}", known.message), ..known };
+        }
+        Failure::run(
+            format!("device {index} of {devices} failed in {what}: {text}"),
+            "this is a defect of the program or of the device: please report it with the lines above; checkpoints saved before are \
+             intact",
+        )
     }
 }
 

@@ -44,7 +44,7 @@ pub struct Dp {
     tta: Tta,
     multi_label: bool,
     sizes: TransferSizes,
-    /// Per device: the largest number of bytes held at once, as counted by [`TransferSizes::held`].
+    /// Per device: the largest number of bytes held at once, as counted by [`TransferSizes::peak_bytes`].
     held: Vec<u64>,
 }
 

@@ -1,13 +1,16 @@
 //! The training step of several devices in one process: forward and backward of each chunk, reduce, then the optimizer.
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
+use burn::tensor::Tensor;
 use data::loader::Batch;
 use models::{Context, Network};
 use ops::StatisticsReduce;
 
 use super::{
-    Dp, copy, replicate,
+    Dp, copy,
+    devices::DevicePools,
+    replicate,
     scatter::{self, gather},
     statistics::SyncGroup,
 };
@@ -16,7 +19,7 @@ use crate::{
     failure::Failure,
     optim::FlatGradients,
     signals::StopReason,
-    strategy::{StepOutcome, replica::host_logits},
+    strategy::{Replica, StepOutcome, replica::host_logits},
     timeline::{Timeline, Track},
 };
 
@@ -53,48 +56,22 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
     let networks = replicate::replicate(replica.network(), devices, chunks.len());
     let replicated = Instant::now();
 
-    let keys = replica.dropout_keys(&batch);
     let batch = Arc::new(batch);
-    let mut members = group.iter().flat_map(SyncGroup::members);
-    let jobs = networks.into_iter().zip(chunks.clone()).enumerate().map(|(index, (network, range))| {
-        let (batch, device, timeline) = (Arc::clone(&batch), devices.get(index).clone(), timeline.clone());
-        let keys = keys[range.clone()].to_vec();
-        let statistics = members.next().map(|member| member as Arc<dyn StatisticsReduce>);
-        let cx = replica.autocast(Context::train_with(statistics, None));
-        move || {
-            let (start, samples) = (Instant::now(), range.len());
-            let cx = cx.with_dropout(keys);
-            let logits = network.forward(scatter::images(&batch, range, &device), &cx);
-            timeline.span(Track::Device(index), "forward", start, Instant::now(), &[("samples", samples)]);
-            (network, logits)
-        }
-    });
-    let forward = devices.parallel_apply("forward", group.as_ref(), jobs.collect())?;
+    let forward = parallel_forward(replica, devices, networks, &batch, &chunks, group.as_ref())?;
     let (ran_forward, sync_forward) = (Instant::now(), sync_seconds(group.as_deref()));
 
     // The loss of the whole batch is computed on device 0.
     let logits = forward.iter().map(|(_, logits)| logits.clone().inner());
-    let gathered = gather(logits, &replica.inner_device()).autodiff().require_grad();
-    let gathered_at = Instant::now();
+    let gathered_logits = gather(logits, &replica.inner_device()).autodiff().require_grad();
+    let gathered = Instant::now();
     let targets = replica.targets(&batch);
-    replica.count(&host_logits(gathered.clone()), &targets, &batch.labels, outcome);
-    let loss = replica.loss(gathered.clone(), &targets, outcome.weight);
+    replica.count(&host_logits(gathered_logits.clone()), &targets, &batch.labels, outcome);
+    let loss = replica.loss(gathered_logits.clone(), &targets, outcome.weight);
     let with_loss = Instant::now();
-    let upstream = gathered.grad(&loss.backward()).expect("the loss depends on the logits, which require gradients");
+    let grad_output = gathered_logits.grad(&loss.backward());
+    let grad_output = grad_output.expect("the loss depends on the logits, which require gradients");
 
-    let jobs = forward.into_iter().zip(chunks.clone()).enumerate().map(|(index, ((network, logits), range))| {
-        let timeline = timeline.clone();
-        let upstream = copy::to_device(upstream.clone().slice(range), &devices.get(index).clone().inner());
-        move || {
-            let start = Instant::now();
-            // The gradient of this sum with respect to the logits is `upstream`, bit for bit.
-            let gradients = (logits * upstream.autodiff()).sum().backward();
-            let gradients = FlatGradients::from_backward(gradients, &network);
-            timeline.span(Track::Device(index), "backward", start, Instant::now(), &[]);
-            (network, gradients)
-        }
-    });
-    let backward: Vec<(Network, FlatGradients)> = devices.parallel_apply("backward", group.as_ref(), jobs.collect())?;
+    let backward = parallel_backward(devices, forward, &grad_output, &chunks, group.as_ref(), &timeline)?;
     let (ran_backward, sync_backward) = (Instant::now(), sync_seconds(group.as_deref()));
 
     // Keep device 0's network, with its running statistics. Sum the gradients in device order.
@@ -111,7 +88,7 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
         start,
         replicated,
         ran_forward,
-        gathered: gathered_at,
+        gathered,
         with_loss,
         ran_backward,
         reduced,
@@ -125,6 +102,65 @@ fn forward_backward(dp: &mut Dp, batch: Batch, outcome: &mut StepOutcome) -> Res
         *held = (*held).max(sizes.peak_bytes(index, chunk.len(), batch.len(), image));
     }
     Ok(gradients)
+}
+
+/// Runs the forward pass of each chunk on its device, and returns each device's network and logits `[chunk, classes]`.
+///
+/// # Errors
+/// A device fails.
+fn parallel_forward(
+    replica: &Replica,
+    devices: &DevicePools,
+    networks: Vec<Network>,
+    batch: &Arc<Batch>,
+    chunks: &[Range<usize>],
+    group: Option<&Arc<SyncGroup>>,
+) -> Result<Vec<(Network, Tensor<2>)>, Failure> {
+    let keys = replica.dropout_keys(batch);
+    let mut members = group.into_iter().flat_map(SyncGroup::members);
+    let jobs = networks.into_iter().zip(chunks.iter().cloned()).enumerate().map(|(index, (network, range))| {
+        let (batch, device) = (Arc::clone(batch), devices.get(index).clone());
+        let (timeline, keys) = (replica.timeline.clone(), keys[range.clone()].to_vec());
+        let statistics = members.next().map(|member| member as Arc<dyn StatisticsReduce>);
+        let cx = replica.autocast(Context::train_with(statistics, None));
+        move || {
+            let (start, samples) = (Instant::now(), range.len());
+            let cx = cx.with_dropout(keys);
+            let logits = network.forward(scatter::images(&batch, range, &device), &cx);
+            timeline.span(Track::Device(index), "forward", start, Instant::now(), &[("samples", samples)]);
+            (network, logits)
+        }
+    });
+    devices.parallel_apply("forward", group, jobs.collect())
+}
+
+/// Runs the backward pass of each chunk on its device, and returns each device's network and gradients. `grad_output` is the
+/// gradient of the loss with respect to the logits of all chunks, `[B, classes]`.
+///
+/// # Errors
+/// A device fails.
+fn parallel_backward(
+    devices: &DevicePools,
+    forward: Vec<(Network, Tensor<2>)>,
+    grad_output: &Tensor<2>,
+    chunks: &[Range<usize>],
+    group: Option<&Arc<SyncGroup>>,
+    timeline: &Timeline,
+) -> Result<Vec<(Network, FlatGradients)>, Failure> {
+    let jobs =
+        forward.into_iter().zip(chunks.iter().cloned()).enumerate().map(|(index, ((network, logits), range))| {
+            let timeline = timeline.clone();
+            let grad_output = copy::to_device(grad_output.clone().slice(range), &devices.get(index).clone().inner());
+            move || {
+                let start = Instant::now();
+                // The gradient of this sum with respect to the logits is `grad_output`, bit for bit.
+                let gradients = (logits * grad_output.autodiff()).sum().backward();
+                let gradients = FlatGradients::from_backward(gradients, &network);
+                timeline.span(Track::Device(index), "backward", start, Instant::now(), &[]);
+                (network, gradients)
+            }
+        });
+    devices.parallel_apply("backward", group, jobs.collect())
 }
 
 /// When the parts of a step ended.
