@@ -162,7 +162,14 @@ fn a_changed_validation_split_is_refused() {
     pictures(&bench, &[("train", 16)], [32, 32]);
     let run = bench.train("runs", &[]);
     let run = run.to_str().unwrap();
-    bench.run(&["eval", "--run", run]).expect(0);
+    // `limit_test` does not apply to the images that are held out.
+    let limited = ["--config", "config.toml", "--run-dir", "limited", "--set", "data.limit_test=3"];
+    bench.run(&limited).expect(0);
+    for run in [run, bench.only_run("limited").to_str().unwrap()] {
+        let ended = bench.run(&["eval", "--run", run, "--json"]).expect(0);
+        let evaluated: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(evaluated["total"] == 8 && !ended.stderr.contains("limit_test"), "{evaluated}: {}", ended.stderr);
+    }
     let moved = bench.path("pictures/train/dark/zz.png");
     fs::rename(bench.path("pictures/train/dark/00.png"), &moved).unwrap();
     let ended = bench.run(&["eval", "--run", run]).expect(2);
@@ -173,6 +180,8 @@ fn a_changed_validation_split_is_refused() {
     fs::remove_file(moved).unwrap();
     pictures(&bench, &[("test", 3)], [32, 32]);
     bench.run(&["eval", "--run", run]).expect(0);
+    let ended = bench.run(&["eval", "--run", bench.only_run("limited").to_str().unwrap()]).expect(0);
+    assert!(ended.stderr.contains("note: evaluates all 6 images; the run had 3 (data.limit_test)"), "{}", ended.stderr);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::error::{ConfigError, Location};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::syntax;
-use crate::cli::{DataDir, NamedBy};
+use crate::cli::DataDir;
 
 /// Values from the command line that override the configuration file. A later value overrides an earlier one: the file, `set` in
 /// its order, the other flags.
@@ -24,8 +24,6 @@ pub struct Overrides {
     pub seed: Option<u64>,
     /// `--data-dir`, or the variable `TRAINER_DATA_DIR`.
     pub data_dir: Option<DataDir>,
-    /// Whether `data.dir` of the file takes precedence over the variable: the file is that of a run, which keeps its images.
-    pub keep_data_dir: bool,
     /// `--mode`. [`super::resolve`] checks the word.
     pub mode: Option<String>,
     /// `--backend`. [`super::resolve`] checks the word.
@@ -80,8 +78,7 @@ impl Overrides {
                 });
             };
             let (value, path) = (text.to_owned(), Some("data.dir".to_owned()));
-            let keeps = self.keep_data_dir && dir.by == NamedBy::Variable;
-            flags.push(Flag { shown, path, value, word: true, keeps });
+            flags.push(Flag { shown, path, value, word: true, keeps: false });
         }
         if let Some(devices) = self.devices {
             let (value, path) = (devices.to_string(), Some("parallel.devices".to_owned()));
