@@ -145,7 +145,7 @@ fn usual_resize(size: usize) -> usize {
     (size as f64 / 0.875).round() as usize
 }
 
-/// Fills in the side of the images of a data set whose facts are known before its files are read. Images in files have no such side:
+/// Fills in the side of the images of a data set whose facts are known before its files are read. Not that of images in files:
 /// with `data.image_size` they would be resized, and without it an image of another size is an error.
 pub(super) fn fill_in_size(plan: &mut RunPlan, facts: &DatasetFacts) {
     if facts.height == facts.width {
