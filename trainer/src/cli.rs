@@ -197,7 +197,7 @@ pub struct EvalArgs {
     /// The data set (default: that of the run; required with --model)
     #[arg(long, value_name = "NAME")]
     pub data: Option<String>,
-    /// The folder of the data sets (default: the variable TRAINER_DATA_DIR)
+    /// The folder of the data sets (default: that of the run, or the variable TRAINER_DATA_DIR)
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<DataDir>,
     /// Side of the images in pixels, as data.image_size (default: that of the run, or of the data set)

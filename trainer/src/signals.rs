@@ -161,7 +161,7 @@ impl Stop {
                 // After a SIGHUP, the next signal is the first one that counts.
                 let again = if signals::ends_at_once(signal) { "; once more ends it at once" } else { "" };
                 console::eprint_above_bar(format_args!(
-                    "{}: training saves a checkpoint and stops, after the next step at the latest{again}",
+                    "{}: training saves a checkpoint and stops, after the next steps{again}",
                     signals::name(signal)
                 ));
             }

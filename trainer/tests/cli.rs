@@ -213,11 +213,24 @@ fn the_environment_variable_does_not_replace_the_images_of_a_run() {
     assert_eq!(total(&[]), 4, "the run's own images");
     assert_eq!(total(&["--data-dir", "third"]), 8);
     assert_eq!(total(&["--data", "image-folder"]), 6);
+}
+
+/// Such a run has no `data.dir` in its config.toml.
+#[test]
+fn the_environment_variable_does_not_replace_the_default_folder_of_a_run() {
+    let bench = Bench::new(CONFIG);
+    let run = bench.train("runs", &["--epochs", "1"]);
     let config = run.join("config.toml");
     let text = fs::read_to_string(&config).unwrap();
-    assert!(text.contains("dir = \"pictures\"\n"), "{text}");
-    fs::write(&config, text.replace("dir = \"pictures\"\n", "")).unwrap();
-    assert_eq!(total(&[]), 6, "the run names no folder");
+    assert!(!text.contains("\ndir = "), "{text}");
+    // The built-in data set needs no folder.
+    fs::write(&config, text.replace("name = \"fashion-mini\"", "name = \"mnist\"")).unwrap();
+    for arguments in [&["eval", "--run"][..], &["--epochs", "2", "--resume"]] {
+        let mut command = bench.command();
+        command.env("XDG_CACHE_HOME", bench.path("cache")).env("TRAINER_DATA_DIR", "from-variable");
+        let missing = Ended::from(command.args(arguments).arg(&run).output().unwrap()).expect(2).stderr;
+        assert!(missing.contains("cache/trainer") && !missing.contains("from-variable"), "{missing}");
+    }
 }
 
 /// LeNet's first linear layer depends on the size of the images.

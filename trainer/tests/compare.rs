@@ -54,6 +54,21 @@ fn three_modes_are_compared_on_one_page() {
     assert!(page.stdout.contains("loss diff") && page.stdout.contains("folder: runs/"), "{}", page.stdout);
 }
 
+/// The `config.toml` of a tuned run has `parallel.threads`, and only mode `ddp` uses this key.
+#[test]
+fn all_modes_take_the_same_batches_with_the_same_threads() {
+    let bench = Bench::new(CONFIG);
+    let settings = ["--set", "train.batch_scope=per_worker", "--set", "parallel.threads=61"];
+    let (json, _) = compare(&bench, 0, &[&["--steps", "4", "--rounds", "1"], &settings[..]].concat());
+    for mode in json["modes"].as_array().unwrap() {
+        assert!(mode["loss_difference"].as_f64().unwrap() < 1e-4, "{mode}");
+        let run = entries(&bench.path(&format!("out/runs/{}-1", mode["mode"].as_str().unwrap())));
+        let config = run.iter().find_map(|run| std::fs::read_to_string(run.join("config.toml")).ok()).unwrap();
+        assert!(config.contains("batch_scope = \"global\"\n"), "{config}");
+        assert!(mode["mode"] != "ddp" || config.contains("\nthreads = ") && !config.contains("= 61\n"), "{config}");
+    }
+}
+
 #[test]
 fn a_mode_that_fails_is_shown_beside_the_others() {
     let bench = Bench::new(CONFIG);

@@ -162,7 +162,14 @@ fn a_changed_validation_split_is_refused() {
     pictures(&bench, &[("train", 16)], [32, 32]);
     let run = bench.train("runs", &[]);
     let run = run.to_str().unwrap();
-    bench.run(&["eval", "--run", run]).expect(0);
+    // `limit_test` does not apply to the images that are held out.
+    let limited = ["--config", "config.toml", "--run-dir", "limited", "--set", "data.limit_test=3"];
+    bench.run(&limited).expect(0);
+    for run in [run, bench.only_run("limited").to_str().unwrap()] {
+        let ended = bench.run(&["eval", "--run", run, "--json"]).expect(0);
+        let evaluated: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert!(evaluated["total"] == 8 && !ended.stderr.contains("limit_test"), "{evaluated}: {}", ended.stderr);
+    }
     let moved = bench.path("pictures/train/dark/zz.png");
     fs::rename(bench.path("pictures/train/dark/00.png"), &moved).unwrap();
     let ended = bench.run(&["eval", "--run", run]).expect(2);
@@ -173,6 +180,8 @@ fn a_changed_validation_split_is_refused() {
     fs::remove_file(moved).unwrap();
     pictures(&bench, &[("test", 3)], [32, 32]);
     bench.run(&["eval", "--run", run]).expect(0);
+    let ended = bench.run(&["eval", "--run", bench.only_run("limited").to_str().unwrap()]).expect(0);
+    assert!(ended.stderr.contains("note: evaluates all 6 images; the run had 3 (data.limit_test)"), "{}", ended.stderr);
 }
 
 #[test]
@@ -200,16 +209,39 @@ fn other_data_are_normalised_as_in_the_run() {
 
 #[test]
 fn images_of_another_shape_are_refused() {
+    for [width, height] in [[40, 32], [32, 32]] {
+        let bench = Bench::new(PICTURES);
+        pictures(&bench, &[("train", 8), ("test", 2)], [width, height]);
+        let run = bench.train("runs", &[]);
+        let run = run.to_str().unwrap();
+        let [wide, high] = [2 * width, 2 * height];
+        pictures(&bench, &[("train", 8), ("test", 2)], [wide, high]);
+        let said = format!("was trained on images of 3x{height}x{width}, and these are 3x{high}x{wide}");
+        for arguments in [&["eval", "--run", run][..], &["--resume", run, "--epochs", "3"]] {
+            let ended = bench.run(arguments).expect(2);
+            assert!(ended.stderr.contains(&said), "{}", ended.stderr);
+        }
+    }
+}
+
+/// The workers of a job and a resumed run read the configuration that the run folder has.
+#[test]
+fn an_image_of_another_size_is_refused_in_each_process_and_after_a_resume() {
     let bench = Bench::new(PICTURES);
-    pictures(&bench, &[("train", 8), ("test", 2)], [40, 32]);
-    let run = bench.train("runs", &[]);
-    let run = run.to_str().unwrap();
-    pictures(&bench, &[("train", 8), ("test", 2)], [80, 64]);
-    let said = "was trained on images of 3x32x40, and these are 3x64x80";
-    for arguments in [&["eval", "--run", run][..], &["--resume", run, "--epochs", "3"]] {
+    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
+    save_png(bench.path("pictures/train/light/05.png"), 40, 36, |_, _| [9; 3]);
+    let said = "pictures/train/light/05.png: is 40x36 pixels, the first image is 32x32";
+    let check = |arguments: &[&str]| {
         let ended = bench.run(arguments).expect(2);
         assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        assert!(ended.stderr.contains("hint: set image_size in [data]"), "{}", ended.stderr);
+    };
+    for (root, more) in [("single", &[][..]), ("ddp", &["--cpus", "2"])] {
+        check(&[&["--config", "config.toml", "--run-dir", root], more].concat());
+        check(&["--resume", bench.only_run(root).to_str().unwrap()]);
     }
+    // Such an image is whole, so it is not replaced.
+    check(&["--config", "config.toml", "--run-dir", "skip", "--cpus", "2", "--set", "data.on_error=skip"]);
 }
 
 #[test]

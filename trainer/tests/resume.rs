@@ -160,6 +160,23 @@ fn the_command_that_the_time_limit_prints_continues_the_run() {
     assert!(losses(&bench.only_run("runs")).len() > steps, "the run continued for another second");
 }
 
+/// A run of one step per epoch always ends at an epoch's end. The resumed run evaluates and ends again.
+#[test]
+fn the_evaluation_of_a_run_whose_time_was_over_counts_for_its_time() {
+    let bench = Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 16"));
+    let limits = ["--set", "train.epochs=1000000", "--set", "train.max_time_s=1", "--set", "checkpoint.every=0"];
+    let run = bench.train("runs", &limits);
+    let state = || -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(run.join("checkpoints/last/state.json")).unwrap()).unwrap()
+    };
+    let before = state();
+    bench.run(&["--resume", run.to_str().unwrap()]).expect(0);
+    let after = state();
+    assert_eq!((&before["progress"]["batch"], &after["progress"]["step"]), (&0.into(), &before["progress"]["step"]));
+    let seconds = |state: &serde_json::Value| state["progress"]["elapsed_s"].as_f64().unwrap();
+    assert!(seconds(&after) > seconds(&before), "{before} {after}");
+}
+
 /// Evaluations every 1,000 epochs, so the one at the time limit is the only one.
 #[test]
 fn the_evaluation_at_the_time_limit_is_in_the_table_of_epochs() {

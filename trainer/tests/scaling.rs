@@ -38,6 +38,24 @@ fn measured_and_computed_steps_are_on_one_page() {
 }
 
 #[test]
+fn workers_have_the_same_threads_and_the_page_has_the_steps_of_runs_that_end_early() {
+    let bench =
+        Bench::new(&CONFIG.replace("limit_train = 520", "limit_train = 160").replace("epochs = 3", "epochs = 1"));
+    let start = ["bench", "scaling", "--config", "config.toml", "--cpus", "1,2", "--steps", "8", "--out", "out"];
+    let page = bench.run(&[&start[..], &["--set", "parallel.threads=61"]].concat()).expect(0).stdout;
+    assert!(page.starts_with("lenet on fashion-mini, batch 16: median of 3 to 6 steps\n"), "{page}");
+    let json: Value = serde_json::from_slice(&std::fs::read(bench.path("out/scaling.json")).unwrap()).unwrap();
+    let steps: Vec<_> = json["measured"].as_array().unwrap().iter().map(|row| row["steps"].as_u64().unwrap()).collect();
+    // Two workers of 16 images each have 5 steps per epoch. The warm-up takes 2 steps.
+    assert_eq!((steps, json["steps"].as_u64()), (vec![6, 3, 6, 6], Some(6)));
+    for run in ["weak-2", "strong-2"] {
+        let run = entries(&bench.path(&format!("out/runs/{run}")));
+        let config = run.iter().find_map(|run| std::fs::read_to_string(run.join("config.toml")).ok()).unwrap();
+        assert!(config.contains("\nthreads = ") && !config.contains("= 61\n"), "{config}");
+    }
+}
+
+#[test]
 fn mistakes_exit_with_code_2() {
     let bench = Bench::new(CONFIG);
     let cases: [(&[&str], &str); 9] = [

@@ -242,6 +242,12 @@ impl ShortRun<'_> {
     }
 }
 
+/// Returns the setting of a `ddp` run whose workers have `threads` threads each. Returns `None` if the plan leaves
+/// `parallel.threads` to the run. The `config.toml` of a tuned run has this key, and a run of one process ignores it.
+pub(super) fn set_threads(plan: &RunPlan, threads: usize) -> Option<String> {
+    plan.parallel.threads.map(|_| format!("parallel.threads={threads}"))
+}
+
 /// Returns the number of a short run's steps to skip: the first steps allocate memory and fill the loader's queue.
 pub(super) fn warmup(steps: usize) -> usize {
     (steps / 3).min(5)

@@ -115,7 +115,11 @@ fn run_mode(
     if arguments.oversubscribe && mode != Mode::Single {
         flags.push("--oversubscribe".to_owned());
     }
-    let run = ShortRun { arguments: &arguments.runs, set: Vec::new(), flags, plan };
+    // All modes take the same batches with the same number of threads in all.
+    let share = (rayon::current_num_threads() / workers_of(mode, arguments)).max(1);
+    let mut set = vec!["train.batch_scope=global".to_owned()];
+    set.extend(child::set_threads(plan, share).filter(|_| mode == Mode::Ddp));
+    let run = ShortRun { arguments: &arguments.runs, set, flags, plan };
     let run = match run.run(folder, &[], stop)? {
         Ok(run) => run,
         Err(message) => return Ok(Err(message)),

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::saved_network;
 use super::views::{Views, ten_crop_failure};
-use crate::cli::{DataDir, EvalArgs};
+use crate::cli::{DataDir, EvalArgs, NamedBy};
 use crate::config::{self, Overrides};
 use crate::console;
 use crate::device::{self, DeviceRequest, LocalRank};
@@ -96,10 +96,11 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         let hint = "leave --tta out: multi-label images are evaluated as they are";
         return Err(Failure::usage("--tta needs one class per image", hint));
     }
-    let (test, loader) = test_images(&target, arguments)?;
+    let TestImages { test, loader, held_out } = test_images(&target, arguments)?;
     target.check_trained(&test)?;
     target.check_image_size(&test)?;
-    if let Some(limit) = target.limit.filter(|limit| *limit < test.len()) {
+    // `data.limit_test` does not apply to images that the run held out of its training images.
+    if let Some(limit) = target.limit.filter(|limit| !held_out && *limit < test.len()) {
         let (limit, all) = (thousands(limit as u64), thousands(test.len() as u64));
         console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
     }
@@ -206,8 +207,16 @@ fn views(arguments: &EvalArgs) -> Views {
     Views::of(arguments.tta.as_deref())
 }
 
-/// Opens the test images, and the loader that prepares them.
-fn test_images(target: &EvalTarget, arguments: &EvalArgs) -> Result<(Arc<Dataset>, Loader), Failure> {
+/// The images to evaluate on, and the loader that prepares them.
+struct TestImages {
+    test: Arc<Dataset>,
+    loader: Loader,
+    /// Whether the images are those that the run held out of its training images (`data.validation`).
+    held_out: bool,
+}
+
+/// Opens the test images.
+fn test_images(target: &EvalTarget, arguments: &EvalArgs) -> Result<TestImages, Failure> {
     let splits = formats::load(&target.data).map_err(|error| match error.place.as_str() {
         "validation" => {
             let cause = format!("{}: no test images, and the run's data.validation: {}", target.data.name, error.cause);
@@ -239,7 +248,9 @@ fn test_images(target: &EvalTarget, arguments: &EvalArgs) -> Result<(Arc<Dataset
         workers: rayon::current_num_threads(),
         ..LoaderConfig::default()
     };
-    Ok((test.clone(), Loader::new(test, config).map_err(ten_crop_failure)?))
+    let loader = Loader::new(test.clone(), config).map_err(ten_crop_failure)?;
+    // An evaluation splits the training images only if there are no test images.
+    Ok(TestImages { test, loader, held_out: splits.record.is_some() })
 }
 
 /// Builds the network with the target's weights on the best device. Returns it with the origin of the weights.
@@ -296,8 +307,9 @@ fn stopped(signal: i32, counted: u64, images: usize) -> Failure {
 /// the checkpoint has them.
 fn of_run(run: &Path, arguments: &EvalArgs) -> Result<EvalTarget, Failure> {
     let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
-    let keep_data_dir = arguments.data.is_none();
-    let overrides = Overrides { data_dir: arguments.data_dir.clone(), keep_data_dir, ..Overrides::default() };
+    // The run keeps its own images, as a resumed run does: the variable is for other data sets.
+    let data_dir = arguments.data_dir.clone().filter(|dir| arguments.data.is_some() || dir.by == NamedBy::Flag);
+    let overrides = Overrides { data_dir, ..Overrides::default() };
     let plan = plan::load(&folder.config(), &overrides)?;
     let loaded = saved_network::load(&folder, arguments.checkpoint.as_deref())?;
     let own_data = arguments.data.as_ref().is_none_or(|name| *name == plan.data.name);

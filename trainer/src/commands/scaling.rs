@@ -161,7 +161,7 @@ fn measure(
         data: plan.data.name.clone(),
         batch_size,
         machine: format!("{device}{processor}, {cores} cores, {threads} threads for each worker{oversubscribed}"),
-        steps: arguments.runs.steps - child::warmup(arguments.runs.steps),
+        steps: measured.iter().map(|row| row.steps).max().unwrap_or_default(),
         measured,
         profile: found,
         network,
@@ -186,8 +186,11 @@ fn run_workers(
     stop: &Stop,
 ) -> Result<(RunFolder, Vec<StepRecord>), Failure> {
     let scope = if scaling == Scaling::Weak { "per_worker" } else { "global" };
-    let set =
+    let mut set: Vec<String> =
         [&format!("train.batch_scope={scope}"), "train.accumulate=1", "log.timeline=true"].map(str::to_owned).into();
+    if workers > 1 {
+        set.extend(child::set_threads(plan, threads));
+    }
     let (flag, _) = devices(arguments);
     // The measured workers are processes, whatever mode the file has.
     let mode = if workers > 1 { "ddp" } else { "single" };
@@ -221,6 +224,7 @@ fn row(scaling: Scaling, workers: usize, steps: &[StepRecord], first: Option<f64
     Measured {
         scaling,
         workers,
+        steps: steps.len(),
         images_per_s,
         efficiency: first.map_or(1.0, |first| images_per_s / workers as f64 / first),
         step_ms: middle(|step| step.step_ms),

@@ -146,6 +146,14 @@ fn usual_resize(size: usize) -> usize {
     (size as f64 / 0.875).round() as usize
 }
 
+/// Fills in the side of the images of a data set whose facts are known before its files are read. Not that of images in files:
+/// with `data.image_size` they would be resized, and without it an image of another size is an error.
+pub(super) fn fill_in_size(plan: &mut RunPlan, facts: &DatasetFacts) {
+    if facts.height == facts.width {
+        plan.data.image_size.get_or_insert(facts.height);
+    }
+}
+
 /// Fills in the values that other values of the plan determine.
 pub(super) fn fill_in_resize(plan: &mut RunPlan) {
     let data = &mut plan.data;
@@ -328,12 +336,9 @@ fn check_channels(plan: &mut RunPlan, facts: &DatasetFacts, mistakes: &mut Mista
 }
 
 /// Checks that crops and cut-outs leave a part of the image.
-fn check_size(plan: &mut RunPlan, facts: &DatasetFacts, mistakes: &mut Mistakes) {
+fn check_size(plan: &RunPlan, facts: &DatasetFacts, mistakes: &mut Mistakes) {
     let (height, width) = (facts.height, facts.width);
     let images = format!("images of \"{}\" are {height}x{width}", plan.data.name);
-    if height == width {
-        plan.data.image_size.get_or_insert(height);
-    }
     // Padding comes first: crops and cut-outs see the padded image.
     let (side, images) = match plan.data.image_size {
         Some(size) if size < height.max(width) => {

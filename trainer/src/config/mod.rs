@@ -101,6 +101,7 @@ pub fn resolve(source: &ConfigSource, overrides: &Overrides, registry: &Registry
 
     let Reader { origins, mut errors, notes, .. } = reader;
     if let Some(facts) = (registry.dataset_facts)(&plan.data.name) {
+        check::fill_in_size(&mut plan, &facts);
         errors.extend(check::check_dataset(&mut plan, &origins, &facts));
     }
     ConfigErrors::check(errors)?;

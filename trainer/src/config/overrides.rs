@@ -10,7 +10,7 @@ use super::error::{ConfigError, Location};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::syntax;
-use crate::cli::{DataDir, NamedBy};
+use crate::cli::DataDir;
 
 /// Values from the command line that override the configuration file. The order is: the file, then `set`, then the other flags. The
 /// last value applies, except where a field's doc says that an earlier value takes precedence.
@@ -24,8 +24,6 @@ pub struct Overrides {
     pub seed: Option<u64>,
     /// `--data-dir`, or the variable `TRAINER_DATA_DIR`.
     pub data_dir: Option<DataDir>,
-    /// Whether `data.dir` of the file takes precedence over the variable: the file is that of a run, which keeps its images.
-    pub keep_data_dir: bool,
     /// `--mode`. [`super::resolve`] checks the word.
     pub mode: Option<String>,
     /// `--backend`. [`super::resolve`] checks the word.
@@ -80,8 +78,7 @@ impl Overrides {
                 });
             };
             let (value, path) = (text.to_owned(), Some("data.dir".to_owned()));
-            let yields_to_set_value = self.keep_data_dir && dir.by == NamedBy::Variable;
-            flags.push(Flag { shown, path, value, is_string: true, yields_to_set_value });
+            flags.push(Flag { shown, path, value, is_string: true, yields_to_set_value: false });
         }
         if let Some(devices) = self.devices {
             let (value, path) = (devices.to_string(), Some("parallel.devices".to_owned()));

@@ -110,8 +110,8 @@ impl RunPlan {
         })
     }
 
-    /// Compares the plan with its data set after the data set was read. Fills in the number of classes, the image size and
-    /// the normalisation where the configuration leaves them to the data set. A second call changes nothing.
+    /// Compares the plan with its data set after the data set was read. Fills in the number of classes and the
+    /// normalisation where the configuration leaves them to the data set. A second call changes nothing.
     ///
     /// # Errors
     /// Each value that contradicts the data, with its line.

@@ -38,6 +38,7 @@ impl Engine<'_> {
             }
         } else {
             // The weights are those of the last epoch's end, and the epoch's line is already in `summary.csv`.
+            self.progress.elapsed_s += start.elapsed().as_secs_f64();
             let is_best = self.record_evaluation(self.progress.epoch.saturating_sub(1), eval_record(&counts));
             self.save_evaluated(&format!("step-{step}"), is_best)?;
         }

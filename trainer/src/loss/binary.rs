@@ -40,10 +40,16 @@ fn factor(target: f32, class: usize, pos_weights: &[f64]) -> f32 {
     1.0 + (weight - 1.0) * target
 }
 
-/// Returns whether every class is predicted correctly. A class is predicted if its logit is at least 0, which is a probability of
-/// at least 0.5. (`MultilabelExactMatch` of torchmetrics; scikit-learn's `accuracy_score` of indicator matrices.)
+/// Returns whether a class is predicted: its logit is above 0, which is a probability above 0.5 (`preds > threshold` of
+/// torchmetrics).
+pub fn is_predicted(logit: f32) -> bool {
+    logit > 0.0
+}
+
+/// Returns whether every class is predicted correctly. (`MultilabelExactMatch` of torchmetrics; scikit-learn's `accuracy_score` of
+/// indicator matrices.)
 pub fn exact_match(logits: &[f32], target: &[f32]) -> bool {
-    logits.iter().zip(target).all(|(&logit, &target)| !logit.is_nan() && (logit >= 0.0) == (target > 0.5))
+    logits.iter().zip(target).all(|(&logit, &target)| !logit.is_nan() && is_predicted(logit) == (target > 0.5))
 }
 
 /// Returns the probability of a class (`torch.sigmoid`).
@@ -95,8 +101,11 @@ mod tests {
 
     #[test]
     fn an_exact_match_has_every_class_right() {
-        assert!(exact_match(&[0.0, -0.1], &[1.0, 0.0]));
-        assert!(!exact_match(&[0.0, -0.1], &[1.0, 1.0]));
+        assert!(exact_match(&[0.1, -0.1], &[1.0, 0.0]));
+        assert!(!exact_match(&[0.1, -0.1], &[1.0, 1.0]));
+        // `MultilabelExactMatch` compares with `>`, so a probability of 0.5 is not a prediction.
+        assert!(exact_match(&[0.1, 0.0], &[1.0, 0.0]));
+        assert!(!exact_match(&[0.0, -0.1], &[1.0, 0.0]));
         assert!(!exact_match(&[-0.1, -0.1], &[1.0, 0.0]));
         assert!(!exact_match(&[f32::NAN, -0.1], &[0.0, 0.0]));
         assert!((sigmoid(0.0) - 0.5).abs() < 1e-12 && sigmoid(-1000.0) == 0.0 && sigmoid(1000.0) == 1.0);

@@ -69,7 +69,7 @@ pub(super) fn load_newest_checkpoint(
         if let Some((_, cause)) = trained.class_difference(data) {
             return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
         }
-        // With data.image_size, the plan has the size.
+        // With data.image_size, images are resized or padded to the plan's size.
         if let (None, Some(cause)) = (plan.data.image_size, trained.shape_difference(data)) {
             return Err(Failure::usage(format!("{}: {cause}", loaded.path.display()), hint));
         }

@@ -203,7 +203,6 @@ fn overrides(arguments: &TrainArgs) -> Overrides {
         epochs: arguments.epochs,
         seed: arguments.seed,
         data_dir: arguments.data_dir.clone(),
-        keep_data_dir: false,
         autotune: arguments.autotune,
     }
 }

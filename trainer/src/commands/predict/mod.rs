@@ -44,7 +44,7 @@ const LIST_HINT: &str = "--list names a file with one path per line, in UTF-8";
 #[derive(Debug, Serialize)]
 struct Prediction<'a> {
     path: String,
-    /// The classes with a probability of at least 0.5, in their order. Present only for multi-label images.
+    /// The classes with a probability above 0.5, in their order. Present only for multi-label images.
     #[serde(skip_serializing_if = "Option::is_none")]
     classes: Option<Vec<&'a str>>,
     predictions: Vec<Class<'a>>,
@@ -211,9 +211,10 @@ impl Classifier {
         }
     }
 
-    /// Returns the classes with a probability of at least 0.5 (a logit of at least 0), in their order.
+    /// Returns the classes that are predicted, as the exact match of an evaluation counts them, in their order.
     fn present(&self, logits: &[f32]) -> Vec<&str> {
-        logits.iter().zip(&self.classes).filter(|(logit, _)| **logit >= 0.0).map(|(_, class)| class.as_str()).collect()
+        let all = logits.iter().zip(&self.classes);
+        all.filter(|(logit, _)| binary::is_predicted(**logit)).map(|(_, class)| class.as_str()).collect()
     }
 
     /// Decodes and normalises images on all threads. Returns each image, `[C, H, W]` (`[10, C, H, W]` with ten crops), with its

@@ -39,10 +39,22 @@ fn missing_values_come_from_the_data_set() {
     assert_eq!(plan.model.num_classes, Some(7));
     assert_eq!(plan.data.mean.as_deref(), Some([0.5; 3].as_slice()));
     assert_eq!(plan.data.std.as_deref(), Some([0.25; 3].as_slice()));
-    assert_eq!(plan.data.image_size, None, "48x64 is not a square");
+    assert_eq!(plan.data.image_size, None);
     let before = plan.clone();
     plan.check_against(&photos(7)).unwrap();
     assert_eq!(plan, before);
+}
+
+/// With `image_size` images in files are resized. A plan that had the size of the first image as `image_size` would resize the
+/// images of other sizes, which are errors.
+#[test]
+fn square_images_in_files_leave_image_size_unset() {
+    let mut plan = read(FOLDER, &Overrides::default()).unwrap();
+    plan.check_against(&DatasetFacts { height: 64, ..photos(5) }).unwrap();
+    assert_eq!(plan.data.image_size, None);
+    assert!(!plan.to_toml().contains("image_size ="), "{}", plan.to_toml());
+    let known = read("[model]\nname = \"lenet\"\n[data]\nname = \"mnist\"\n", &Overrides::default()).unwrap();
+    assert_eq!(known.data.image_size, Some(28), "images that are not in files have one size");
 }
 
 #[test]

@@ -21,7 +21,7 @@ const PUBLISHED_DATASET: &str = "cifar10";
 pub struct AccuracyRow {
     /// The registry's name of the model.
     pub model: String,
-    /// Data set; with `, part` if only some of its images were used.
+    /// Data set; with `, part` if only some of its images were trained on or tested.
     pub dataset: String,
     /// Published test accuracy in percent.
     pub published_top1: Option<f64>,

@@ -73,7 +73,7 @@ pub struct FoundRuns {
 /// When a path is neither a run folder nor a folder of run folders, or a file is damaged. The error names the path.
 pub fn read_runs(paths: &[PathBuf]) -> Result<FoundRuns, FileError> {
     let mut found = FoundRuns::default();
-    let mut seen: HashMap<String, Vec<Vec<u8>>> = HashMap::new();
+    let mut seen: HashMap<String, Vec<RunIdentity>> = HashMap::new();
     for path in paths {
         let folders = match RunFolder::open(path) {
             Ok(run) => vec![run],
@@ -84,12 +84,12 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<FoundRuns, FileError> {
         };
         for folder in folders {
             let name = name_of(folder.path());
-            let epochs = bytes(&folder.summary_csv())?.unwrap_or_default();
+            let identity = RunIdentity::read(&folder.summary_csv(), &folder.env())?;
             let of_this_name = seen.entry(name.clone()).or_default();
-            if of_this_name.iter().any(|seen| same_run(seen, &epochs)) {
+            if of_this_name.iter().any(|seen| seen.is_same(&identity)) {
                 continue;
             }
-            of_this_name.push(epochs);
+            of_this_name.push(identity);
             match read(name, folder.clone())? {
                 Some(run) => found.runs.push(run),
                 None => found.unfinished.push(folder.path().to_owned()),
@@ -99,16 +99,46 @@ pub fn read_runs(paths: &[PathBuf]) -> Result<FoundRuns, FileError> {
     Ok(found)
 }
 
-/// Returns whether two summary.csv files belong to the same run. The run may have continued after one file was written. Other runs
-/// have different rows, since rows contain times. A run that ended inside an epoch writes its last row again when it continues.
-pub(super) fn same_run(a: &[u8], b: &[u8]) -> bool {
-    let lines = |text: &[u8]| -> Vec<Vec<u8>> {
-        text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect()
-    };
-    let (a, b) = (lines(a), lines(b));
-    let equal = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    // The first line has the names of the columns.
-    a == b || (equal > 1 && equal + 1 >= a.len().min(b.len()))
+/// What stays the same when a run continues.
+pub(super) struct RunIdentity {
+    /// The lines of summary.csv. The first line has the names of the columns.
+    lines: Vec<Vec<u8>>,
+    /// Time and command of the first start, without the folders of the command. `None` if env.json cannot be read.
+    first_start: Option<(String, Vec<String>)>,
+}
+
+impl RunIdentity {
+    /// Reads the identity from the files of a run folder or of a saved summary.
+    pub(super) fn read(summary_csv: &Path, env: &Path) -> Result<Self, FileError> {
+        let text = bytes(summary_csv)?.unwrap_or_default();
+        let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
+        let env = bytes(env)?.and_then(|env| serde_json::from_slice::<EnvFields>(&env).ok());
+        let first_start = env.and_then(|EnvFields { started, command, .. }| {
+            Some((started?, command.iter().map(|word| last_part(word).to_owned()).collect()))
+        });
+        Ok(Self { lines, first_start })
+    }
+
+    /// Returns whether the run has no summary.csv, or an empty one.
+    pub(super) fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Returns whether both belong to the same run. The run may have continued after one of them was written. Other runs have
+    /// different rows, since rows contain times. A run that ended inside an epoch writes its last row again when it continues. If
+    /// this row is the only one, the first start decides.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let (a, b) = (&self.lines, &other.lines);
+        let equal = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let fewest = a.len().min(b.len());
+        let one_row = || equal == 1 && fewest == 2 && self.first_start.is_some();
+        a == b || (equal > 1 && equal + 1 >= fewest) || (one_row() && self.first_start == other.first_start)
+    }
+}
+
+/// Returns the last part of a path. A text without a slash stays as it is.
+pub(super) fn last_part(path: &str) -> &str {
+    path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
 }
 
 /// Returns the folder's name, also if the path ends in `.`.
@@ -163,6 +193,9 @@ struct EvaluationFields {
 #[derive(Debug, Deserialize)]
 struct EnvFields {
     git_commit: Option<String>,
+    started: Option<String>,
+    #[serde(default)]
+    command: Vec<String>,
 }
 
 /// Reads one run; `None` if it has no result yet.
@@ -178,9 +211,11 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let mut recipe: toml::Table =
         toml::from_str(&config).map_err(|error| damaged(&folder.config(), &error.to_string()))?;
     let data = |key: &str| recipe.get("data").and_then(|data| data.get(key));
+    // `data.validation` holds out a part of the training images.
     let part =
         ["limit_train", "limit_test"].iter().any(|key| data(key).and_then(toml::Value::as_integer).unwrap_or(0) > 0)
-            || data("fraction").and_then(toml::Value::as_float).is_some_and(|fraction| fraction < 1.0);
+            || data("fraction").and_then(toml::Value::as_float).is_some_and(|fraction| fraction < 1.0)
+            || data("validation").is_some();
     let has = |section: &str, key: &str| recipe.get(section).is_some_and(|section| section.get(key).is_some());
     let several_classes = has("data", "label_delim");
     let weights = recipe.get("model").and_then(|model| model.get("weights")).and_then(toml::Value::as_str);

@@ -7,8 +7,9 @@ use std::{
 
 use serde_json::Value;
 
-use super::read::{RunRecord, bytes, same_run};
+use super::read::{RunIdentity, RunRecord, last_part};
 use crate::files::{FileError, write_atomic};
+use crate::report::RunFolder;
 
 /// The fields of `env.json` to keep: all except the machine's name and the folder.
 const KEPT: [&str; 12] = [
@@ -54,7 +55,7 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
             .map_err(|error| FileError::new(&path, format!("not JSON: {error}"), "the file was damaged or edited"))
     };
     let epochs = read(run.folder.summary_csv())?;
-    refuse_another_run(&folder, &epochs)?;
+    refuse_another_run(&folder, &run.folder)?;
     let mut summary = json(run.folder.summary_json())?;
     if let Some(summary) = summary.as_object_mut() {
         summary.remove("confusion");
@@ -68,16 +69,16 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
     Ok(folder)
 }
 
-/// Fails if `folder` holds the summary of another run. `epochs` is the run's summary.csv. A folder without this file is the rest of
-/// an interrupted save.
-fn refuse_another_run(folder: &Path, epochs: &[u8]) -> Result<(), FileError> {
-    match bytes(&folder.join("summary.csv"))? {
-        Some(saved) if !same_run(&saved, epochs) => Err(FileError::new(
+/// Fails if `folder` holds the summary of another run. A folder without summary.csv is the rest of an interrupted save.
+fn refuse_another_run(folder: &Path, run: &RunFolder) -> Result<(), FileError> {
+    let saved = RunIdentity::read(&folder.join("summary.csv"), &folder.join("env.json"))?;
+    match saved.is_empty() || saved.is_same(&RunIdentity::read(&run.summary_csv(), &run.env())?) {
+        true => Ok(()),
+        false => Err(FileError::new(
             folder,
             "another run of this name is saved here: its summary.csv has other epochs",
             "save to another folder, or rename one of the two run folders; to replace the saved run, remove it first",
         )),
-        _ => Ok(()),
     }
 }
 
@@ -87,8 +88,7 @@ fn remove_machine_fields(env: &mut Value) {
     env.retain(|key, _| KEPT.contains(&key.as_str()) || key == "resumed");
     if let Some(words) = env.get_mut("command").and_then(Value::as_array_mut) {
         for word in words {
-            let name = word.as_str().and_then(|word| word.rsplit('/').find(|part| !part.is_empty())).map(str::to_owned);
-            if let Some(name) = name {
+            if let Some(name) = word.as_str().map(|word| last_part(word).to_owned()) {
                 *word = Value::String(name);
             }
         }

@@ -118,6 +118,11 @@ fn runs_on_part_of_the_data_have_their_own_row() {
     let of = |dataset: &str| rows.iter().find(|row| row.model == "vgg16" && row.dataset == dataset).unwrap();
     assert_eq!((of("cifar10").runs, of("cifar10").published_top1), (0, Some(92.64)));
     assert_eq!((of("cifar10, part").runs, of("cifar10, part").published_top1), (1, None));
+    // A part of the training images is held out.
+    fs::write(&config, fs::read_to_string(&config).unwrap().replace("limit_test = 100", "validation = 0.1")).unwrap();
+    let rows = table(root.path());
+    let names: Vec<_> = rows.iter().filter(|row| row.runs > 0).map(|row| row.dataset.as_str()).collect();
+    assert_eq!(names, ["cifar10, part"]);
 }
 
 #[test]
@@ -182,6 +187,31 @@ fn two_runs_with_the_same_name_stay_separate() {
     save(&runs[0], "seed = 0", &results).unwrap();
     assert!(fs::read_to_string(saved.join("summary.csv")).unwrap().contains("\n4,1"));
     assert_eq!(read_runs(&[first, results]).unwrap().runs.len(), 1);
+}
+
+/// A run that ended inside its first epoch writes this epoch's row again, so no row stays.
+#[test]
+fn a_run_that_was_saved_inside_its_first_epoch_is_the_same_after_it_has_continued() {
+    let root = tempfile::tempdir().unwrap();
+    let (runs, others, results) = (root.path().join("runs"), root.path().join("others"), root.path().join("results"));
+    let record = |folder: &Path| read_runs(&[folder.to_owned()]).unwrap().runs.remove(0);
+    let write = |folder: &Path, name: &str, text: &str| fs::write(folder.join("1-lenet").join(name), text).unwrap();
+    let header = crate::report::summary_csv::HEADER;
+    run(&runs, "1-lenet", "lenet", "seed = 0", Some(74.5));
+    write(&runs, "summary.csv", &format!("{header}\n1,3,3,3,3,3,3,3,3\n"));
+    let saved = save(&record(&runs), "seed = 0", &results).unwrap();
+    write(&runs, "summary.csv", &format!("{header}\n1,2,2,2,2,2,2,2,2\n2,2,2,2,2,2,2,2,2\n"));
+    assert_eq!(read_runs(&[runs.clone(), results.clone()]).unwrap().runs.len(), 1);
+
+    // Another run that was started in the same second.
+    run(&others, "1-lenet", "lenet", "seed = 0", Some(75.5));
+    let env = fs::read_to_string(others.join("1-lenet/env.json")).unwrap();
+    write(&others, "env.json", &env.replace("a.toml", "b.toml"));
+    assert_eq!(read_runs(&[others.clone(), results.clone()]).unwrap().runs.len(), 2);
+    assert!(save(&record(&others), "seed = 0", &results).unwrap_err().cause.contains("another run"));
+
+    save(&record(&runs), "seed = 0", &results).unwrap();
+    assert!(fs::read_to_string(saved.join("summary.csv")).unwrap().contains("\n2,2"));
 }
 
 #[test]

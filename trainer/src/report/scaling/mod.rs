@@ -39,6 +39,8 @@ pub struct Measured {
     pub scaling: Scaling,
     /// Number of processes.
     pub workers: usize,
+    /// Number of measured steps.
+    pub steps: usize,
     /// Images per second of all workers.
     pub images_per_s: f64,
     /// Images per second of one worker, divided by the images per second of one worker in the smallest run.
@@ -81,7 +83,7 @@ pub struct ScalingReport {
     pub batch_size: usize,
     /// The machine, and the threads of each worker.
     pub machine: String,
-    /// Steps of each run that were measured.
+    /// Number of measured steps of the run with the most. `train.epochs` may end the other runs earlier.
     pub steps: usize,
     /// The measured runs.
     pub measured: Vec<Measured>,
@@ -97,6 +99,10 @@ impl ScalingReport {
     /// Formats the page. The text ends with a newline.
     pub fn page(&self) -> String {
         let Self { model, data, batch_size, machine, steps, .. } = self;
+        let steps = match self.measured.iter().map(|row| row.steps).min() {
+            Some(fewest) if fewest < *steps => format!("{fewest} to {steps}"),
+            _ => steps.to_string(),
+        };
         let mut page = format!("{model} on {data}, batch {batch_size}: median of {steps} steps\n{machine}\n\n");
         let head = ["measured", "workers", "images/s", "efficiency", "step ms", "exposed ms", "hidden ms"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
