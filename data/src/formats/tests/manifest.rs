@@ -267,6 +267,11 @@ fn missing_images_are_left_to_the_loader_and_an_evaluation_needs_its_own_only() 
         let error = after.train.encoded.as_ref().unwrap().decode(1, &mut pixels).unwrap_err();
         assert!(error.is_bad_image && error.file.ends_with("photos/1.png"), "{error}");
         assert_eq!(load(&eval).unwrap().test.len(), 1);
+        // Without any training image, the evaluated images have the size.
+        for name in ["photos/0.png", "photos/2.png"] {
+            std::fs::remove_file(manifest.path(name)).unwrap();
+        }
+        assert_eq!(load(&LoadRequest { image_size: None, ..eval.clone() }).unwrap().test.shape.width, 4);
         // The images of `val` are the test split where there is no other.
         std::fs::remove_file(manifest.path("photos/3.png")).unwrap();
         assert_eq!(load(&eval).is_err(), val_is_used);
