@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use crate::crops::{TEN_CROP, centre_of_resized, crops_of_resized};
 use crate::decode::{self, Decoder, Region, TOO_LARGE, Target, resample};
-use crate::formats::{open, read_error};
+use crate::formats::{ParsedFile, open, read_error};
 use crate::{DataError, ImageShape};
 
 /// Maximum size of an encoded image, in bytes.
@@ -90,7 +90,13 @@ impl ImageFile {
             Self::Path(path) => {
                 let (file, len) = open(path)?;
                 self.checked(len)?;
-                decode::read_size(BufReader::new(file))
+                let mut source = BufReader::new(ParsedFile::new(path, file));
+                let size = decode::read_size(&mut source);
+                // The decoder's text does not tell a disk that does not answer from a damaged image.
+                if let (Err(_), Some(failure)) = (&size, source.into_inner().failure) {
+                    return Err(failure);
+                }
+                size
             }
             Self::Member { .. } => decode::read_size(Cursor::new(self.read()?)),
         };

@@ -293,12 +293,16 @@ fn a_smaller_last_batch_is_kept_or_dropped() {
 
 #[test]
 fn a_padded_batch_repeats_its_last_image() {
-    for config in [mixed(), LoaderConfig { pixels: false, ..gathering(config()) }] {
+    let drawn = LoaderConfig { drop_last: false, ..weighted() };
+    for config in [mixed(), LoaderConfig { pixels: false, ..gathering(config()) }, drawn] {
+        let is_drawn = !config.sampler_weights.is_empty();
         let batch = load(70, config, 1, 4).remove(0);
         let padded = batch.clone().padded(16);
         assert_eq!((padded.len(), padded.ids.len(), padded.global_len), (16, 16, batch.global_len));
         assert_eq!(padded.labels[..6], batch.labels);
         assert!(padded.ids[6..].iter().all(|id| *id == batch.ids[5]));
+        assert_eq!(padded.repetitions.len(), if is_drawn { 16 } else { 0 });
+        assert!(padded.repetitions.iter().skip(6).all(|earlier| *earlier == batch.repetitions[5]));
         assert_eq!(padded.params.len(), if batch.params.is_empty() { 0 } else { 16 });
         let images: Vec<&[f32]> = padded.images.chunks(SHAPE.len()).collect();
         assert_eq!(images.len(), if batch.images.is_empty() { 0 } else { 16 });
@@ -306,6 +310,20 @@ fn a_padded_batch_repeats_its_last_image() {
         assert_eq!(padded.mix.map(|mix| mix.labels.len()), batch.mix.as_ref().map(|_| 16));
         assert_eq!(batch.clone().padded(3), batch, "never shorter");
     }
+}
+
+/// Checkpoints of older versions contain the checksum.
+#[test]
+fn the_checksum_of_an_evaluation_covers_the_classes_of_each_image() {
+    let checksum = |dataset: Dataset| Loader::new(Arc::new(dataset), config()).unwrap().eval_checksum();
+    let one_class_each = Arc::unwrap_or_clone(dataset(20));
+    assert_eq!(checksum(one_class_each.clone()), 0x2604_14ee);
+    let with_sets = |sets: [&[u16]; 2]| {
+        let sets = sets.into_iter().cycle().take(20).collect();
+        checksum(Dataset { labels: vec![0; 20], label_sets: Some(sets), ..one_class_each.clone() })
+    };
+    let sums = [with_sets([&[1, 2], &[3]]), with_sets([&[1], &[2, 3]]), with_sets([&[1], &[]])];
+    assert!(sums[0] != sums[1] && sums[0] != sums[2] && sums[1] != sums[2], "{sums:?}");
 }
 
 #[test]

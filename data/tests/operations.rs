@@ -334,12 +334,22 @@ fn impossible_strengths_are_errors() {
     };
     for (augment, cause) in [
         (Augment::RandAugment { magnitude: 31 }, "augment: `rand-augment:31` is too strong"),
-        (Augment::ColorJitter { strength: 0.4, hue: 0.6 }, "augment: `color-jitter:0.4:0.6` turns the hues too far"),
-        (Augment::ColorJitter { strength: 0.0, hue: 0.0 }, "augment: `color-jitter:0` has no positive strength"),
-        (Augment::ColorJitter { strength: f64::NAN, hue: 0.0 }, "augment: `color-jitter:NaN` has no positive strength"),
-        (Augment::Rotation { degrees: 0.0 }, "augment: `rotation:0` has no angle"),
-        (Augment::Rotation { degrees: 180.5 }, "augment: `rotation:180.5` has no angle"),
-        (Augment::RandomErasing { probability: 1.5 }, "augment: `random-erasing:1.5` has no probability"),
+        (
+            Augment::ColorJitter { strength: 0.4, hue: 0.6 },
+            "augment: the hue of `color-jitter:0.4:0.6` is out of range",
+        ),
+        (Augment::ColorJitter { strength: 0.0, hue: 0.0 }, "augment: the strength of `color-jitter:0` is out of range"),
+        (
+            Augment::ColorJitter { strength: f64::NAN, hue: 0.0 },
+            "augment: the strength of `color-jitter:NaN` is out of range",
+        ),
+        (Augment::Rotation { degrees: 0.0 }, "augment: the angle of `rotation:0` is out of range"),
+        (Augment::Rotation { degrees: 180.5 }, "augment: the angle of `rotation:180.5` is out of range"),
+        (
+            Augment::RandomErasing { probability: 1.5 },
+            "augment: the probability of `random-erasing:1.5` is out of range",
+        ),
+        (Augment::RandomResizedCrop { scale: 2.0 }, "augment: the scale of `random-resized-crop:2` is out of range"),
     ] {
         assert_eq!(error(&[augment], CIFAR), cause);
     }

@@ -203,7 +203,15 @@ impl Augment {
 
     /// Returns whether the loader must compute the pixels: a device that augments can only gather pixels.
     pub fn computes_pixels(&self) -> bool {
-        self.kind() == "colour policy" || matches!(self, Self::RandomResizedCrop { .. } | Self::Rotation { .. })
+        self.changes_colours() || matches!(self, Self::RandomResizedCrop { .. } | Self::Rotation { .. })
+    }
+
+    /// Returns whether the augmentation applies operations to the colours.
+    fn changes_colours(&self) -> bool {
+        matches!(
+            self,
+            Self::TrivialAugment | Self::RandAugment { .. } | Self::AutoAugment { .. } | Self::ColorJitter { .. }
+        )
     }
 }
 
@@ -226,6 +234,7 @@ fn check_statistics(mean: &[f32], std: &[f32], shape: ImageShape) -> Result<(), 
 
 fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
     let side = shape.height.min(shape.width);
+    let out_of_range = |number, range: &str| Err(error(format!("the {number} of `{step}` is out of range"), range));
     match *step {
         Augment::Crop { padding: 0, .. } | Augment::Cutout { size: 0 } => {
             Err(error(format!("`{step}` does nothing"), "use at least 1 pixel, or leave it out"))
@@ -242,21 +251,21 @@ fn check_step(step: &Augment, shape: ImageShape) -> Result<(), DataError> {
             Err(error(format!("`{step}` is too strong"), format!("use a strength of 0 to {MAX_MAGNITUDE}; 9 is usual")))
         }
         Augment::ColorJitter { strength, .. } if !(strength.is_finite() && strength > 0.0) => {
-            Err(error(format!("`{step}` has no positive strength"), "use for instance 0.4, or leave it out"))
+            out_of_range("strength", "use a number above 0, for instance 0.4, or leave it out")
         }
         Augment::ColorJitter { hue, .. } if !(0.0..=0.5).contains(&hue) => {
-            Err(error(format!("`{step}` turns the hues too far"), "use 0 to 0.5, which is half of the colour circle"))
+            out_of_range("hue", "use 0 to 0.5, which is half of the colour circle")
         }
         Augment::RandomErasing { probability } if !(probability > 0.0 && probability <= 1.0) => {
-            Err(error(format!("`{step}` has no probability"), "use a number above 0 and at most 1, or leave it out"))
+            out_of_range("probability", "use a number above 0 and at most 1, or leave it out")
         }
         Augment::RandomResizedCrop { scale } if !(scale > 0.0 && scale <= 1.0) => {
-            Err(error(format!("`{step}` has no scale"), "use a number above 0 and at most 1; 0.08 is usual"))
+            out_of_range("scale", "use a number above 0 and at most 1; 0.08 is usual")
         }
         Augment::Rotation { degrees } if !(degrees > 0.0 && degrees <= 180.0) => {
-            Err(error(format!("`{step}` has no angle"), "use a number above 0 and at most 180, or leave it out"))
+            out_of_range("angle", "use a number above 0 and at most 180, or leave it out")
         }
-        _ if step.kind() == "colour policy" && ![1, 3].contains(&shape.channels) => {
+        _ if step.changes_colours() && ![1, 3].contains(&shape.channels) => {
             Err(error(format!("`{step}` cannot change images of {shape}"), "images of 1 or 3 channels have colours"))
         }
         _ => Ok(()),

@@ -1,7 +1,8 @@
 //! PNG and JPEG images as RGB pixels, and their resampling.
 //!
-//! Images become RGB as with PIL's `convert("RGB")`: grey is repeated, palettes are looked up, transparency is dropped. Samples
-//! of 16 bits are rounded to 8. CMYK becomes RGB. The orientation in EXIF data is ignored, as by torchvision's `ImageFolder`.
+//! Images become RGB as with PIL's `convert("RGB")`: grey is repeated, palettes are looked up, transparency is dropped. CMYK
+//! becomes RGB. Samples of 16 bits are rounded to 8 (PIL takes the high byte of colours and clips grey). The orientation in EXIF
+//! data is ignored, as by torchvision's `ImageFolder`.
 
 mod jpeg;
 mod resample;
@@ -159,7 +160,7 @@ fn decode_png<R: BufRead + Seek>(mut reader: png::Reader<R>) -> Result<Vec<u8>, 
     })
 }
 
-/// Scales a sample from 0..65535 to 0..255, rounded.
+/// Scales a sample from 0..65535 to 0..255, rounded. PIL does not: it takes the high byte of colours and clips grey at 255.
 fn narrowed(sample: u16) -> u8 {
     ((u32::from(sample) + 128) / 257) as u8
 }

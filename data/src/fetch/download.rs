@@ -18,16 +18,26 @@ use super::{FetchOptions, FetchProgress};
 #[derive(Debug)]
 pub(super) struct DownloadError {
     pub(super) cause: String,
-    /// True if another run can resume from the .part file.
-    pub(super) resumable: bool,
-    /// True if the file cannot be written. Files from elsewhere do not help then.
-    pub(super) is_local: bool,
+    pub(super) kind: FailureKind,
+}
+
+/// What can be done after a failed download.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FailureKind {
+    /// The same download would fail again.
+    Final,
+    /// The same download may succeed later. It resumes from the bytes of the .part file.
+    Temporary,
+    /// The file cannot be written. Files from elsewhere do not help then.
+    Local,
+    /// Another process downloads the file. The .part file belongs to that process.
+    Locked,
 }
 
 impl DownloadError {
-    /// Makes an error after which a download cannot resume.
+    /// Makes an error that would come again.
     fn last(cause: impl Into<String>) -> Self {
-        Self { cause: cause.into(), resumable: false, is_local: false }
+        Self { cause: cause.into(), kind: FailureKind::Final }
     }
 }
 
@@ -36,7 +46,13 @@ enum RequestOutcome {
     /// The file is complete.
     Complete,
     /// The connection was lost or stalled, with the cause.
-    Cut(String),
+    Cut {
+        cause: String,
+        /// Bytes that this request has received.
+        received: u64,
+    },
+    /// The server cannot answer now, with the cause.
+    Busy(String),
     /// The server does not continue from the end of the .part file.
     Restart,
 }
@@ -89,14 +105,25 @@ impl Transfer<'_> {
                 RequestOutcome::Restart => {
                     return Err(DownloadError::last("the server does not send the file from its start"));
                 }
-                RequestOutcome::Cut(cause) => {
-                    let now = self.len(&file)?;
+                RequestOutcome::Cut { cause, received } => {
                     tries += 1;
                     // A request without a new byte would fail again.
-                    if now == before || tries > self.options.retries {
-                        return Err(DownloadError { cause, resumable: now > 0, is_local: false });
+                    if received == 0 || tries > self.options.retries {
+                        let is_empty = self.len(&file)? == 0;
+                        let kind = if is_empty { FailureKind::Final } else { FailureKind::Temporary };
+                        return Err(DownloadError { cause, kind });
                     }
                     self.note(&format!("{cause}; trying again"));
+                    continue;
+                }
+                RequestOutcome::Busy(cause) => {
+                    tries += 1;
+                    if tries > self.options.retries {
+                        return Err(DownloadError { cause, kind: FailureKind::Temporary });
+                    }
+                    let pause = self.options.busy_pause * tries;
+                    self.note(&format!("{cause}; trying again in {pause:?}"));
+                    std::thread::sleep(pause);
                     continue;
                 }
             }
@@ -119,7 +146,7 @@ impl Transfer<'_> {
         }
         let response = match get.call() {
             Ok(response) => response,
-            Err(error) => return Ok(RequestOutcome::Cut(explain(&error, self.options))),
+            Err(error) => return Ok(RequestOutcome::Cut { cause: explain(&error, self.options), received: 0 }),
         };
         let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
         match response.status() {
@@ -145,6 +172,10 @@ impl Transfer<'_> {
                 }
             }
             StatusCode::RANGE_NOT_SATISFIABLE => return Ok(RequestOutcome::Restart),
+            status @ (StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT) => return Ok(RequestOutcome::Busy(format!("the server answers {status}"))),
             status => return Err(DownloadError::last(format!("the server answers {status}"))),
         }
         self.receive(response.into_body().into_reader(), file)
@@ -153,12 +184,16 @@ impl Transfer<'_> {
     /// Appends the body to the file, but never more than the file's length.
     fn receive(&self, mut body: impl Read, file: &mut File) -> Result<RequestOutcome, DownloadError> {
         let total = self.want.bytes;
-        let mut have = file.seek(SeekFrom::End(0)).map_err(|e| self.disk(&e))?;
+        let start = file.seek(SeekFrom::End(0)).map_err(|e| self.disk(&e))?;
+        let mut have = start;
         let mut buffer = vec![0; 1 << 16];
         loop {
             match body.read(&mut buffer) {
                 Ok(0) if have == total => return Ok(RequestOutcome::Complete),
-                Ok(0) => return Ok(RequestOutcome::Cut(format!("the connection ended after {have} of {total} bytes"))),
+                Ok(0) => {
+                    let cause = format!("the connection ended after {have} of {total} bytes");
+                    return Ok(RequestOutcome::Cut { cause, received: have - start });
+                }
                 Ok(n) if have + n as u64 > total => {
                     return Err(DownloadError::last(format!(
                         "the server sends more than the {total} bytes of the file"
@@ -173,7 +208,8 @@ impl Transfer<'_> {
                 Err(_) if have == total => return Ok(RequestOutcome::Complete),
                 Err(error) => {
                     let cause = explain(&ureq::Error::from(error), self.options);
-                    return Ok(RequestOutcome::Cut(format!("after {have} of {total} bytes: {cause}")));
+                    let cause = format!("after {have} of {total} bytes: {cause}");
+                    return Ok(RequestOutcome::Cut { cause, received: have - start });
                 }
             }
         }
@@ -189,7 +225,10 @@ impl Transfer<'_> {
             _ => self.disk(&error),
         })?;
         match file.try_lock() {
-            Err(TryLockError::WouldBlock) => Err(DownloadError::last("another process is downloading this file")),
+            Err(TryLockError::WouldBlock) => {
+                let cause = "another process is downloading this file".to_owned();
+                Err(DownloadError { cause, kind: FailureKind::Locked })
+            }
             // On a file system without locks the checksum reveals two simultaneous writers.
             Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
         }
@@ -227,7 +266,7 @@ impl Transfer<'_> {
 
     fn disk(&self, error: &std::io::Error) -> DownloadError {
         let cause = format!("{} cannot be written: {error}", self.part.display());
-        DownloadError { cause, resumable: true, is_local: true }
+        DownloadError { cause, kind: FailureKind::Local }
     }
 }
 

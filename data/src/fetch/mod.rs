@@ -17,7 +17,7 @@ pub use verify::{Check, FileReport, FileStatus, VerifyReport, verify};
 
 use crate::DataError;
 use crate::formats::{DatasetFormat, info, locate};
-use download::Transfer;
+use download::{FailureKind, Transfer};
 use sources::{DatasetSource, Download, source};
 
 /// Options of a download.
@@ -25,15 +25,18 @@ use sources::{DatasetSource, Download, source};
 pub struct FetchOptions {
     /// Base address instead of the official one. The files must be directly below it under their official names.
     pub mirror: Option<String>,
-    /// Number of times that one call resumes after a lost connection. Each attempt must receive at least one byte.
+    /// Number of times that one call resumes after a lost connection, or asks a busy server again (HTTP 429, 502, 503 and 504).
+    /// After a lost connection, an attempt must have received at least one byte.
     pub retries: u32,
+    /// Pause before a busy server is asked again; the second one is twice as long, the third one three times, and so on.
+    pub busy_pause: Duration,
     /// A server that is silent for this long counts as lost.
     pub stall_timeout: Duration,
 }
 
 impl Default for FetchOptions {
     fn default() -> Self {
-        Self { mirror: None, retries: 5, stall_timeout: Duration::from_secs(30) }
+        Self { mirror: None, retries: 5, busy_pause: Duration::from_secs(2), stall_timeout: Duration::from_secs(30) }
     }
 }
 
@@ -250,19 +253,30 @@ fn get(
     }
     let url = format!("{base}/{}", want.file);
     Transfer { url: &url, part, want, options, progress }.run().map_err(|failure| {
-        if failure.is_local {
-            let hint = "make the folder writable, free some space, or name another folder with --data-dir; then run the same \
-                        command again";
-            return DataError::new(&url, failure.cause, hint);
-        }
-        let mut hint = String::new();
-        if failure.resumable {
-            let _ = write!(hint, "run the same command again: it resumes from {}\n  or ", part.display());
-        } else if std::fs::metadata(part).is_ok_and(|meta| meta.len() == 0) {
-            // An empty file is useless. Failing to remove it is not worth another error.
-            let _ = std::fs::remove_file(part);
-        }
-        hint.push_str(&by_hand(source, dest));
+        let elsewhere = by_hand(source, dest);
+        let is_empty = || std::fs::metadata(part).is_ok_and(|meta| meta.len() == 0);
+        let hint = match failure.kind {
+            FailureKind::Local => {
+                "make the folder writable, free some space, or name another folder with --data-dir; then run the same command \
+                 again"
+                    .to_owned()
+            }
+            FailureKind::Locked => {
+                "wait until the other process has downloaded the file, then run the same command again".to_owned()
+            }
+            FailureKind::Final | FailureKind::Temporary if is_empty() => {
+                // An empty file is useless. Failing to remove it is not worth another error.
+                let _ = std::fs::remove_file(part);
+                match failure.kind {
+                    FailureKind::Temporary => format!("run the same command again later\n  or {elsewhere}"),
+                    _ => elsewhere,
+                }
+            }
+            FailureKind::Temporary => {
+                format!("run the same command again: it resumes from {}\n  or {elsewhere}", part.display())
+            }
+            FailureKind::Final => elsewhere,
+        };
         DataError::new(&url, failure.cause, hint)
     })
 }

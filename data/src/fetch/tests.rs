@@ -118,7 +118,12 @@ fn leak(
 
 fn options(server: &Server) -> FetchOptions {
     // Long enough for a busy machine: only the test of the stall waits for it.
-    FetchOptions { mirror: Some(server.url.clone()), retries: 3, stall_timeout: Duration::from_secs(60) }
+    FetchOptions {
+        mirror: Some(server.url.clone()),
+        retries: 3,
+        busy_pause: Duration::ZERO,
+        stall_timeout: Duration::from_secs(60),
+    }
 }
 
 /// Fetches the archive from a server whose n-th answer has the behaviour `behaviour(n)`. Returns the result, the ranges of
@@ -178,6 +183,51 @@ fn a_lost_connection_is_resumed() {
     let (bytes, notes) = log.read();
     assert_eq!(bytes, archive().1.len() as u64);
     assert!(notes[0].contains("30000 of"), "{notes:?}");
+}
+
+#[test]
+fn a_busy_server_is_asked_again() {
+    const STATUS: &str = "503 Service Unavailable";
+    let dest = tempfile::tempdir().unwrap();
+    let behaviour = |n| match n {
+        0 | 2 => Behaviour::Status(STATUS),
+        1 => Behaviour::CutAfter(30_000),
+        _ => Behaviour::Good,
+    };
+    let (result, ranges, log) = fetch_archive_from(dest.path(), 3, behaviour);
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(ranges, ["", "", "bytes=30000-", "bytes=30000-"]);
+    assert_unpacked(dest.path());
+    let (_, notes) = log.read();
+    assert_eq!(notes[0], "cifar-10-binary.tar.gz: the server answers 503 Service Unavailable; trying again in 0ns");
+
+    let part = "cifar-10-binary.tar.gz.part";
+    for status in [STATUS, "429 Too Many Requests", "502 Bad Gateway", "504 Gateway Timeout"] {
+        let dest = tempfile::tempdir().unwrap();
+        let (result, ranges, _) = fetch_archive_from(dest.path(), 1, move |_| Behaviour::Status(status));
+        let error = result.unwrap_err();
+        assert_eq!((error.cause, ranges.len()), (format!("the server answers {status}"), 2));
+        let hint = "run the same command again later\n  or without a network, get by other means";
+        assert!(error.hint.starts_with(hint), "{}", error.hint);
+        assert!(!dest.path().join(part).exists());
+        // With a part of the file, the next call resumes.
+        std::fs::write(dest.path().join(part), &archive().1[..40_000]).unwrap();
+        let error = fetch_archive_from(dest.path(), 0, move |_| Behaviour::Status(status)).0.unwrap_err();
+        assert!(error.hint.starts_with("run the same command again: it resumes from "), "{}", error.hint);
+        assert_eq!(std::fs::metadata(dest.path().join(part)).unwrap().len(), 40_000);
+    }
+}
+
+/// The whole file is sent again, and the connection is cut where the earlier part ended: the bytes are new ones.
+#[test]
+fn a_cut_at_the_length_of_an_earlier_part_is_resumed() {
+    let dest = tempfile::tempdir().unwrap();
+    std::fs::write(dest.path().join("cifar-10-binary.tar.gz.part"), &archive().1[..70_000]).unwrap();
+    let behaviour = |n| if n == 0 { Behaviour::NoRangesCutAfter(70_000) } else { Behaviour::Good };
+    let (result, ranges, _) = fetch_archive_from(dest.path(), 1, behaviour);
+    assert!(result.is_ok(), "{result:?}");
+    assert_eq!(ranges, ["bytes=70000-", "bytes=70000-"]);
+    assert_unpacked(dest.path());
 }
 
 #[test]
@@ -344,9 +394,18 @@ fn an_archive_put_there_by_hand_is_used_and_kept() {
 #[test]
 fn two_processes_do_not_write_one_file() {
     let dest = tempfile::tempdir().unwrap();
-    let part = std::fs::File::create(dest.path().join("cifar-10-binary.tar.gz.part")).unwrap();
+    let path = dest.path().join("cifar-10-binary.tar.gz.part");
+    let part = std::fs::File::create(&path).unwrap();
     part.lock().unwrap();
     let (result, ranges, _) = fetch_archive_from(dest.path(), 0, |_| Behaviour::Good);
-    assert_eq!(result.unwrap_err().cause, "another process is downloading this file");
+    let error = result.unwrap_err();
+    assert_eq!(error.cause, "another process is downloading this file");
+    assert!(
+        error.hint.starts_with("wait until the other process") && !error.hint.contains("network"),
+        "{}",
+        error.hint
+    );
     assert!(ranges.is_empty());
+    // The file of the other process is still empty, and stays.
+    assert!(path.exists());
 }

@@ -1,7 +1,7 @@
 //! Opens and reads files of known size.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use crate::{DataError, open_regular};
@@ -21,6 +21,12 @@ pub(crate) fn read_error(path: &Path, error: &io::Error) -> DataError {
     }
 }
 
+/// Converts an error that a parser met while it read a file: that of a disk or a network that does not answer, otherwise
+/// `damaged`.
+pub(super) fn transient_or(path: &Path, error: &io::Error, damaged: impl FnOnce() -> DataError) -> DataError {
+    if is_transient(error) { read_error(path, error) } else { damaged() }
+}
+
 /// Returns whether the operation may succeed later: a disk or a network does not answer.
 fn is_transient(error: &io::Error) -> bool {
     use io::ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, StaleNetworkFileHandle, TimedOut};
@@ -33,6 +39,57 @@ fn is_transient(error: &io::Error) -> bool {
 /// Opens a regular file and returns it with its length in bytes.
 pub(crate) fn open(path: &Path) -> Result<(File, u64), DataError> {
     open_regular(path).map_err(|e| read_error(path, &e))
+}
+
+/// A file for a parser whose errors are texts. It keeps the last error of a disk or a network that does not answer.
+pub(crate) struct ParsedFile<'a> {
+    path: &'a Path,
+    file: File,
+    /// The last such error.
+    pub(crate) failure: Option<DataError>,
+}
+
+impl<'a> ParsedFile<'a> {
+    /// `path` is that of the file.
+    pub(crate) fn new(path: &'a Path, file: File) -> Self {
+        Self { path, file, failure: None }
+    }
+}
+
+impl Read for ParsedFile<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.file.read(out).inspect_err(|error| {
+            if is_transient(error) {
+                self.failure = Some(read_error(self.path, error));
+            }
+        })
+    }
+}
+
+impl Seek for ParsedFile<'_> {
+    fn seek(&mut self, position: SeekFrom) -> io::Result<u64> {
+        self.file.seek(position)
+    }
+}
+
+/// Checks that `dir` is a folder. `hint` is that of a wrong path.
+pub(super) fn check_folder(dir: &Path, hint: &str) -> Result<(), DataError> {
+    let cause = match std::fs::metadata(dir) {
+        Ok(metadata) if metadata.is_dir() => return Ok(()),
+        Ok(_) => "is not a folder",
+        Err(error) if error.kind() == io::ErrorKind::NotFound => "there is no such folder",
+        Err(error) => return Err(read_error(dir, &error)),
+    };
+    Err(DataError::new(dir, cause, hint))
+}
+
+/// Returns whether there is a folder `path`.
+pub(super) fn is_folder(path: &Path) -> Result<bool, DataError> {
+    match std::fs::metadata(path) {
+        Ok(metadata) => Ok(metadata.is_dir()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(read_error(path, &error)),
+    }
 }
 
 /// Reads a file of exactly `records` records of `record_len` bytes.

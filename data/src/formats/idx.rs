@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::file::{check_length, damaged, open, read_error};
+use super::file::{check_length, damaged, open, read_error, transient_or};
 use super::padding::{ImagePadding, keep};
 use super::{DatasetInfo, LoadRequest, dataset, locate};
 use crate::{DataError, Dataset, ImageShape, Splits};
@@ -148,7 +148,7 @@ pub(super) fn read(
     Read::by_ref(&mut input)
         .take(header_len as u64)
         .read_to_end(&mut header)
-        .map_err(|e| fail(format!("cannot be read: {e}")).at("byte 0"))?;
+        .map_err(|e| transient_or(path, &e, || fail(format!("cannot be read: {e}"))).at("byte 0"))?;
     // The magic number is checked before the length, because its error says more.
     check_magic(&header, kind).map_err(|(byte, cause)| fail(cause).at(format!("byte {byte}")))?;
     if header.len() < header_len {
@@ -187,8 +187,8 @@ pub(super) fn read(
     let result = input.take(body + 1).read_to_end(&mut values);
     let actual = header_len as u64 + values.len() as u64;
     if let Err(error) = result {
-        let cause = format!("cannot be read past byte {actual} of {expected}: {error}");
-        return Err(fail(cause).at(format!("record {}", values.len() / record_len)));
+        let damaged = || fail(format!("cannot be read past byte {actual} of {expected}: {error}"));
+        return Err(transient_or(path, &error, damaged).at(format!("record {}", values.len() / record_len)));
     }
     if actual > expected {
         let cause = format!("the file goes on after the {expected} bytes that its header promises");
@@ -312,6 +312,37 @@ mod tests {
             says(&images(2, 13), IMAGES),
             "f: byte 28: the file goes on after the 28 bytes that its header promises"
         );
+    }
+
+    /// Fails with EIO after some bytes.
+    struct FailingDisk<'a>(&'a [u8]);
+
+    impl Read for FailingDisk<'_> {
+        fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+            match self.0.read(out)? {
+                0 => Err(std::io::Error::from_raw_os_error(5)),
+                count => Ok(count),
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_does_not_answer_is_no_damage() {
+        let whole = images(2, 12);
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(&whole).unwrap();
+        let packed = packed.finish().unwrap();
+        for (len, place) in [(0, "byte 0"), (7, "byte 0"), (16, "record 0"), (23, "record 1")] {
+            let disk = FailingDisk(&whole[..len]);
+            let error = read(Path::new("f"), disk, whole.len() as u64, IMAGES, "damaged").unwrap_err();
+            assert_eq!((error.is_transient, &*error.place), (true, place), "{error}");
+            assert!(error.hint.starts_with("check the disk"), "{}", error.hint);
+        }
+        for len in 0..packed.len() {
+            let disk = MultiGzDecoder::new(BufReader::new(FailingDisk(&packed[..len])));
+            assert!(read(Path::new("f"), disk, 1 << 20, IMAGES, "damaged").unwrap_err().is_transient, "{len}");
+        }
+        assert!(!read_all(&whole[..20], IMAGES).unwrap_err().is_transient);
     }
 
     #[test]

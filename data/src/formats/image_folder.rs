@@ -9,6 +9,7 @@ mod walk;
 
 use std::path::{Path, PathBuf};
 
+use super::file::{check_folder, is_folder};
 use super::repeated::{Repeat, Split, first_repeated};
 use super::split_files::{SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
@@ -79,17 +80,16 @@ struct SplitDirs {
 /// Finds the folders of the splits. A `val` without `test` is the test split.
 fn split_dirs(dir: &Path, needs_test: bool) -> Result<SplitDirs, DataError> {
     let layout = "an image folder holds train/CLASS/*.png and test/CLASS/*.png (or val/CLASS/*.png)";
-    if !dir.is_dir() {
-        let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
-        return Err(DataError::new(dir, cause, layout));
-    }
+    check_folder(dir, layout)?;
     let train = dir.join("train");
-    if !train.is_dir() {
-        return Err(DataError::new(train, "there is no such folder", layout));
-    }
-    let found = |name: &str| Some(dir.join(name)).filter(|path| path.is_dir());
-    let mut val = ["val", "valid", "validation"].into_iter().filter_map(found);
-    let (val, other, test) = (val.next(), val.next(), found("test"));
+    check_folder(&train, layout)?;
+    let found = |name: &str| {
+        let path = dir.join(name);
+        Ok(is_folder(&path)?.then_some(path))
+    };
+    let val = ["val", "valid", "validation"].into_iter().map(found).collect::<Result<Vec<_>, DataError>>()?;
+    let mut val = val.into_iter().flatten();
+    let (val, other, test) = (val.next(), val.next(), found("test")?);
     if let (Some(val), Some(other)) = (&val, other) {
         let cause = format!("is a validation split, and so is {}", val.display());
         return Err(DataError::new(other, cause, "keep one of the two folders"));

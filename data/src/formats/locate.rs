@@ -1,7 +1,9 @@
 //! Finds the folder that holds a data set's files.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use super::file::{check_folder, read_error};
 use super::{DatasetFormat, DatasetInfo, idx};
 use crate::DataError;
 
@@ -10,11 +12,8 @@ use crate::DataError;
 /// A folder with all files is preferred to one with some files. If only incomplete folders exist, the first is returned, so
 /// that the reader can name the missing file.
 pub(crate) fn locate(info: &DatasetInfo, dir: &Path) -> Result<PathBuf, DataError> {
-    if !dir.is_dir() {
-        let cause = if dir.exists() { "is not a folder" } else { "there is no such folder" };
-        let hint = format!("--data-dir names the data folder; `trainer data fetch {}` downloads the files", info.name);
-        return Err(DataError::new(dir, cause, hint));
-    }
+    let hint = format!("--data-dir names the data folder; `trainer data fetch {}` downloads the files", info.name);
+    check_folder(dir, &hint)?;
     let places: Vec<PathBuf> =
         std::iter::once(dir.to_owned()).chain(info.folders.iter().map(|folder| dir.join(folder))).collect();
     let present: Vec<(usize, usize)> = places.iter().map(|place| count(info, place)).collect();
@@ -22,8 +21,18 @@ pub(crate) fn locate(info: &DatasetInfo, dir: &Path) -> Result<PathBuf, DataErro
     let partial = present.iter().position(|&(have, _)| have > 0);
     match complete.or(partial) {
         Some(index) => Ok(places[index].clone()),
-        None => Err(not_found(info, dir, &places)),
+        None => Err(unreadable(&places).unwrap_or_else(|| not_found(info, dir, &places))),
     }
+}
+
+/// Returns the error of the first folder that exists and hides its files, for example without the permission to search it.
+fn unreadable(places: &[PathBuf]) -> Option<DataError> {
+    places.iter().find_map(|place| {
+        // Looking up the entry `.` needs the permission that looking up a file needs.
+        let error = std::fs::metadata(place.join(".")).err()?;
+        let is_missing = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory);
+        (!is_missing).then(|| read_error(place, &error))
+    })
 }
 
 /// Returns how many of the data set's files are in `place`, and how many files the data set has.

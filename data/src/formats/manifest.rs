@@ -16,6 +16,8 @@
 mod columns;
 mod labels;
 
+use std::fs::Metadata;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use csv::{ByteRecord, ReaderBuilder, Trim};
@@ -68,8 +70,14 @@ pub(super) fn load(
         let cause = "no line has the split test or val: there is nothing to evaluate";
         return Err(DataError::new(file, cause, "add a column split, or set data.validation = 0.1 to hold images out"));
     }
-    check_repeated(file, &rows, &inodes(file, &rows)?, request.split.validation.is_some())?;
     let has_test = evaluated(Split::Test);
+    let test = if has_test { Split::Test } else { Split::Val };
+    let needs_all = !request.only_for_evaluation || !evaluated(test);
+    let is_used = |split: Split| needs_all || split == test;
+    let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path)).collect();
+    let used: Vec<_> = rows.iter().zip(&metadata).filter(|(row, _)| is_used(row.split)).collect();
+    check_files(file, &used, request.defer_missing)?;
+    check_repeated(file, &rows, &metadata, request.split.validation.is_some())?;
     let mut files = SplitFiles::default();
     for (row, set) in rows.into_iter().zip(sets.iter()) {
         let split = match row.split {
@@ -168,9 +176,16 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<ManifestRow>
     Ok(rows)
 }
 
-/// Checks that no image has two labels or two splits. `inodes` are those of the rows. `splits` as in [`first_repeated`].
-fn check_repeated(file: &Path, rows: &[ManifestRow], inodes: &[Inode], splits: bool) -> Result<(), DataError> {
-    let images = rows.iter().zip(inodes).map(|(row, inode)| (*inode, row.label.as_str(), row.split, row));
+/// Checks that no image has two labels or two splits. `metadata` is that of the rows' files. `splits` as in [`first_repeated`].
+fn check_repeated(
+    file: &Path,
+    rows: &[ManifestRow],
+    metadata: &[io::Result<Metadata>],
+    splits: bool,
+) -> Result<(), DataError> {
+    // A missing file has no inode.
+    let inodes = metadata.iter().map(|found| found.as_ref().ok().map(Inode::of));
+    let images = rows.iter().zip(inodes).filter_map(|(row, inode)| Some((inode?, row.label.as_str(), row.split, row)));
     let Some((first, row, repeat)) = first_repeated(images, splits) else { return Ok(()) };
     let one = "keep one of the two lines: an image has one label and one split";
     let (has, hint) = match repeat {
@@ -187,27 +202,36 @@ fn check_repeated(file: &Path, rows: &[ManifestRow], inodes: &[Inode], splits: b
     Err(DataError::new(file, cause, hint).at(format!("line {}", row.line)))
 }
 
-/// Returns the inodes of all images, so that missing files, and pipes in place of files, are reported before the first image is
-/// decoded.
-fn inodes(file: &Path, rows: &[ManifestRow]) -> Result<Vec<Inode>, DataError> {
-    let metadata: Vec<_> = rows.iter().map(|row| std::fs::metadata(&row.path).ok()).collect();
-    let mut missing = rows.iter().zip(&metadata).filter(|(_, found)| found.is_none()).map(|(row, _)| row);
-    let Some(first) = missing.next() else {
-        let found = || metadata.iter().flatten();
-        if let Some(at) = found().position(|metadata| !metadata.is_file()) {
-            let ManifestRow { path, line, .. } = &rows[at];
-            open_regular(path).map_err(|error| {
-                let cause = format!("{} cannot be read: {error}", path.display());
-                DataError::new(file, cause, "a data file is expected here").at(format!("line {line}"))
-            })?;
+/// Checks that images are regular files, before the first image is decoded. `used` has the rows whose images are read, with the
+/// metadata of their files. `defer_missing` as in [`LoadRequest::defer_missing`].
+fn check_files(
+    file: &Path,
+    used: &[(&ManifestRow, &io::Result<Metadata>)],
+    defer_missing: bool,
+) -> Result<(), DataError> {
+    let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    if !defer_missing {
+        let mut missing = used.iter().filter(|(_, found)| found.as_ref().is_err_and(is_missing)).map(|(row, _)| row);
+        if let Some(first) = missing.next() {
+            let more = match missing.count() {
+                0 => String::new(),
+                more => format!(" (and {more} more of {} are missing)", used.len()),
+            };
+            let cause = format!("there is no file {}{more}", first.path.display());
+            let hint = "paths are relative to the manifest's folder; correct them, or remove the lines";
+            return Err(DataError::new(file, cause, hint).at(format!("line {}", first.line)));
         }
-        return Ok(found().map(Inode::of).collect());
-    };
-    let more = match missing.count() {
-        0 => String::new(),
-        more => format!(" (and {more} more of {} are missing)", rows.len()),
-    };
-    let cause = format!("there is no file {}{more}", first.path.display());
-    let hint = "paths are relative to the manifest's folder; correct them, or remove the lines";
-    Err(DataError::new(file, cause, hint).at(format!("line {}", first.line)))
+    }
+    let mistake = used.iter().find_map(|(row, found)| {
+        let error = match found {
+            Ok(metadata) if metadata.is_file() => return None,
+            // Opening names the kind of the file.
+            Ok(_) => read_error(&row.path, &open_regular(&row.path).err()?),
+            Err(error) if is_missing(error) => return None,
+            Err(error) => read_error(&row.path, error),
+        };
+        let cause = format!("{} {}", row.path.display(), error.cause);
+        Some(DataError { file: file.to_owned(), cause, is_bad_image: false, ..error }.at(format!("line {}", row.line)))
+    });
+    mistake.map_or(Ok(()), Err)
 }

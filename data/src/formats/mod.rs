@@ -26,7 +26,7 @@ pub use custom::{CustomDataset, CustomSplits, LabelledImages, register};
 pub use registry::{DatasetInfo, dataset_names, metadata};
 
 pub(crate) use cifar::read_names;
-pub(crate) use file::{open, read_error};
+pub(crate) use file::{ParsedFile, open, read_error};
 pub(crate) use idx::{decompressed, find as find_idx};
 pub(crate) use locate::locate;
 pub(crate) use registry::DatasetFormat;
@@ -59,12 +59,13 @@ pub struct LoadRequest {
     /// Leaves images in files that belong in memory to the caller, who decodes them once for several processes, or not at all
     /// ([`EncodedImages::is_decoding_deferred`](crate::EncodedImages::is_decoding_deferred)).
     pub defer_decoding: bool,
-    /// Leaves missing images of a folder to the reader of each image: the loader replaces them (`data.on_error`), or the caller
-    /// reports all of them. Otherwise they are an error of [`load`].
+    /// Leaves missing images of a folder or a manifest to the reader of each image: the loader replaces them (`data.on_error`),
+    /// or the caller reports all of them. Otherwise they are an error of [`load`].
     pub defer_missing: bool,
     /// The parts of the training set, after `limit_train`.
     pub split: SplitOptions,
-    /// Splits the training set only if the data set has no test images: an evaluation needs no other part of it.
+    /// Splits the training set only if the data set has no test images: an evaluation needs no other part of it. Images of a
+    /// folder or a manifest that are not evaluated may be missing.
     pub only_for_evaluation: bool,
     /// The character between the classes of an image in a manifest, such as `;` (fastai's `label_delim`): images may have several
     /// classes or none. `None`: each image has one class.

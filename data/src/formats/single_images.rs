@@ -1,8 +1,10 @@
 //! Single images outside a data set, for prediction.
 
 use std::collections::HashSet;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use super::file::read_error;
 use super::padding::ImagePadding;
 use super::{image_folder, metadata};
 use crate::encoded::{ImageFile, Resize, ten_crop_side};
@@ -14,13 +16,14 @@ use crate::{DataError, ImageShape, TEN_CROP};
 pub fn list(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<DataError>) {
     let (mut files, mut errors, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
     for path in paths {
-        let (found, refused) = if path.is_dir() {
-            image_folder::images_below(path)
-        } else if path.exists() {
-            (vec![path.clone()], Vec::new())
-        } else {
-            let hint = "name images (.png, .jpg, .jpeg) or folders that contain images";
-            (Vec::new(), vec![DataError::new(path, "there is no such file or folder", hint)])
+        let (found, refused) = match std::fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => image_folder::images_below(path),
+            Ok(_) => (vec![path.clone()], Vec::new()),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let hint = "name images (.png, .jpg, .jpeg) or folders that contain images";
+                (Vec::new(), vec![DataError::new(path, "there is no such file or folder", hint)])
+            }
+            Err(error) => (Vec::new(), vec![read_error(path, &error)]),
         };
         files.extend(found.into_iter().filter(|file| seen.insert(file.clone())));
         errors.extend(refused);
@@ -140,6 +143,11 @@ mod tests {
         assert_eq!(found, [folder.path().join("a.jpg")]);
         let error = &errors[0];
         assert_eq!(error.cause, "there is no such file or folder");
+        // A link to itself exists and cannot be read.
+        let link = folder.path().join("link.png");
+        std::os::unix::fs::symlink("link.png", &link).unwrap();
+        let (found, errors) = list(&[link]);
+        assert!(found.is_empty() && errors[0].cause.starts_with("cannot be read: "), "{}", errors[0]);
         let empty = tempfile::tempdir().unwrap();
         let error = &list(&[empty.path().to_owned()]).1[0];
         assert_eq!((error.cause.as_str(), error.hint.is_empty()), ("the folder holds no image", false));

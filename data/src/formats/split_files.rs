@@ -53,8 +53,13 @@ pub(super) fn load_splits(
             check_side(size)?;
             (size, size)
         }
-        // A damaged image is reported, or replaced, when it is decoded.
-        None => match files.train.iter().find_map(|sample| sample.file.size().ok()) {
+        // A damaged image is reported, or replaced, when it is decoded. An evaluation may have no training image.
+        None => match files
+            .train
+            .iter()
+            .chain(files.test.iter().filter(|_| request.only_for_evaluation))
+            .find_map(|sample| sample.file.size().ok())
+        {
             Some(size) => size,
             None => files.train[0].file.size()?,
         },

@@ -6,6 +6,7 @@ mod folder_sizes;
 mod fuzz;
 mod manifest;
 mod multi_label;
+mod unreadable;
 mod webdataset;
 
 use std::io::Write;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use serde_json::Value;
 
-use super::file::read_error;
+use super::file::{read_error, transient_or};
 use super::image_folder::{NOT_READ, READ};
 use super::repeated::Inode;
 use super::split_files::{Sample, SplitFiles, load_splits};
@@ -188,8 +188,10 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
     let mut archive = tar::Archive::new(&file);
     for entry in archive.entries_with_seek().map_err(|e| read_error(path, &e))? {
         // The text of the error has the bytes of the header.
-        let entry =
-            entry.map_err(|_| DataError::new(path, "is not a tar archive here", DAMAGED).at(format!("byte {end}")))?;
+        let entry = entry.map_err(|error| {
+            let damaged = || DataError::new(path, "is not a tar archive here", DAMAGED);
+            transient_or(path, &error, damaged).at(format!("byte {end}"))
+        })?;
         let span = Span { offset: entry.raw_file_position(), len: entry.size() };
         let name = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
         let Some(last) = span.offset.checked_add(span.len).filter(|&last| last <= len) else {
@@ -198,7 +200,8 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
         };
         end = last.next_multiple_of(BLOCK);
         let kind = entry.header().entry_type();
-        if kind.is_dir() {
+        // `git archive` writes a global header with the commit.
+        if kind.is_dir() || kind.is_pax_global_extensions() {
             continue;
         }
         if !kind.is_file() {
@@ -208,9 +211,11 @@ fn index_archive(path: &Path) -> Result<Vec<Sample>, DataError> {
         indexer.add(span, &name)?;
     }
     let mut marker = [1; BLOCK as usize];
-    if file.read_exact_at(&mut marker, end).is_err() || marker.iter().any(|&byte| byte != 0) {
-        let cause = "the archive ends early: its end marker is missing";
-        return Err(DataError::new(path, cause, DAMAGED).at(format!("byte {end}")));
+    let ends_early = || DataError::new(path, "the archive ends early: its end marker is missing", DAMAGED);
+    file.read_exact_at(&mut marker, end)
+        .map_err(|error| transient_or(path, &error, ends_early).at(format!("byte {end}")))?;
+    if marker.iter().any(|&byte| byte != 0) {
+        return Err(ends_early().at(format!("byte {end}")));
     }
     indexer.finish()?;
     match data_after(&file, end + BLOCK).map_err(|e| read_error(path, &e))? {
@@ -235,6 +240,12 @@ fn data_after(file: &File, start: u64) -> std::io::Result<Option<u64>> {
         }
         at += count as u64;
     }
+}
+
+/// Returns the label in the text of a member `.json`.
+fn json_label(text: &[u8]) -> Option<Value> {
+    let value: Value = serde_json::from_slice(text).ok()?;
+    value.get("label").or_else(|| value.get("cls")).cloned()
 }
 
 impl Indexer<'_> {
@@ -285,7 +296,13 @@ impl Indexer<'_> {
             if let Some((span, cause, hint)) = unread {
                 return Err(self.error(span, cause, hint));
             }
-            return match cls {
+            let label = match (cls, json) {
+                (Some(span), _) => Some(span),
+                // Other JSON files have other contents.
+                (None, Some(span)) if json_label(&self.text(span)?).is_some() => Some(span),
+                (None, _) => None,
+            };
+            return match label {
                 Some(span) => {
                     Err(self.error(span, format!("the sample `{key}` has no image"), "add it, or remove the label"))
                 }
@@ -296,10 +313,7 @@ impl Indexer<'_> {
             (Some(span), _) => self.label(span, &format!("{key}.cls"), |text| {
                 std::str::from_utf8(text).ok().and_then(|text| text.trim().parse().ok())
             })?,
-            (None, Some(span)) => self.label(span, &format!("{key}.json"), |text| {
-                let value: Value = serde_json::from_slice(text).ok()?;
-                value.get("label").or_else(|| value.get("cls"))?.as_u64()
-            })?,
+            (None, Some(span)) => self.label(span, &format!("{key}.json"), |text| json_label(text)?.as_u64())?,
             (None, None) => return Err(self.error(image, format!("the image `{name}` has no label"), LABEL)),
         };
         if self.keys.contains(&key) {
@@ -319,12 +333,18 @@ impl Indexer<'_> {
 
     /// Reads a class number.
     fn label(&self, span: Span, name: &str, parse: impl Fn(&[u8]) -> Option<u64>) -> Result<u16, DataError> {
-        let mut text = vec![0; span.len.min(MAX_LABEL) as usize];
-        self.file.read_exact_at(&mut text, span.offset).map_err(|e| read_error(self.path, &e))?;
+        let text = self.text(span)?;
         parse(&text).and_then(|label| u16::try_from(label).ok()).ok_or_else(|| {
             let text = String::from_utf8_lossy(&text).trim().chars().take(40).collect::<String>();
             self.error(span, format!("`{name}` has no class number from 0 to {}: {text:?}", u16::MAX), LABEL)
         })
+    }
+
+    /// Reads the text of a label.
+    fn text(&self, span: Span) -> Result<Vec<u8>, DataError> {
+        let mut text = vec![0; span.len.min(MAX_LABEL) as usize];
+        self.file.read_exact_at(&mut text, span.offset).map_err(|e| read_error(self.path, &e))?;
+        Ok(text)
     }
 
     /// Makes an error about a member.

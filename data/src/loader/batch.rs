@@ -70,6 +70,7 @@ impl Batch {
             self.params.extend_from_within(last(self.params.len()));
             self.labels.extend_from_within(last(self.labels.len()));
             self.ids.extend_from_within(last(self.ids.len()));
+            self.repetitions.extend_from_within(last(self.repetitions.len()));
             if let Some(mix) = &mut self.mix {
                 mix.labels.extend_from_within(last(mix.labels.len()));
             }

@@ -14,7 +14,7 @@ pub use resize::ResizeStage;
 
 use crate::augment::{Augment, MixConfig, Pipeline};
 use crate::sampler::{epoch_order, repetitions, resize_repeating, weighted_draws};
-use crate::{DataError, Dataset, ImageShape};
+use crate::{DataError, Dataset, ImageShape, LabelSets};
 
 /// The batches that a loader yields, the rank that gets them, and the resources that assemble them.
 #[derive(Debug, Clone, PartialEq)]
@@ -180,8 +180,10 @@ impl Loader {
         self.shared.dataset.len()
     }
 
-    /// Returns a checksum (CRC-32C) of an evaluation's inputs: labels, image size, normalisation, and the pixels of up to 16
-    /// images. An image that cannot be read counts as empty.
+    /// Returns a checksum (CRC-32C) of an evaluation's inputs: the number of images, their labels, image size, normalisation, and
+    /// the pixels of up to 16 images, evenly spaced. An image that cannot be read counts as empty.
+    ///
+    /// Checkpoints contain the checksum. So it is the same whether images are decoded in each epoch or in memory.
     pub fn eval_checksum(&self) -> u32 {
         const IMAGES: usize = 16;
         let (dataset, config) = (&self.shared.dataset, &self.shared.config);
@@ -189,7 +191,13 @@ impl Loader {
         let sizes = [dataset.len(), channels, height, width].into_iter().flat_map(|size| (size as u64).to_le_bytes());
         let normalisation = config.mean.iter().chain(&config.std).flat_map(|value| value.to_le_bytes());
         let labels = dataset.labels.iter().flat_map(|label| label.to_le_bytes());
-        let facts: Vec<u8> = sizes.chain(normalisation).chain(labels).collect();
+        // The length of a set separates it from the next one.
+        let sets = dataset.label_sets.iter().flat_map(LabelSets::iter);
+        let sets = sets.flat_map(|set| {
+            let len = (set.len() as u64).to_le_bytes();
+            len.into_iter().chain(set.iter().flat_map(|class| class.to_le_bytes()))
+        });
+        let facts: Vec<u8> = sizes.chain(normalisation).chain(labels).chain(sets).collect();
         let images = (0..dataset.len()).step_by(dataset.len().div_ceil(IMAGES).max(1));
         images.fold(crc32c::crc32c(&facts), |crc, image| {
             crc32c::crc32c_append(crc, &dataset.pixels(image).unwrap_or_default())

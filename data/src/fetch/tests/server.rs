@@ -14,6 +14,8 @@ pub(super) enum Behaviour {
     Good,
     /// Ignores ranges and sends the whole file.
     NoRanges,
+    /// Ignores ranges, and closes the connection after this many bytes of the body.
+    NoRangesCutAfter(usize),
     /// Answers a range with 416.
     RangeRefused,
     /// Answers a range with another one.
@@ -28,6 +30,8 @@ pub(super) enum Behaviour {
     Corrupt,
     /// Answers 404.
     NotFound,
+    /// Answers with another status.
+    Status(&'static str),
     /// Sends another length in the header.
     Length(usize),
 }
@@ -127,6 +131,9 @@ fn answer(mut stream: TcpStream, files: &Files, seen: &Seen, behaviour: Behaviou
     let mut status = "200 OK".to_owned();
     match behaviour {
         Behaviour::Mute => return wait(&mut stream),
+        Behaviour::Status(status) => {
+            return write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
         Behaviour::RangeRefused if start > 0 => {
             return stream
                 .write_all(b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
@@ -134,7 +141,7 @@ fn answer(mut stream: TcpStream, files: &Files, seen: &Seen, behaviour: Behaviou
         Behaviour::Corrupt => body[total / 2] ^= 1,
         _ => {}
     }
-    if start > 0 && !matches!(behaviour, Behaviour::NoRanges) {
+    if start > 0 && !matches!(behaviour, Behaviour::NoRanges | Behaviour::NoRangesCutAfter(_)) {
         let start = if matches!(behaviour, Behaviour::WrongRange) { start - 1 } else { start };
         body.drain(..start);
         status = format!("206 Partial Content\r\nContent-Range: bytes {start}-{}/{total}", total - 1);
@@ -142,7 +149,7 @@ fn answer(mut stream: TcpStream, files: &Files, seen: &Seen, behaviour: Behaviou
     let length = if let Behaviour::Length(length) = behaviour { length } else { body.len() };
     write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")?;
     match behaviour {
-        Behaviour::CutAfter(n) => stream.write_all(&body[..n.min(body.len())]),
+        Behaviour::CutAfter(n) | Behaviour::NoRangesCutAfter(n) => stream.write_all(&body[..n.min(body.len())]),
         Behaviour::StallAfter(n) => {
             stream.write_all(&body[..n.min(body.len())])?;
             wait(&mut stream)

@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::encoded::ImageFile;
+use crate::formats::file::is_folder;
 use crate::formats::read_error;
 use crate::formats::repeated::Inode;
 use crate::formats::split_files::Sample;
@@ -28,8 +29,8 @@ const MAX_DEPTH: usize = 32;
 pub(super) fn classes(split: &Path) -> Result<Vec<String>, DataError> {
     let mut names = Vec::new();
     for entry in entries(split)? {
-        // `is_dir` follows links, as torchvision does. Hidden folders (.ipynb_checkpoints) are not classes.
-        if !entry.is_dir() || is_hidden(&entry) {
+        // `is_folder` follows links, as torchvision does. Hidden folders (.ipynb_checkpoints) are not classes.
+        if is_hidden(&entry) || !is_folder(&entry)? {
             continue;
         }
         let name = entry
@@ -178,6 +179,11 @@ fn walk(
         } else if NOT_READ.contains(&extension.as_str()) {
             let cause = format!("images of the format {extension} cannot be read");
             refuse(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"))?;
+        } else if let Err(error) = metadata
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            // It may be a folder of images.
+            refuse(read_error(&path, &error))?;
         }
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 
 use super::{load, request};
+use crate::formats::{DecodePolicy, LoadRequest};
 use crate::pictures::save_png;
 use crate::{DataError, SplitOptions, Splits};
 
@@ -241,6 +242,45 @@ fn invalid_manifests_and_images_are_errors() {
     std::fs::write(manifest.path("labels.csv"), text.replace("photos,b", "photos/2.png,b")).unwrap();
     let damaged = manifest.load().unwrap_err();
     assert!(damaged.file.ends_with("photos/2.png") && damaged.cause.starts_with("cannot be decoded"), "{damaged}");
+}
+
+/// As of an image folder: a run with data.on_error = "skip" replaces missing images, and an evaluation needs no training image.
+#[test]
+fn missing_images_are_left_to_the_loader_and_an_evaluation_needs_its_own_only() {
+    let rows = "photos/0.png,a,train\nphotos/1.png,b,train\nphotos/2.png,b,train\n";
+    let with_val = format!("path,label,split\n{rows}photos/3.png,a,val\n");
+    for (text, val_is_used) in [(format!("{with_val}photos/4.png,b,test\n"), false), (with_val, true)] {
+        let manifest = Manifest::new(text);
+        let strict = LoadRequest {
+            decode: DecodePolicy::Epoch,
+            image_size: Some(4),
+            ..request("manifest", manifest.path("labels.csv"))
+        };
+        let skip = LoadRequest { defer_missing: true, ..strict.clone() };
+        let eval = LoadRequest { only_for_evaluation: true, ..strict.clone() };
+        let before = load(&skip).unwrap();
+        std::fs::remove_file(manifest.path("photos/1.png")).unwrap();
+        assert!(load(&strict).unwrap_err().cause.starts_with("there is no file "));
+        let after = load(&skip).unwrap();
+        assert_eq!((after.train.len(), after.names_crc), (3, before.names_crc));
+        let mut pixels = [0; 48];
+        let error = after.train.encoded.as_ref().unwrap().decode(1, &mut pixels).unwrap_err();
+        assert!(error.is_bad_image && error.file.ends_with("photos/1.png"), "{error}");
+        assert_eq!(load(&eval).unwrap().test.len(), 1);
+        // Without any training image, the evaluated images have the size.
+        for name in ["photos/0.png", "photos/2.png"] {
+            std::fs::remove_file(manifest.path(name)).unwrap();
+        }
+        assert_eq!(load(&LoadRequest { image_size: None, ..eval.clone() }).unwrap().test.shape.width, 4);
+        // The images of `val` are the test split where there is no other.
+        std::fs::remove_file(manifest.path("photos/3.png")).unwrap();
+        assert_eq!(load(&eval).is_err(), val_is_used);
+        assert!(load(&LoadRequest { only_for_evaluation: true, ..skip.clone() }).is_ok());
+        // A link to itself is no missing file.
+        std::os::unix::fs::symlink("1.png", manifest.path("photos/1.png")).unwrap();
+        let error = load(&skip).unwrap_err();
+        assert!(error.place == "line 3" && error.cause.contains("photos/1.png cannot be read: "), "{error}");
+    }
 }
 
 proptest! {

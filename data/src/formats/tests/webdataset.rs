@@ -5,6 +5,9 @@ use crate::formats::LoadRequest;
 use crate::pictures::png;
 use crate::{DataError, SplitOptions};
 
+/// The name of the global header that `git archive` writes.
+const GLOBAL_HEADER: &str = "pax_global_header";
+
 /// Makes an archive of files. A name that ends with a slash is a folder.
 pub(super) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
     let mut archive = tar::Builder::new(Vec::new());
@@ -13,6 +16,9 @@ pub(super) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
         header.set_size(bytes.len() as u64);
         if name.ends_with('/') {
             header.set_entry_type(tar::EntryType::Directory);
+        }
+        if *name == GLOBAL_HEADER {
+            header.set_entry_type(tar::EntryType::XGlobalHeader);
         }
         archive.append_data(&mut header, name, *bytes).unwrap();
     }
@@ -46,7 +52,10 @@ fn samples_are_members_of_one_name() {
     let image = image();
     let long = format!("{}/x.png", "d".repeat(150));
     let train = archive(&[
+        (GLOBAL_HEADER, b"52 comment=3a6f1b0c9d2e4f5061728394a5b6c7d8e9f0a1b2\n"),
         ("a/", b""),
+        // No label of an image.
+        ("a/0.json", b"{\"made\": 2024}"),
         ("a/1.cls", b" 1\n"),
         ("a/1.seg.png", b"not used"),
         ("a/1.PNG", &image),
@@ -83,6 +92,14 @@ fn errors_name_the_archive_member() {
             "train-0.tar: byte 512: the image `1.png` has no label".into(),
         ),
         (archive(&[("1.cls", b"0"), ("2.png", &image)]), "train-0.tar: byte 512: the sample `1` has no image".into()),
+        (
+            archive(&[("1.json", b"{\"label\": 0}"), ("2.png", &image), ("2.cls", b"0")]),
+            "train-0.tar: byte 512: the sample `1` has no image".into(),
+        ),
+        (
+            archive(&[("1.png", &image), ("1.cls", b"0"), ("2.json", b"{\"cls\": 0}")]),
+            "train-0.tar: byte 2560: the sample `2` has no image".into(),
+        ),
         (
             archive(&[("1.png", &image), ("1.jpg", &image), ("1.cls", b"0")]),
             "train-0.tar: byte 1536: `1.jpg` is the second".into(),
