@@ -63,7 +63,7 @@ impl SshHosts {
         self.folder.path().join(name)
     }
 
-    /// The value of `TRAINER_SSH`.
+    /// Returns the value of `TRAINER_SSH`.
     pub fn ssh(&self) -> String {
         format!("ssh -F {}", self.path("ssh_config").display())
     }

@@ -12,7 +12,7 @@ impl Communicator {
     /// [`Work::wait`] returns the buffer.
     pub fn all_reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             this.all_reduce_now(cast_slice_mut(&mut data), T::DTYPE, op)?;
             Ok(data)
         })
@@ -21,7 +21,7 @@ impl Communicator {
     /// Starts a [`broadcast`](Self::broadcast). [`Work::wait`] returns the buffer.
     pub fn broadcast_async<T: Element>(&self, mut data: Vec<T>, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             this.broadcast_now(cast_slice_mut(&mut data), T::DTYPE, root)?;
             Ok(data)
         })
@@ -30,7 +30,7 @@ impl Communicator {
     /// Starts an [`all_gather`](Self::all_gather). [`Work::wait`] returns all ranks' elements.
     pub fn all_gather_async<T: Element>(&self, send: Vec<T>) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             let mut recv = vec![T::zeroed(); send.len() * this.world_size()];
             this.all_gather_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE)?;
             Ok(recv)
@@ -40,7 +40,7 @@ impl Communicator {
     /// Starts a [`reduce_scatter`](Self::reduce_scatter). [`Work::wait`] returns this rank's part.
     pub fn reduce_scatter_async<T: Element>(&self, send: Vec<T>, op: ReduceOp) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             let mut recv = vec![T::zeroed(); send.len() / this.world_size()];
             this.reduce_scatter_now(cast_slice(&send), cast_slice_mut(&mut recv), T::DTYPE, op)?;
             Ok(recv)
@@ -50,7 +50,7 @@ impl Communicator {
     /// Starts a [`reduce`](Self::reduce). [`Work::wait`] returns the buffer.
     pub fn reduce_async<T: Element>(&self, mut data: Vec<T>, op: ReduceOp, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             this.reduce_now(&mut data, op, root)?;
             Ok(data)
         })
@@ -59,7 +59,7 @@ impl Communicator {
     /// Starts a [`gather`](Self::gather). [`Work::wait`] returns all ranks' elements on the root, and nothing elsewhere.
     pub fn gather_async<T: Element>(&self, send: Vec<T>, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             let mut recv = vec![T::zeroed(); if this.rank() == root { send.len() * this.world_size() } else { 0 }];
             this.gather_now(&send, &mut recv, root)?;
             Ok(recv)
@@ -69,7 +69,7 @@ impl Communicator {
     /// Starts a [`scatter`](Self::scatter) of `count` elements to each rank. [`Work::wait`] returns this rank's part.
     pub fn scatter_async<T: Element>(&self, send: Vec<T>, count: usize, root: usize) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             let mut recv = vec![T::zeroed(); count];
             this.scatter_now(&send, &mut recv, root)?;
             Ok(recv)
@@ -79,7 +79,7 @@ impl Communicator {
     /// Starts an [`all_to_all`](Self::all_to_all). [`Work::wait`] returns the parts for this rank.
     pub fn all_to_all_async<T: Element>(&self, send: Vec<T>) -> Work<Vec<T>> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || {
+        self.submit(move || {
             let mut recv = vec![T::zeroed(); send.len()];
             this.all_to_all_now(&send, &mut recv)?;
             Ok(recv)
@@ -89,6 +89,6 @@ impl Communicator {
     /// Starts a [`barrier`](Self::barrier). [`Work::wait`] returns when all ranks have reached it.
     pub fn barrier_async(&self) -> Work<()> {
         let this = self.clone();
-        self.inner.stream.queue.submit(move || this.barrier_now())
+        self.submit(move || this.barrier_now())
     }
 }

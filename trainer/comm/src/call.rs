@@ -85,7 +85,7 @@ impl OpType {
             OpType::Recv => "recv",
             OpType::Group => "group",
             OpType::Duplicate => "duplicate",
-            OpType::Share => "shared",
+            OpType::Share => "shared_array",
             OpType::AllToAllV => "all_to_all_v",
         }
     }
@@ -173,7 +173,7 @@ impl fmt::Display for CollectiveCall {
         if let Some(memory) = self.memory {
             write!(f, " in shared array {memory}")?;
         }
-        // Other numbers of ranks in messages count within the job.
+        // All other rank numbers in error messages are ranks of the job, so mark a rank of a sub-group.
         let of_group = if self.group == 0 { "" } else { "group " };
         match (self.op, self.root) {
             (OpType::Send, Some(peer)) => write!(f, " to {of_group}rank {peer}"),

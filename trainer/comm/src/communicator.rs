@@ -12,6 +12,7 @@ use super::error::{CommError, ErrorKind, Result};
 use super::fnv;
 use super::point_to_point::MessageBatch;
 use super::process::{CommStream, Process};
+use super::queue::Work;
 use super::rendezvous::TransportKind;
 use super::transport::{GroupRanks, Transport};
 
@@ -203,6 +204,21 @@ impl Communicator {
 
     pub(super) fn synchronize(&self) {
         self.inner.stream.queue.synchronize();
+    }
+
+    /// Submits a collective to the queue.
+    pub(super) fn submit<R: Send + 'static>(&self, task: impl FnOnce() -> Result<R> + Send + 'static) -> Work<R> {
+        self.inner.stream.queue.submit(task, self.fail_later())
+    }
+
+    /// Returns a function that ends the job with an error and returns the job's error. The function does not own the process, so
+    /// the queue's thread is never the last owner.
+    pub(super) fn fail_later(&self) -> impl FnOnce(CommError) -> CommError + Send + 'static {
+        let process = Arc::downgrade(&self.inner.process);
+        move |error| match process.upgrade() {
+            Some(process) => process.fail(error),
+            None => error,
+        }
     }
 
     /// Reduces `data` over all ranks; every rank gets the result in `data`.

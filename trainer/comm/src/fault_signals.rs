@@ -48,7 +48,7 @@ pub fn install_handlers() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns whether this process ignores `signal`, as its parent process may have set before it started.
+/// Returns whether this process ignores `signal`. A process inherits ignored signals from its parent.
 pub fn is_ignored(signal: i32) -> bool {
     let mut action = MaybeUninit::<sigaction>::zeroed();
     // SAFETY: as above. Without a new action the call only reads. An unknown signal is an error, and then the zeros stay.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::system;
 
-/// Makes the kernel end a connection when the other host has not answered for `limit` (a pulled cable, a host without power), and
-/// not earlier. So the connection survives a shorter outage of the network. The other host must acknowledge sent data within the
-/// limit, and the kernel probes an idle connection. The death of a process is noticed at once, since the kernel closes its
-/// sockets. The host of a stopped process still answers probes. On macOS the limit applies to probes only.
+/// Makes the kernel end a connection when the other host has not answered for `limit` (a pulled cable, a host without power). The
+/// connection survives shorter network outages. On Linux the limit applies to sent data (`TCP_USER_TIMEOUT`) and to keepalive
+/// probes of an idle connection, on macOS to probes only. A dead process is noticed at once, since the kernel closes the sockets of
+/// a dead process. The host of a stopped process still answers.
 pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -101,7 +101,7 @@ impl Communicator {
             refused.map(|cause| format!("cannot open the shared memory of rank {}: {cause}", ranks[leader])),
         )?;
         drop(file);
-        let memory = memory.map_err(CommError::setup)?;
+        let memory = memory.map_err(|cause| self.inner.process.fail(CommError::setup(cause)))?;
         let each = len.div_ceil(ranks.len());
         let part = (me * each).min(len)..((me + 1) * each).min(len);
         Ok(NodeMemory { comm: self.clone(), memory, len, part })
@@ -117,6 +117,6 @@ impl Communicator {
     fn fail_together(&self, refused: Option<String>) -> Result<()> {
         let Some((rank, cause)) = self.first_failure(refused.as_deref().unwrap_or_default())? else { return Ok(()) };
         let hint = "the ranks of a host share this memory: they need one user, and limits (`ulimit -v -f`) that allow all of it";
-        Err(CommError::setup(format!("rank {rank} {cause}")).hint(hint).blame(rank))
+        Err(self.inner.process.fail(CommError::setup(format!("rank {rank} {cause}")).hint(hint).blame(rank)))
     }
 }

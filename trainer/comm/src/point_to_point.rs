@@ -274,16 +274,16 @@ impl Communicator {
         shared.state.lock().new.push(message);
         let (this, batch) = (self.clone(), CloseAtDrop(shared.clone()));
         // Each message has the error in its own `Work`
-        let (task, _) = queue.submit_numbered(move || this.serve(&batch.0));
+        let (task, _) = queue.submit_numbered(move || this.serve(&batch.0), self.fail_later());
         *current = Some(MessageBatch { shared, task });
         work
     }
 
     /// Advances a batch until all its messages are done. Runs on the queue's thread.
     ///
-    /// Drops its communicator before it sends the last result. A caller may end the program as soon as it has all results. The
-    /// caller's communicator is then the last one, and its drop waits for the end of MPI and of the rendezvous. The queue's
-    /// thread must not be the last owner, since the end of the program does not wait for this thread.
+    /// Drops `self` before it sends the last result. A caller may end the program as soon as it has all results, and the end of the
+    /// program does not wait for the queue's thread. So the caller must be the last owner of the communicator, whose drop ends MPI
+    /// and leaves the rendezvous.
     fn serve(self, batch: &SharedBatch) -> Result<()> {
         let mut active: Vec<Box<dyn PendingMessage>> = Vec::new();
         let (mut idle_polls, mut deadline) = (0, WaitDeadline::after(self.inner.process.timeout));

@@ -31,7 +31,7 @@ impl NodeMemory {
     /// # Errors
     /// See [`Communicator`].
     pub fn freeze(self) -> Result<NodeBytes> {
-        // Waits as on Linux does, so that a wrong order of calls fails on every system.
+        // Enters the same barrier as on Linux, so that a wrong order of calls fails on every system.
         self.comm.barrier()?;
         Ok(NodeBytes(self.bytes))
     }
@@ -63,7 +63,8 @@ impl Communicator {
     pub fn node_memory(&self, len: usize) -> Result<NodeMemory> {
         let mut bytes = Vec::new();
         bytes.try_reserve_exact(len).map_err(|_| {
-            CommError::setup(format!("rank {} cannot make {len} bytes of memory", self.inner.group.global_rank()))
+            let cause = format!("rank {} cannot make {len} bytes of memory", self.inner.group.global_rank());
+            self.inner.process.fail(CommError::setup(cause))
         })?;
         bytes.resize(len, 0);
         Ok(NodeMemory { comm: self.clone(), bytes })

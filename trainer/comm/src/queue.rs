@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -48,9 +49,7 @@ impl TaskQueue {
                 }
             };
             drop(state);
-            // A panic must not end this thread, since other tasks wait for it. The panic drops the sender of the task's `Work`,
-            // and `Work::wait` then returns an error.
-            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(task));
+            task();
             self.lock().pending -= 1;
             self.changed.notify_all();
         }
@@ -65,9 +64,14 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Submits `task`, which runs after all tasks submitted before.
-    pub(crate) fn submit<R: Send + 'static>(&self, task: impl FnOnce() -> Result<R> + Send + 'static) -> Work<R> {
-        self.submit_numbered(task).1
+    /// Submits `task`, which runs after all tasks submitted before. If `task` cannot run or panics, calls `fail` with the error,
+    /// which ends the job and returns the job's error.
+    pub(crate) fn submit<R: Send + 'static>(
+        &self,
+        task: impl FnOnce() -> Result<R> + Send + 'static,
+        fail: impl FnOnce(CommError) -> CommError + Send + 'static,
+    ) -> Work<R> {
+        self.submit_numbered(task, fail).1
     }
 
     /// Submits `task` as [`submit`](Self::submit) does, and returns the number of tasks that were submitted until then, `task`
@@ -75,6 +79,7 @@ impl Queue {
     pub(crate) fn submit_numbered<R: Send + 'static>(
         &self,
         task: impl FnOnce() -> Result<R> + Send + 'static,
+        fail: impl FnOnce(CommError) -> CommError + Send + 'static,
     ) -> (u64, Work<R>) {
         let (sender, work) = Work::pair();
         let mut thread = self.thread.lock();
@@ -84,7 +89,7 @@ impl Queue {
                 Ok(started) => *thread = Some(started),
                 Err(e) => {
                     let error = CommError::system(format!("cannot start the communication thread: {e}"));
-                    let _ = sender.send(Err(error.hint("see `ulimit -u`")));
+                    let _ = sender.send(Err(fail(error.hint("see `ulimit -u`"))));
                     return (self.submitted(), work);
                 }
             }
@@ -95,8 +100,10 @@ impl Queue {
         state.submitted += 1;
         let number = state.submitted;
         state.tasks.push_back(Box::new(move || {
-            // Nobody waits for a `Work` that was dropped.
-            let _ = sender.send(task());
+            let result = catch_unwind(AssertUnwindSafe(task))
+                .unwrap_or_else(|_| Err(fail(CommError::system("the communication thread panicked"))));
+            // No thread waits for a `Work` that was dropped.
+            let _ = sender.send(result);
         }));
         drop(state);
         self.shared.changed.notify_all();
@@ -171,18 +178,24 @@ mod tests {
     fn jobs_run_in_order_and_a_panic_is_an_error() {
         let queue = Queue::default();
         let order = Arc::new(Mutex::new(Vec::new()));
+        let failed = Arc::new(Mutex::new(Vec::new()));
         let handles: Vec<_> = (0..20)
             .map(|i| {
                 let order = order.clone();
-                queue.submit(move || {
+                let (failed, task) = (failed.clone(), move || {
                     assert_ne!(i, 7, "this panic is part of the test");
                     order.lock().push(i);
                     Ok(i)
+                });
+                queue.submit(task, move |error| {
+                    failed.lock().push((i, error.message.clone()));
+                    error
                 })
             })
             .collect();
         queue.synchronize();
         assert_eq!(*order.lock(), (0..20).filter(|i| *i != 7).collect::<Vec<_>>());
+        assert_eq!(*failed.lock(), [(7, "the communication thread panicked".to_owned())], "a panic ends the job");
         for (i, handle) in handles.into_iter().enumerate() {
             assert_eq!(handle.wait().ok(), (i != 7).then_some(i));
         }

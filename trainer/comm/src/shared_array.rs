@@ -64,8 +64,10 @@ impl Communicator {
         // The arrays of all ranks may be one mapping, with a header.
         let all = len.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_mul(self.world_size()));
         if all.is_none_or(|bytes| bytes > isize::MAX as usize / 2) {
-            return self
-                .fail_usage("shared", format!("{len} {} on each rank are more than an array can have", T::DTYPE));
+            return self.fail_usage(
+                "shared_array",
+                format!("{len} {} on each rank are more than an array can have", T::DTYPE),
+            );
         }
         let call = self.call(OpType::Share, DType::U8, len * size_of::<T>());
         let (number, window) = self.run(call, |transport, call| Ok((call.sequence as u32, transport.share(call)?)))?;

@@ -1,5 +1,5 @@
-//! The kernels' text on an emulated device, with the parameters that a GPU gets: results, meetings, failures. `benches/gpu_check`
-//! tests what only a GPU can show: that the instructions order memory as they promise.
+//! Runs the kernels on a CPU emulator, with the parameters that a GPU gets. Checks results, device barriers and failures.
+//! `benches/gpu_check` checks on a GPU that the instructions order memory.
 
 mod cuda_support;
 
@@ -150,8 +150,8 @@ fn the_sanitizer_finds_a_slot_too_few() {
     assert!(said.contains("ThreadSanitizer: data race"), "{said}");
 }
 
-/// Blocks that start after another block of their launch has found the fault still meet. Otherwise the peers' blocks would wait
-/// for them until the limit, which is ten minutes here, and report the rank as missing.
+/// A block that starts after another block of its launch has found the fault still enters the barrier. Otherwise the peers' blocks
+/// would wait until the limit, which is ten minutes here, and report the rank as missing.
 #[test]
 fn ranks_that_call_different_things_are_named() {
     let Some(program) = Program::build(&[WireType::F32], &[3], false) else { return };

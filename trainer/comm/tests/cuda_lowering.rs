@@ -35,13 +35,13 @@ fn every_kernel_compiles_and_has_its_accesses() {
             let barriers = if variant.kernel == Kernel::TwoShot { 2 } else { 1 };
             at_least("st.release.sys.global.u64", barriers);
             at_least("ld.acquire.sys.global.u64", barriers);
-            // Two for each meeting, one at the beginning.
+            // Two for each device barrier, one in `begin`.
             at_least("bar.sync", 2 * barriers + 1);
             at_least("ld.relaxed.sys.global.u64", barriers + 1);
             // Packs are read and written in one access.
             at_least("ld.global.v4", 2);
             at_least("st.global.v4", 2);
-            assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: past the caches that keep in step");
+            assert_eq!(count(&ptx, "ld.global.nc"), 0, "{variant:?}: loads through the non-coherent cache");
         }
     }
 }

@@ -65,7 +65,7 @@ fn long_arrays() {
     }
 }
 
-/// Every rank reads what all ranks of its host have written, whatever the order in which they let go of it.
+/// Every rank reads what all ranks of its host have written, in whatever order the ranks drop the memory.
 #[test]
 fn a_hosts_memory_is_filled_and_read_by_all_its_ranks() {
     for kind in KINDS {

@@ -17,7 +17,7 @@ const WRONG: [(&str, Call); 10] = [
     ("all_reduce of 12 f32 (max)", |c| c.all_reduce(&mut [0f32; 12], ReduceOp::Max)),
     ("all_gather of 12 f32", |c| c.all_gather(&[0f32; 12], &mut vec![0f32; 12 * c.world_size()])),
     ("barrier", |c| c.barrier()),
-    ("shared of 20 u8", |c| c.shared_array::<f32>(5).map(drop)),
+    ("shared_array of 20 u8", |c| c.shared_array::<f32>(5).map(drop)),
     ("all_gather_v of u8", |c| c.all_gather_v(&[1u8; 5]).map(drop)),
 ];
 

@@ -16,7 +16,7 @@ use support::{Job, LIMIT, Number};
 /// Variable with the address of the rendezvous.
 const STORE: &str = "TEST_STORE";
 const SECRET: &str = "TEST_SECRET";
-/// Variable with a folder in which each rank notes that it has said what it has to say.
+/// Variable with a folder in which each rank creates a file after it has printed its message.
 const SAID: &str = "TEST_SAID";
 
 /// Returns Open MPI's launcher. Tests may run more ranks than cores, and as root.

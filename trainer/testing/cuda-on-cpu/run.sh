@@ -16,13 +16,13 @@ toolkit=$("$python" -c '
 import glob, sys
 found = [p for root in sys.path for p in glob.glob(f"{root}/nvidia/cu*") if glob.glob(f"{p}/lib/libnvrtc.so.*")]
 print(found[0] if found else "")')
+[ -n "$toolkit" ] || { echo "run.sh: the package nvidia-cuda-nvrtc is not installed for $python" >&2; exit 2; }
 # As new as NVRTC: the driver refuses newer PTX, and the program a newer NVRTC.
 version=$("$python" -c '
 from importlib.metadata import distributions
 packages = (d for d in distributions() if (d.name or "").startswith("nvidia-cuda-nvrtc"))
 print(".".join(next(packages).version.split(".")[:2]))')
 export CUDA_ON_CPU_DRIVER=${CUDA_ON_CPU_DRIVER:-$version}
-[ -n "$toolkit" ] || { echo "run.sh: the package nvidia-cuda-nvrtc is not installed for $python" >&2; exit 2; }
 for header in cuda_fp16.h crt/mma.h cccl/cuda/barrier; do
     [ -e "$toolkit/include/$header" ] || { echo "run.sh: $toolkit/include has no $header; pip install nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl" >&2; exit 2; }
 done

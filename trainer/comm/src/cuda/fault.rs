@@ -13,8 +13,9 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
         faults.iter().filter(|fault| fault.kind == kind).map(name).collect()
     };
     let (missing, differing) = (of(fault::MISSING), of(fault::DIFFERS));
-    let launch = faults.first().map_or(0, |fault| fault.launch_number);
+    let launch_of = |kind: u64| faults.iter().find(|fault| fault.kind == kind).map_or(0, |fault| fault.launch_number);
     if let Some(first) = differing.first() {
+        let launch = launch_of(fault::DIFFERS);
         let text =
             format!("{} and rank {me} make different calls as launch #{launch} on their GPUs", ranks(&differing));
         let error = CommError::new(ErrorKind::Mismatch, text)
@@ -29,7 +30,7 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
         let error = CommError::new(ErrorKind::Timeout, text);
         return Some(error.hint("another rank is late or gone; NCCL_DEBUG=INFO makes NCCL report more"));
     }
-    let first = missing.first()?;
+    let (first, launch) = (missing.first()?, launch_of(fault::MISSING));
     let text = format!(
         "launch #{launch} on the GPUs: {} did not arrive within {limit:.1?} (rank {me}'s GPU waits)",
         ranks(&missing)

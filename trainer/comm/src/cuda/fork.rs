@@ -5,9 +5,10 @@
 //! capture, the first event makes the stream a branch of the graph, and the last event joins the branch
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cross-stream-dependencies-and-events>).
 //!
-//! cubecl exposes its streams only on its device thread, and launches only on its own streams. While the launches of
-//! [`ForkedStream::run`] are submitted, cubecl's stream of the calling thread therefore has the handle of this stream. So cubecl
-//! compiles, reports and records the launches like all others, and allocates their memory on the thread's stream.
+//! cubecl exposes its streams only on its device thread, and launches only on its own streams. Therefore [`ForkedStream::run`] puts
+//! the handle of this stream into cubecl's stream object of the calling thread while it submits the launches, and then restores the
+//! original handle. So cubecl compiles, reports and records the launches like all others, and allocates their memory on the
+//! thread's stream.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -38,7 +39,7 @@ struct Fork {
     gpu: Arc<Context>,
     stream: Stream,
     event: Event,
-    /// The handle of cubecl's stream while cubecl launches on this stream.
+    /// The original handle of cubecl's stream, kept while the handle of this stream replaces it.
     hidden: Mutex<Option<usize>>,
     /// The first error.
     failed: Mutex<Option<CommError>>,

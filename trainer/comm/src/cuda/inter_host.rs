@@ -1,5 +1,5 @@
-//! Sums between ranks whose windows are not connected: each rank's part of a slot with the same part on other hosts, or the whole
-//! slots of all ranks.
+//! The all-reduce between ranks that share no windows. On the hierarchical route, the ranks with the same index on each host reduce
+//! their part of the slot. On the NCCL route, all ranks reduce whole slots.
 
 use std::ops::Range;
 use std::sync::Arc;

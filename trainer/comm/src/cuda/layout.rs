@@ -1,6 +1,5 @@
 //! The layout of a rank's window in device memory, and the parameters of a launch.
 
-use super::protocol::FlagSet;
 use crate::DType;
 
 /// Maximum number of ranks that share windows.
@@ -126,14 +125,6 @@ impl WireType {
 /// Returns the bytes of a window whose slots hold `slot` bytes each.
 pub fn window_bytes(slot: usize) -> usize {
     (SLOTS_AT + super::protocol::SLOTS as usize * slot).next_multiple_of(PAGE)
-}
-
-/// Returns the position of a set of flags in a window, in bytes.
-pub fn area(of: FlagSet) -> usize {
-    match of {
-        FlagSet::Filled => FILLED,
-        FlagSet::Reduced => REDUCED,
-    }
 }
 
 /// The parameters of a launch. `kernels/collectives.cu` documents the fields.

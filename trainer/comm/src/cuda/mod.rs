@@ -74,8 +74,8 @@
 //!   peers wait for them.
 //!
 //! - *Launches have the same numbers on all ranks*: a rank's launches run one after the other, since they are on one stream or on
-//!   one branch of a graph that events order before and after it. The last block of a launch to end counts, when all blocks have
-//!   read the number. The end of a launch orders the count before the next launch.
+//! one branch of a graph that events order before and after it. The last block of a launch to end increments the number, when all
+//! blocks have read it. The next launch starts after this launch has ended, so the next launch reads the new number.
 //!
 //! *NCCL's sums* run between two launches of the stream. The first launch of `order` signals that the slot is packed. The second
 //! waits until the slot is summed (`nccl.rs`). Timeouts and aborts end this wait too. After an abort, the launches of `order` still

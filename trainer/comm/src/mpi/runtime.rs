@@ -192,7 +192,7 @@ impl Runtime {
         if let Some(error) = abort.error() {
             return Err(error);
         }
-        // The thread may hang in `MPI_Init`, so do not join it.
+        // Keep the queue open: otherwise the thread would call `MPI_Finalize`, which waits for all ranks.
         std::mem::forget(worker);
         Err(CommError::setup(format!("rank {rank} cannot use MPI: {cause}"))
             .hint(format!("start the job with mpirun: mpirun -np {world_size} trainer … --backend mpi"))

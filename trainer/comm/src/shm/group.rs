@@ -209,7 +209,7 @@ impl ShmGroup {
                 |which, rank| self.segment.counter(rank, which).is_behind(self.segment.counter(self.me(), which));
             let stuck = self.peers_where(|rank| slow(CounterKind::Filled, rank) || slow(CounterKind::Reduced, rank));
             if stuck.is_empty() {
-                // The rank that was missing has come since.
+                // The missing rank arrived after the timeout.
                 let message = format!(
                     "{call}, {place}: a rank arrived too late, after more than {timeout:.1?} (rank {me} waited)"
                 );

@@ -2,8 +2,9 @@
 //!
 //! # Protocol
 //!
-//! Each rank owns a control block (three counters, two calls and a vote), two entry areas of 64 KB, 4 MB of slots, and a channel
-//! to each other rank. Only the owner writes its memory. While other ranks read, the owner writes counters only.
+//! Each rank owns a control block (three counters, two calls and a vote), two entry areas of 64 KB, 4 MB of slots, and a channel to
+//! each other rank. Only the owner writes its memory. The exceptions are flags, which an abort sets in the counters of all ranks,
+//! and windows (`window.rs`). While other ranks read, the owner writes counters only.
 //!
 //! 1. **Enter.** A rank writes its call, and a payload of at most 64 KB. It publishes its `entered` counter, waits for all
 //!    ranks' counters, and compares all calls. All ranks see the same calls and so report the same mismatch. A small collective

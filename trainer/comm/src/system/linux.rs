@@ -13,8 +13,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::PROBE_INTERVAL;
 
-/// Longest interval between retransmissions, in milliseconds. The intervals double, up to two minutes by default. So after an
-/// outage of the network, a connection could wait again for as long as the outage lasted.
+/// Longest interval between retransmissions, in milliseconds. The kernel doubles the interval after each retransmission, up to two
+/// minutes by default. Without this limit, a connection could stay silent after an outage for as long as the outage lasted.
 const RETRANSMIT_MS: i32 = 1000;
 
 /// Returns the id of this boot of the kernel. Empty if the kernel hides it.

@@ -258,27 +258,33 @@ impl Mesh {
         if let Some(reason) = self.abort.wait(REASON_TIMEOUT) {
             return reason;
         }
-        let (kind, cause) = match broken {
+        const OTHER_CALLS: &str = "every rank must call the same collectives; one has ended early";
+        const NETWORK: &str = "see the network between the hosts, and the other rank's messages";
+        let (kind, cause, hint) = match broken {
             ConnectionError::Silent => {
                 let limit = net::seconds(self.timeout + SILENCE_GRACE_PERIOD);
                 let cause = format!("no answer from rank {peer} for {limit}, rank {me} waits in {call}, {place}");
                 return CommError::new(ErrorKind::NoAnswer, cause).hint(net::OUTAGE_HINT).blame(peer);
             }
             ConnectionError::Closed => {
-                (ErrorKind::PeerLost, format!("rank {peer} left the job while rank {me} waits in {call}, {place}"))
+                let cause = format!("rank {peer} left the job while rank {me} waits in {call}, {place}");
+                (ErrorKind::PeerLost, cause, OTHER_CALLS)
             }
             ConnectionError::Reset => {
-                (ErrorKind::Reset, format!("rank {peer} reset its connection to rank {me} in {call}, {place}"))
+                let cause = format!("rank {peer} reset its connection to rank {me} in {call}, {place}");
+                (ErrorKind::Reset, cause, NETWORK)
             }
             ConnectionError::Io(e) => (
                 ErrorKind::PeerLost,
                 format!("the connection of rank {me} to rank {peer} broke in {call}, {place}: {e}"),
+                NETWORK,
             ),
             ConnectionError::Protocol => {
-                (ErrorKind::PeerLost, format!("rank {peer} sent rank {me} an invalid frame in {call}, {place}"))
+                let cause = format!("rank {peer} sent rank {me} an invalid frame in {call}, {place}");
+                (ErrorKind::PeerLost, cause, NETWORK)
             }
         };
-        CommError::new(kind, cause).hint("every rank must call the same collectives; one has ended early").blame(peer)
+        CommError::new(kind, cause).hint(hint).blame(peer)
     }
 }
 

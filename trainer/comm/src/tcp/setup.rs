@@ -15,6 +15,7 @@ use super::peer::Peer;
 use crate::abort::AbortFlag;
 use crate::auth::{self, HandshakeError, Hello, Purpose, Secret};
 use crate::error::{CommError, ErrorKind, Result, ranks};
+use crate::limits;
 use crate::store::StoreClient;
 use crate::transport::GroupRanks;
 
@@ -68,7 +69,9 @@ impl MeshSetup<'_> {
         let acceptor_thread = std::thread::Builder::new()
             .name("comm-accept".into())
             .spawn(move || acceptor.run(&sender))
-            .map_err(failed)?;
+            .map_err(|e| {
+                CommError::setup(format!("rank {rank} cannot start a thread for connections: {e}")).hint(limits::HINT)
+            })?;
         for lower in self.group.ranks.iter().copied().filter(|lower| *lower < rank) {
             peers[lower] = Some(self.dial(lower, world_size, until, answer_timeout)?);
         }

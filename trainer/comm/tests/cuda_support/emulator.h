@@ -1,5 +1,5 @@
-// A device whose threads are the CPU's. Its memory is a file that all ranks map at the same address, so that the pointers of a
-// job mean the same everywhere, as those of windows opened over CUDA IPC do for their own process.
+// Emulates a GPU with CPU threads. The device's memory is a file that all ranks map at the same address, so a pointer is valid in
+// every rank.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>

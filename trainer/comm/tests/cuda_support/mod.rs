@@ -311,7 +311,7 @@ impl Ranks {
         }
     }
 
-    /// Runs a call of all ranks as if they shared a device: one rank at a time, with the hosts' meetings between the steps.
+    /// Runs a call of all ranks as if they shared a device: one rank at a time, with host barriers between the steps.
     pub fn call_in_turn(&mut self, call: &DeviceCall, tensors: &[Vec<Vec<f32>>], scale: f32) -> Vec<Output> {
         let prepared: Vec<_> =
             (0..self.world_size()).map(|rank| self.prepare(rank, call, &tensors[rank], scale)).collect();

@@ -124,7 +124,8 @@ fn a_node_that_cannot_start_its_workers_ends_the_other() {
     }
 }
 
-/// Its workers are killed. The workers of the other node notice that, and its launcher must know the reason.
+/// The signalled node kills its workers. The other node's workers fail because of this, and the other launcher must know the
+/// reason.
 #[test]
 fn a_second_signal_to_one_node_stops_the_other_at_once() {
     for all_are_stopping in [false, true] {

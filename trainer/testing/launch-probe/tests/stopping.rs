@@ -98,7 +98,7 @@ fn workers_that_do_not_stop_in_time_are_named_and_ended() {
     run.end().said(3, &["SIGTERM: workers save", "error: rank", "did not stop within 2 s after SIGTERM"]);
 }
 
-/// The others lose it, which is no failure.
+/// The other workers lose their connection to it. The launcher must not report this as a failure.
 #[test]
 fn a_worker_that_the_signal_ends_at_once_is_not_a_failure() {
     let run = long(&["--do", "no-handlers@1", "--do", "never-stop@0", "--do", "never-stop@2"]);
@@ -136,7 +136,7 @@ fn a_signal_to_the_workers_stops_the_job_as_well() {
 fn workers_may_stop_with_another_signal_than_the_launchers() {
     let mut run = long(&[]);
     let workers = run.workers();
-    // Both signals wait for stopped workers. Of the two handlers, that of the lower number then runs last.
+    // Both signals stay pending while the workers are stopped. After SIGCONT the handler of the lower number (SIGHUP) runs last.
     let to_all = |signal| workers.iter().for_each(|pid| kill_process(*pid, signal).unwrap());
     to_all(Signal::STOP);
     wait_for_states(&workers, &['T']);

@@ -102,10 +102,10 @@ FN void move_packs(u32 begin, u32 end, Load load, Store store) {
     for (; i < end; i += stride) store((u32)i, load((u32)i));
 }
 
-// A sum has loads from every rank in flight anyway.
+// Unroll factor of sums. A sum already has one load per rank in flight, so more ranks need less unrolling.
 #define SUMS (WORLD <= 2 ? 4 : WORLD <= 4 ? 2 : 1)
 
-// Reads many tensors as if they were one. Requested positions only grow.
+// Reads the source tensors as one concatenated array. A thread must request ascending positions: `tensor` only moves forward.
 struct Reader {
     const LaunchParams& params;
     const Shared& shared;
@@ -251,7 +251,7 @@ FN void fill(const LaunchParams& params, const Shared& shared, Reader& reader, u
 
 FN u32 least(u32 a, u32 b) { return a < b ? a : b; }
 
-// Every rank reads everything: least latency.
+// One-shot all-reduce: every rank sums the whole slots of all ranks. It has one barrier, so the lowest latency.
 FN void one_shot_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin(params, shared)) return;
     const u64 end = params.first + params.count;
@@ -266,7 +266,7 @@ FN void one_shot_body(float* out, const LaunchParams& params, Shared& shared) {
             [&](u32 i, Pack pack) { place(out, params.first + (u64)i * VALUES, end, pack); });
 }
 
-// Each rank reduces a part, then every rank reads all parts: least traffic.
+// Two-shot all-reduce: each rank sums one part, and then reads all parts. It has two barriers, but the least traffic.
 FN void two_shot_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin(params, shared)) return;
     const u64 end = params.first + params.count;
@@ -288,7 +288,7 @@ FN void two_shot_body(float* out, const LaunchParams& params, Shared& shared) {
     if (params.phases & PHASE_BARRIER_EXIT && !device_barrier(params, shared, REDUCED)) return;
     if (params.phases & PHASE_GATHER) {
         for (u32 turn = 0; turn < WORLD; ++turn) {
-            // Each rank starts with another peer.
+            // Each rank starts with a different owner, so that not all ranks read from the same GPU at once.
             const u32 p = (params.rank + turn) % WORLD;
             const Pack* slot = slot_of(params, shared, p);
             move_packs<4>(
@@ -336,7 +336,8 @@ FN void all_gather_body(float* out, const LaunchParams& params, Shared& shared) 
     }
 }
 
-// Every rank gets the root's elements. With this rank as root and without a barrier: into this rank's slot and out of it.
+// Every rank gets the root's elements. The NCCL route launches this kernel with this rank as root and without a barrier. Then it
+// only copies: first the tensors to this rank's slot, and after NCCL's sum the slot to the output.
 FN void broadcast_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin(params, shared)) return;
     const u64 end = params.first + params.count;

@@ -12,7 +12,7 @@ FN u64 load_acquire(const u64* at) {
     return value;
 }
 
-// For words that order nothing. They are read again and again, never from a cache that is not invalidated.
+// For words that order no other access. Each call reads memory again and never a stale value from a cache, so a word can be polled.
 FN u64 load_relaxed(const u64* at) {
     u64 value;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
@@ -23,7 +23,7 @@ FN void store_relaxed(u64* at, u64 value) {
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-// Adds to a word that orders nothing, and returns the value before.
+// Relaxed atomic add. Returns the old value.
 FN u32 add(u32* at, u32 value) { return atomicAdd(at, value); }
 
 // A word in the block's shared memory.

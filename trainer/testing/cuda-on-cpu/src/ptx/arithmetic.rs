@@ -81,7 +81,8 @@ fn float_value(op: &Op<'_>, kind: &str, v: &[String]) -> TranslateResult<String>
         ("add", [a, b]) => format!("({a} + {b})"),
         ("sub", [a, b]) => format!("({a} - {b})"),
         ("mul", [a, b]) => format!("({a} * {b})"),
-        // In f64 the product of two 16-bit values is exact, so the result is rounded once.
+        // In f64 the product of two 16-bit values is exact. The sum is rounded to f32 and then to 16 bits, so the last bit may
+        // differ from a GPU's.
         ("fma" | "mad", [a, b, c]) if kind == "f16" || kind == "bf16" => format!("(f32)((f64){a} * {b} + {c})"),
         ("fma" | "mad", [a, b, c]) => format!("fma{f}({a}, {b}, {c})"),
         ("div", [a, b]) => format!("({a} / {b})"),
