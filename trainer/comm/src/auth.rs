@@ -275,7 +275,7 @@ pub(crate) fn dial(stream: &TcpStream, secret: &Secret, hello: &Hello) -> std::r
 }
 
 /// Runs the listener's half of the handshake on a blocking stream. `admit` may refuse a peer that has proved the secret.
-pub(crate) fn listen(
+pub(crate) fn accept(
     stream: &TcpStream,
     secret: &Secret,
     admit: impl FnOnce(&Hello) -> std::result::Result<(), String>,

@@ -117,7 +117,7 @@ impl CollectiveCall {
     }
 
     /// Returns the root, or the peer of a message, as a rank of the group.
-    pub(crate) fn root_rank(&self) -> usize {
+    pub(crate) fn root_or_peer(&self) -> usize {
         self.root.unwrap_or_default() as usize
     }
 

@@ -32,7 +32,7 @@ pub(super) struct CommunicatorState {
 impl CommunicatorState {
     /// Returns an id for a new group of `ranks`. All ranks compute the same id, because all ranks have called the
     /// same number of collectives.
-    pub(super) fn next_group(&self, ranks: &[usize]) -> u64 {
+    pub(super) fn next_group_id(&self, ranks: &[usize]) -> u64 {
         let sequence = self.transport.lock().0;
         let words = [self.group.id, sequence].into_iter().chain(ranks.iter().map(|r| *r as u64));
         // 0 is the id of the whole job.
@@ -141,7 +141,7 @@ impl Communicator {
             call.sequence = *sequence;
         }
         stream.begin(&call, &self.inner.name);
-        let result = check(&call, self.world_size()).and_then(|()| body(&mut **transport, &call));
+        let result = check_arguments(&call, self.world_size()).and_then(|()| body(&mut **transport, &call));
         let result = result.map_err(|error| process.fail(error));
         stream.end();
         result
@@ -372,7 +372,7 @@ impl Communicator {
 }
 
 /// Checks the arguments that are wrong on any rank: the root, and the mean of integers.
-pub(super) fn check(call: &CollectiveCall, world_size: usize) -> Result<()> {
+pub(super) fn check_arguments(call: &CollectiveCall, world_size: usize) -> Result<()> {
     if let Some(root) = call.root.filter(|root| *root as usize >= world_size) {
         return Err(CommError::usage(format!("{call}: there is no rank {root} in a group of {world_size}")));
     }

@@ -36,7 +36,7 @@ impl Communicator {
         }
         let Some(me) = ranks.iter().position(|r| *r == self.rank()) else { return Ok(None) };
         let ranks: Vec<usize> = ranks.iter().map(|r| self.ranks()[*r]).collect();
-        let group = GroupRanks { id: self.inner.next_group(&ranks), me, ranks, duplicate_of: None };
+        let group = GroupRanks { id: self.inner.next_group_id(&ranks), me, ranks, duplicate_of: None };
         Self::with_stream(self.inner.stream.clone(), self.inner.process.clone(), group).map(Some)
     }
 
@@ -54,7 +54,7 @@ impl Communicator {
         let of = &self.inner.group;
         let duplicate_of = Some(self.inner.name.clone());
         let group =
-            GroupRanks { id: self.inner.next_group(&of.ranks), me: of.me, ranks: of.ranks.clone(), duplicate_of };
+            GroupRanks { id: self.inner.next_group_id(&of.ranks), me: of.me, ranks: of.ranks.clone(), duplicate_of };
         Self::with_new_stream(self.inner.process.clone(), group)
     }
 }

@@ -80,7 +80,7 @@ fn reduce_native<T: Number>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>
 }
 
 #[inline(always)]
-fn reduce_narrow<T: Narrow>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(f32, f32) -> f32 + Copy) {
+fn reduce_half<T: Narrow>(dst: &mut [T], sources: &[&[T]], mean: Option<usize>, f: impl Fn(f32, f32) -> f32 + Copy) {
     let len = dst.len();
     let (mut sum, mut next) = ([0f32; BLOCK], [0f32; BLOCK]);
     for start in (0..len).step_by(BLOCK) {
@@ -138,7 +138,7 @@ fn narrow<T: Narrow>(op: ReduceOp, dst: &mut [u8], sources: &[&[u8]]) {
     let dst: &mut [T] = cast_slice_mut(dst);
     let sources: Vec<&[T]> = sources.iter().map(|s| cast_slice(s)).collect();
     let mean = (op == ReduceOp::Mean).then_some(sources.len());
-    with_op!(f32, op, f => reduce_narrow(dst, &sources, mean, f));
+    with_op!(f32, op, f => reduce_half(dst, &sources, mean, f));
 }
 
 /// Computes `dst = sources[0] op sources[1] op …`, in that order. [`ReduceOp::Mean`] also divides by the number of sources. All

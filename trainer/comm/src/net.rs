@@ -10,11 +10,11 @@ use super::system;
 /// connection survives shorter network outages. On Linux the limit applies to sent data (`TCP_USER_TIMEOUT`) and to keepalive
 /// probes of an idle connection, on macOS to probes only. A dead process is noticed at once, since the kernel closes the sockets of
 /// a dead process. The host of a stopped process still answers.
-pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
+pub(crate) fn set_peer_timeout(stream: &TcpStream, limit: Duration) -> std::io::Result<()> {
     use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, system::PROBE_AFTER)?;
-    system::limit_silence(stream, limit)
+    sockopt::set_tcp_keepidle(stream, system::KEEPALIVE_IDLE)?;
+    system::set_peer_timeout(stream, limit)
 }
 
 /// Hint for the error about a host that has not answered.
@@ -26,8 +26,8 @@ pub(crate) const OUTAGE_HINT: &str = "the network between the hosts is down, or 
 pub(crate) enum DisconnectKind {
     /// The other end closed it: its process has ended.
     Closed,
-    /// The other host has not answered for as long as [`limit_silence`] allows.
-    Silent,
+    /// The other host has not answered for as long as [`set_peer_timeout`] allows.
+    TimedOut,
     /// The other end reset the connection: its process has ended, or has given up after an outage.
     Reset,
     /// Another error of the operating system.
@@ -40,7 +40,7 @@ impl DisconnectKind {
         match error.kind() {
             // After an outage the kernel reports the last ICMP error (such as "host unreachable"), if any, instead of a timeout.
             IoKind::TimedOut | IoKind::HostUnreachable | IoKind::NetworkUnreachable | IoKind::NetworkDown => {
-                Self::Silent
+                Self::TimedOut
             }
             IoKind::ConnectionReset => Self::Reset,
             IoKind::BrokenPipe => Self::Closed,
@@ -71,7 +71,7 @@ mod tests {
         for (limit, expected) in
             [(Duration::from_secs(10), 10_000), (Duration::ZERO, 1), (Duration::MAX, i32::MAX as u32)]
         {
-            limit_silence(&stream, limit).unwrap();
+            set_peer_timeout(&stream, limit).unwrap();
             assert_eq!(rustix::net::sockopt::tcp_user_timeout(&stream).unwrap(), expected, "{limit:?}");
         }
         assert_eq!(

@@ -12,7 +12,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use parking_lot::{Condvar, Mutex};
 
 use super::call::{CollectiveCall, OpType};
-use super::communicator::{Communicator, check};
+use super::communicator::{Communicator, check_arguments};
 use super::deadline::WaitDeadline;
 use super::dtype::{DType, Element, ReduceOp};
 use super::error::{CommError, Result};
@@ -246,7 +246,7 @@ impl Communicator {
             let error = CommError::usage(format!("{call}: a rank cannot exchange messages with itself"));
             return Err(self.inner.process.fail(error));
         }
-        check(&call, self.world_size()).map_err(|error| self.inner.process.fail(error))?;
+        check_arguments(&call, self.world_size()).map_err(|error| self.inner.process.fail(error))?;
         Ok(call)
     }
 

@@ -74,7 +74,7 @@ impl<'a> MessageOp<'a> {
 
     /// Returns the other rank, by rank in the group.
     pub(crate) fn peer(&self) -> usize {
-        self.call.root_rank()
+        self.call.root_or_peer()
     }
 }
 

@@ -323,7 +323,7 @@ fn connect(
             Err(refused) => refused,
         };
         let may_change = match &refused {
-            ConnectError::NotThere(_) => true,
+            ConnectError::Unreachable(_) => true,
             ConnectError::Unresolved(cause) => {
                 if unresolved != *cause {
                     wait.say(&format!("note: {cause}; trying again"));
@@ -360,7 +360,7 @@ fn cannot_join(node_rank: usize, place: &str, refused: &ConnectError) -> LaunchE
             "give all nodes the same secret: --secret-file FILE, or TRAINER_SECRET; and the same version of this program"
         }
         ConnectError::Refused(_) => "start each node of the job once, with the same --nnodes and its own --node-rank",
-        ConnectError::NotThere(_) | ConnectError::Unresolved(_) => {
+        ConnectError::Unreachable(_) | ConnectError::Unresolved(_) => {
             "is the job started on node 0, do --master-addr and --master-port lead there, and does the firewall let it \
              through?"
         }

@@ -179,7 +179,7 @@ pub(super) fn connect(
             let tried = StoreClient::try_connect(address.as_str(), config, rank);
             match tried.map_err(LaunchError::from)? {
                 Ok(client) => return Ok(client),
-                Err(ConnectError::NotThere(cause) | ConnectError::Unresolved(cause)) => {
+                Err(ConnectError::Unreachable(cause) | ConnectError::Unresolved(cause)) => {
                     last = format!("{address}: {cause}")
                 }
                 // Another job may use this port, so try the next one.

@@ -155,7 +155,7 @@ impl<'a> RouteNegotiation<'a> {
             _ => Windows::shared(gpu, slot, &local)?,
         };
         let launcher = Launcher::new(device).and_then(|launcher| match route {
-            Route::Kernels { on_host: false } => launcher.forked(gpu),
+            Route::Kernels { on_host: false } => launcher.with_side_stream(gpu),
             _ => Ok(launcher),
         });
         let constants = windows.constants(limit);

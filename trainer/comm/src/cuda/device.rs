@@ -2,7 +2,7 @@
 //! cubecl's buffers.
 //!
 //! Every tensor of a collective is a binding of its launch, so cubecl keeps the tensor's memory until the kernel is done.
-//! Bindings alone do not order the streams: a [`ForkedStream`] orders itself after the calling thread's stream, and a stream of
+//! Bindings alone do not order the streams: a [`SideStream`] orders itself after the calling thread's stream, and a stream of
 //! cubecl waits for a [`StreamEvent`].
 
 use std::cell::RefCell;
@@ -23,9 +23,9 @@ use cubecl::server::{Handle, KernelArguments, MetadataBindingInfo};
 use cubecl::{CubeCount, CubeKernel, PrecompiledSource};
 
 use super::driver::Context;
-use super::fork::ForkedStream;
 use super::layout::THREADS;
 use super::sequence::Launch;
+use super::side_stream::SideStream;
 use super::source::{KernelVariant, PARTS};
 use super::stream_event::StreamEvent;
 use crate::error::{CommError, Result};
@@ -85,9 +85,9 @@ pub(super) struct Launcher {
     client: Client,
     burn: Device,
     device: CubeDevice,
-    /// The stream of cubecl on which kernels run, if there is no `fork`.
+    /// The stream of cubecl on which kernels run, if there is no `side_stream`.
     stream: StreamId,
-    fork: Option<ForkedStream>,
+    side_stream: Option<SideStream>,
     /// Index of the GPU among the GPUs that this process sees.
     pub(super) index: usize,
     /// Kernels that have been launched.
@@ -124,30 +124,30 @@ impl Launcher {
             burn: device.clone(),
             device: tensor.device,
             stream: StreamId::allocate(),
-            fork: None,
+            side_stream: None,
             index,
             known: RefCell::default(),
         })
     }
 
-    /// Launches on a [`ForkedStream`] from now on.
+    /// Launches on a [`SideStream`] from now on.
     ///
     /// # Errors
     /// The driver's error.
-    pub(super) fn forked(mut self, gpu: &Arc<Context>) -> Result<Self> {
-        self.fork = Some(ForkedStream::new(&self.client, gpu)?);
+    pub(super) fn with_side_stream(mut self, gpu: &Arc<Context>) -> Result<Self> {
+        self.side_stream = Some(SideStream::new(&self.client, gpu)?);
         Ok(self)
     }
 
     /// Returns the stream beside the calling thread's stream, if launches use one.
-    pub(super) fn fork(&self) -> Option<&ForkedStream> {
-        self.fork.as_ref()
+    pub(super) fn side_stream(&self) -> Option<&SideStream> {
+        self.side_stream.as_ref()
     }
 
-    /// Runs `call`, whose memory and whose operations belong to the stream of the launches. With a [`ForkedStream`] they belong to
+    /// Runs `call`, whose memory and whose operations belong to the stream of the launches. With a [`SideStream`] they belong to
     /// the calling thread's stream.
     fn on_stream<R>(&self, call: impl FnOnce() -> R) -> R {
-        if self.fork.is_some() { call() } else { self.stream.executes(call) }
+        if self.side_stream.is_some() { call() } else { self.stream.executes(call) }
     }
 
     /// Returns the device as burn's type.
@@ -235,9 +235,9 @@ impl Launcher {
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
         let count = CubeCount::Static(launch.blocks, 1, 1);
         let enqueue = || self.client.launch(Box::new(kernel), count, arguments);
-        match &self.fork {
-            Some(fork) => {
-                fork.run(sources.iter().chain([output]).map(|elements| &elements.handle), enqueue);
+        match &self.side_stream {
+            Some(side_stream) => {
+                side_stream.run(sources.iter().chain([output]).map(|elements| &elements.handle), enqueue);
                 // The kernel's first launch has compiled it. Later launches need no check, for which the calling thread would wait.
                 if known {
                     return Ok(());
@@ -252,8 +252,8 @@ impl Launcher {
 
     /// Waits until all launches on the stream are done.
     pub(super) fn synchronize(&self) -> Result<()> {
-        if let Some(fork) = &self.fork {
-            fork.join();
+        if let Some(side_stream) = &self.side_stream {
+            side_stream.join();
         }
         let done = self.on_stream(|| cubecl::future::block_on(self.client.sync()));
         done.map_err(|e| CommError::system(format!("GPU {}: {e}", self.index)))

@@ -7,13 +7,13 @@ use burn::tensor::Tensor;
 use super::Topology;
 use super::device::{Elements, Launcher};
 use super::fault::fault_error;
-use super::fork::ForkedStream;
 use super::inter_host::{InterHost, all_reduce_on_cpu};
 use super::layout::{WireType, phase};
 use super::plan::{self, DeviceCall};
 use super::protocol::Kernel;
 use super::route::{self, DeviceBackend, Route};
 use super::sequence::{HostStep, Launch, LaunchConstants, Sequence, host_steps};
+use super::side_stream::SideStream;
 use super::stream_event::StreamEvent;
 use super::window::Windows;
 use crate::Communicator;
@@ -95,7 +95,10 @@ impl DeviceGroup {
         let faults = self.windows()?.faults();
         if faults.is_empty() {
             self.process().abort.check()?;
-            self.launcher.fork().map_or(Ok(()), ForkedStream::check).map_err(|error| self.process().fail(error))?;
+            self.launcher
+                .side_stream()
+                .map_or(Ok(()), SideStream::check)
+                .map_err(|error| self.process().fail(error))?;
             let checked = self.inter_host.as_ref().map_or(Ok(()), InterHost::check);
             return checked.map_err(|error| self.process().fail(error));
         }
@@ -147,8 +150,8 @@ impl DeviceGroup {
 
     /// Returns whether kernels run on a stream beside the calling thread's stream. Only then can calls be captured as part of a
     /// CUDA graph, and [`start_all_reduce`](Self::start_all_reduce) works.
-    pub fn forks(&self) -> bool {
-        self.launcher.fork().is_some()
+    pub fn runs_on_side_stream(&self) -> bool {
+        self.launcher.side_stream().is_some()
     }
 
     /// Does what [`all_reduce`](Self::all_reduce) does, beside the calling thread's later work. The thread must not use the sum
@@ -157,7 +160,10 @@ impl DeviceGroup {
     /// # Errors
     /// As [`check`](Self::check).
     pub fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>, scale: f32) -> Result<Tensor<1>> {
-        debug_assert!(self.forks(), "the group's kernels run on the calling thread's stream or on one of cubecl's");
+        debug_assert!(
+            self.runs_on_side_stream(),
+            "the group's kernels run on the calling thread's stream or on one of cubecl's"
+        );
         let sources = self.elements(tensors)?;
         let len = sources.iter().map(|source| source.len).sum::<usize>();
         self.all_reduce_by(self.all_reduce_kernel(len, self.wire), self.wire, sources, len, scale)
@@ -165,14 +171,14 @@ impl DeviceGroup {
 
     /// Orders the calling thread's later work after all calls so far. Does not wait.
     pub fn join(&mut self) {
-        if let Some(fork) = self.launcher.fork() {
-            fork.join();
+        if let Some(side_stream) = self.launcher.side_stream() {
+            side_stream.join();
         }
     }
 
     /// Does what [`all_reduce`](Self::all_reduce) does, for tensors that another thread has written. That thread recorded the
     /// event `after` behind its writes. A thread that uses the sum must wait for the returned event, or for a later event of
-    /// this group. For groups that do not [fork](Self::forks).
+    /// this group. For groups without a [side stream](Self::runs_on_side_stream).
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -226,7 +232,7 @@ impl DeviceGroup {
 
     /// Runs a call whose tensors this thread has written, and whose result this thread uses.
     fn ordered(&mut self, call: impl FnOnce(&mut Self) -> Result<Tensor<1>>) -> Result<Tensor<1>> {
-        if self.forks() {
+        if self.runs_on_side_stream() {
             let tensor = call(self)?;
             self.join();
             return Ok(tensor);

@@ -10,7 +10,7 @@
 //! - `topology.rs`, `route.rs`: where the ranks are, and the route that follows: kernels, NCCL, or kernels inside hosts and
 //!   another transport between them.
 //! - `driver/`: the binding to libcuda.
-//! - With the feature `cuda`: `window.rs` (memory over IPC), `device.rs` (launches through cubecl), `fork.rs` (their stream),
+//! - With the feature `cuda`: `window.rs` (memory over IPC), `device.rs` (launches through cubecl), `side_stream.rs` (their stream),
 //!   `DeviceGroup` (`connect.rs` finds a route that works, `group.rs` has the collectives), `nccl.rs`, `inter_host.rs`,
 //!   `stream_event.rs`.
 //!
@@ -21,7 +21,7 @@
 //! CI, which searches the PTX for the instructions), with nvcc, and with a C++ compiler for the CPU. The tests run *the same
 //! kernels* on CPU threads, also under ThreadSanitizer (`tests/cuda_kernels.rs`). The kernels are launched through cubecl's
 //! client, as all others, on a second stream. Events order this stream after the stream that writes the gradients, and before the
-//! stream that reads the sums (`fork.rs`, or `StreamEvent` where the CPU waits for other ranks or NCCL sums).
+//! stream that reads the sums (`side_stream.rs`, or `StreamEvent` where the CPU waits for other ranks or NCCL sums).
 //!
 //! # Windows
 //!
@@ -33,12 +33,12 @@
 //! block
 //!
 //! 1. *packs* its share of the rank's tensors into the rank's own slot: gathered, scaled, cast;
-//! 2. *synchronises* with the same block of all other ranks: it stores `launch_number` into its word of each peer's flags
+//! 2. *synchronizes* with the same block of all other ranks: it stores `launch_number` into its word of each peer's flags
 //!    `FILLED` (release, system scope), and waits until all of its own words are at least `launch_number` (acquire, system
 //!    scope);
 //! 3. reads the same share of all ranks' slots, sums it in rank order in f32, rounds the sum once to the wire's type, and either
 //!    writes it to the output (one-shot), or
-//! 4. (two-shot) writes the sum of its part into its own slot, synchronises again at the flags `REDUCED`, and copies all parts from
+//! 4. (two-shot) writes the sum of its part into its own slot, synchronizes again at the flags `REDUCED`, and copies all parts from
 //!    their owners' slots to the output.
 //!
 //! Except for flags, a rank stores only to its own memory, and only loads from the peers' memory. A pack of 16 bytes belongs to
@@ -57,10 +57,10 @@
 //!   the acquire they may not return older values, and the compiler cannot use the non-coherent path, since it must assume that
 //!   the stores in the same kernel alias.
 //! - *Data is not overwritten while it is read*: `A.pack(e+2)` writes the slot that `B.read(e)` and `B.gather(e)` read. All
-//!   blocks of A's launch `e+1` ended before `A.pack(e+2)` (one stream). At least one of them synchronised with B's launch `e+1`,
+//!   blocks of A's launch `e+1` ended before `A.pack(e+2)` (one stream). At least one of them synchronized with B's launch `e+1`,
 //!   whose flag B set after its launch `e` had ended (one stream). So `B.read(e)` → `B.flag(e+1)` → `A.wait(e+1)` →
 //!   `A.pack(e+2)`. Other designs need a barrier at the end of a collective. With two slots, the wait at the start of the next
-//!   collective is this barrier, at no extra cost. *Every* kernel therefore synchronises with all ranks at `FILLED`, also the
+//!   collective is this barrier, at no extra cost. *Every* kernel therefore synchronizes with all ranks at `FILLED`, also the
 //!   readers of a broadcast.
 //! - *In two-shot, A reduces into the slot that others read*: `A.reduce(e)` writes only packs of A's part, which peers read only
 //!   in `gather(e)`, behind `REDUCED`. In `reduce(e)` each peer reads its own part of A's slot.
@@ -70,12 +70,11 @@
 //!   lowest unfinished block of the slowest rank can always proceed, however few blocks fit beside the model's kernels. A wait
 //!   that exceeds the timeout ends in a fault that names the peer. An abort (a word in host memory that all waits read) also ends
 //!   a wait. After a fault or an abort every later launch of this rank returns at once, so no kernel spins forever, also not in
-//!   graphs that are launched already. In the launch with the fault, all blocks still synchronise, since the same blocks of the
+//!   graphs that are launched already. In the launch with the fault, all blocks still synchronize, since the same blocks of the
 //!   peers wait for them.
-//!
 //! - *Launches have the same numbers on all ranks*: a rank's launches run one after the other, since they are on one stream or on
-//! one branch of a graph that events order before and after it. The last block of a launch to end increments the number, when all
-//! blocks have read it. The next launch starts after this launch has ended, so the next launch reads the new number.
+//!   one branch of a graph that events order before and after it. The last block of a launch to end increments the number, when
+//!   all blocks have read it. The next launch starts after this launch has ended, so the next launch reads the new number.
 //!
 //! *NCCL's sums* run between two launches of the stream. The first launch of `order` signals that the slot is packed. The second
 //! waits until the slot is summed (`nccl.rs`). Timeouts and aborts end this wait too. After an abort, the launches of `order` still
@@ -115,9 +114,6 @@ pub mod driver;
 #[cfg(feature = "cuda")]
 mod fault;
 #[cfg(feature = "cuda")]
-#[allow(unsafe_code)]
-mod fork;
-#[cfg(feature = "cuda")]
 mod gpu;
 #[cfg(feature = "cuda")]
 mod group;
@@ -131,6 +127,9 @@ pub mod plan;
 pub mod protocol;
 mod route;
 pub mod sequence;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+mod side_stream;
 pub mod source;
 #[cfg(feature = "cuda")]
 mod stream_event;

@@ -1,7 +1,7 @@
 //! The binding to NCCL. The library is loaded at run time, when a route needs it.
 //!
 //! NCCL runs on a separate stream beside the stream of the launches, and the CPU waits for neither stream. A CUDA event could
-//! order the two streams, but cubecl exposes its streams only on its own thread (`fork.rs`). So two words in host memory order the
+//! order the two streams, but cubecl exposes its streams only on its own thread (`side_stream.rs`). So two words in host memory order the
 //! streams:
 //!
 //! 1. A kernel after the pack writes the first word. NCCL's stream waits for this word (`cuStreamWaitValue64`) before the sum.
@@ -123,7 +123,7 @@ impl Nccl {
         super::window::agree(made, comm)?;
         comm.broadcast(&mut id.0, 0)?;
         let process = &comm.inner.process;
-        let ordered = gpu.has_stream_words().map_err(|error| gpu.failed(&error)).and_then(|able| match able {
+        let ordered = gpu.supports_stream_mem_ops().map_err(|error| gpu.failed(&error)).and_then(|able| match able {
             true => gpu.stream().map_err(|error| gpu.failed(&error)),
             false => Err(CommError::setup(format!(
                 "GPU {} has no memory operations of streams (cuStreamWaitValue64), which order NCCL's work",

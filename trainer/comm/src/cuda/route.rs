@@ -109,7 +109,7 @@ impl Route {
         match self {
             Self::Kernels { on_host: false } if topology.shares_devices() => {
                 format!(
-                    "all-reduce kernels, {world_size} ranks that share GPUs and synchronise on them: timings mean nothing"
+                    "all-reduce kernels, {world_size} ranks that share GPUs and synchronize on them: timings mean nothing"
                 )
             }
             Self::Kernels { on_host: false } => {
@@ -119,7 +119,7 @@ impl Route {
             }
             Self::Kernels { on_host: true } => {
                 format!(
-                    "all-reduce kernels, {world_size} ranks that share GPUs and synchronise on the host between steps: timings mean nothing"
+                    "all-reduce kernels, {world_size} ranks that share GPUs and synchronize on the host between steps: timings mean nothing"
                 )
             }
             Self::Nccl => format!("NCCL over {world_size} GPUs"),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_gpus_synchronise_on_the_host() {
+    fn shared_gpus_synchronize_on_the_host() {
         let shared = topology(&[("a", 0), ("a", 0)]);
         assert_eq!(choose(DeviceBackend::Auto, &shared, Ok(())), Ok(Route::Kernels { on_host: true }));
         let route = choose(DeviceBackend::Auto, &shared, NONE).unwrap();

@@ -7,7 +7,7 @@ use burn::tensor::{Device, Tensor};
 /// was recorded.
 ///
 /// Each thread has its own stream in cubecl. cubecl makes a stream wait for another stream when it first touches memory that
-/// the other stream has *allocated* since the two were last synchronised. cubecl does not wait for memory that was allocated
+/// the other stream has *allocated* since the two were last synchronized. cubecl does not wait for memory that was allocated
 /// earlier and written, or written again in place, since then. Recording an event therefore allocates memory: every stream
 /// that waits for the event sees this memory for the first time.
 #[derive(Debug)]

@@ -82,7 +82,7 @@ impl MpiGroup {
     }
 
     fn root(call: &CollectiveCall) -> i32 {
-        call.root_rank() as i32
+        call.root_or_peer() as i32
     }
 
     fn is_root(&self, call: &CollectiveCall) -> bool {
@@ -225,7 +225,7 @@ impl Transport for MpiGroup {
     }
 
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
-        let from = call.root_rank();
+        let from = call.root_or_peer();
         let came = self.run(call, move |state| calls::recv(state, from, tag)).map_err(|e| self.timed_out(call, e))?;
         let (message, body) = came.ok_or_else(|| self.call_failed(call, &CallError::Aborted))?;
         message.check(call, data.len(), self.group.global_rank(), self.group.ranks[from], &self.name)?;
@@ -267,7 +267,7 @@ impl MpiGroup {
         if error.kind != ErrorKind::Timeout {
             return error;
         }
-        let peer = self.group.ranks[call.root_rank()];
+        let peer = self.group.ranks[call.root_or_peer()];
         MessageHeader::timed_out(self.group.global_rank(), call, peer, self.timeout, &self.name)
     }
 }

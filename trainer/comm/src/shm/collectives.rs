@@ -141,7 +141,7 @@ impl ShmGroup {
     }
 
     /// Reduces a long array over three or more ranks: each rank reduces its part of every round.
-    fn reduce_in_parts(&mut self, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
+    fn all_reduce_two_shot(&mut self, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.enter(call, |_| {})?;
         let (n, me, element) = (self.len(), self.me(), call.dtype.size());
         // A rank's slots: three rounds of n input parts, then three of one output part.
@@ -206,7 +206,7 @@ impl Transport for ShmGroup {
     fn all_reduce(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (n, op, len) = (self.len(), call.reduction()?, data.len());
         if n > 2 && len > ENTRY {
-            return self.reduce_in_parts(call, op, data);
+            return self.all_reduce_two_shot(call, op, data);
         }
         // Two ranks read each other's whole array. Two phases would move as many bytes, with twice as many waits.
         let (me, data) = (self.me(), std::cell::RefCell::new(data));
@@ -230,7 +230,7 @@ impl Transport for ShmGroup {
 
     fn broadcast(&mut self, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
         let (len, is_root) = (data.len(), self.is_root(call));
-        let root = call.root_rank();
+        let root = call.root_or_peer();
         let data = std::cell::RefCell::new(data);
         self.exchange_through_slots(
             call,
@@ -309,7 +309,7 @@ impl Transport for ShmGroup {
 
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me, len, is_root) = (self.len(), self.me(), recv.len(), self.is_root(call));
-        let root = call.root_rank();
+        let root = call.root_or_peer();
         self.exchange_through_slots(
             call,
             n,

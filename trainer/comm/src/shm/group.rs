@@ -124,12 +124,12 @@ impl ShmGroup {
                 .map_err(|error| self.wait_failed(call, error))?;
             agreed &= self.entered_call(rank, self.entered)? == *call;
         }
-        if agreed { Ok(()) } else { self.disagreement(call) }
+        if agreed { Ok(()) } else { self.check_all_calls(call) }
     }
 
     /// Returns the error for ranks that make different calls. All ranks have entered.
     #[cold]
-    fn disagreement(&self, call: &CollectiveCall) -> Result<()> {
+    fn check_all_calls(&self, call: &CollectiveCall) -> Result<()> {
         let mut comparison = CallComparison::of(self.group.global_rank(), *call);
         for rank in (0..self.len()).filter(|rank| *rank != self.me()) {
             let theirs = self.entered_call(rank, self.entered)?;

@@ -1,7 +1,7 @@
 //! Messages between two ranks: a channel of two chunks for each ordered pair of ranks.
 //!
-//! The sender owns the counter `sent`, the receiver owns the counter `taken`. Chunk `i` (counted over all messages) is in slot
-//! `i mod 2`. The sender writes chunk `i` once `taken` shows that chunk `i-2` was copied out. The receiver reads chunk `i` once
+//! The sender owns the counter `sent`, the receiver owns the counter `received`. Chunk `i` (counted over all messages) is in slot
+//! `i mod 2`. The sender writes chunk `i` once `received` shows that chunk `i-2` was copied out. The receiver reads chunk `i` once
 //! `sent` shows that the chunk was written. A message starts with a header in its first chunk. A message that arrives before its
 //! receive call is kept (MPI: unexpected message), so tags may be received in any order.
 //!
@@ -29,7 +29,7 @@ const SEND_POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Counters of this rank's channels, and the messages that arrived before they were asked for.
 pub(super) struct Mailbox {
     sent: Vec<u32>,
-    taken: Vec<u32>,
+    received: Vec<u32>,
     unexpected: Vec<VecDeque<(MessageHeader, Vec<u8>)>>,
     /// Messages of which a blocked sender has received the first chunks.
     partial: Vec<Option<PartialMessage>>,
@@ -46,7 +46,7 @@ impl Mailbox {
     pub(super) fn new(ranks: usize) -> Self {
         Self {
             sent: vec![0; ranks],
-            taken: vec![0; ranks],
+            received: vec![0; ranks],
             unexpected: vec![VecDeque::new(); ranks],
             partial: vec![None; ranks],
         }
@@ -56,7 +56,7 @@ impl Mailbox {
 impl ShmGroup {
     pub(super) fn send_message(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
         self.waiter.abort.check()?;
-        let to = call.root_rank();
+        let to = call.root_or_peer();
         let message = MessageHeader { tag, dtype: call.dtype, bytes: data.len() as u64 };
         let mut sent = 0;
         while sent < MESSAGE_HEADER_BYTES + data.len() {
@@ -104,7 +104,7 @@ impl ShmGroup {
                     if !op.is_done {
                         // The peer may be sending too. It then receives nothing before its own message is sent, so receive here.
                         while self.has_arrived(&call, peer)? {
-                            self.take_chunk(&call, peer)?;
+                            self.receive_chunk(&call, peer)?;
                             moved = true;
                         }
                     }
@@ -118,7 +118,7 @@ impl ShmGroup {
                         if op.is_done || !self.has_arrived(&call, peer)? {
                             break;
                         }
-                        self.take_chunk(&call, peer)?;
+                        self.receive_chunk(&call, peer)?;
                         moved = true;
                     }
                     if !op.is_done {
@@ -137,7 +137,7 @@ impl ShmGroup {
 
     fn has_room(&self, call: &CollectiveCall, to: usize) -> Result<bool> {
         let target = self.mailbox.sent[to].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
-        self.is_reached(call, self.segment.taken(self.me(), to).reached(target))
+        self.is_reached(call, self.segment.received(self.me(), to).reached(target))
     }
 
     fn has_arrived(&self, call: &CollectiveCall, from: usize) -> Result<bool> {
@@ -155,7 +155,7 @@ impl ShmGroup {
 
     /// Copies a kept message with this tag to `into`. Returns whether there was one.
     fn take_unexpected(&mut self, call: &CollectiveCall, tag: u64, into: &mut [u8]) -> Result<bool> {
-        let from = call.root_rank();
+        let from = call.root_or_peer();
         let kept = &mut self.mailbox.unexpected[from];
         let Some(place) = kept.iter().position(|(message, _)| message.tag == tag) else { return Ok(false) };
         let Some((message, body)) = kept.remove(place) else { return Ok(false) };
@@ -167,7 +167,7 @@ impl ShmGroup {
     fn wait_for_room(&mut self, call: &CollectiveCall, to: usize) -> Result<()> {
         let target = self.mailbox.sent[to].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
         let segment = self.segment.clone();
-        let counter = segment.taken(self.me(), to);
+        let counter = segment.received(self.me(), to);
         let mut deadline = WaitDeadline::after(self.waiter.timeout);
         loop {
             match self.waiter.wait_within(counter, target, SEND_POLL_INTERVAL) {
@@ -177,7 +177,7 @@ impl ShmGroup {
             }
             // While both ranks send, this makes room for the other rank.
             while self.arrived(to).is_ok() {
-                self.take_chunk(call, to)?;
+                self.receive_chunk(call, to)?;
             }
             self.check_peer_elsewhere(call, to)?;
             self.check_in_time(call, to, &mut deadline)?;
@@ -209,7 +209,7 @@ impl ShmGroup {
         match call.op {
             crate::call::OpType::Send => {
                 let target = self.mailbox.sent[peer].wrapping_add(1).wrapping_sub(CHANNEL_SLOTS as u32);
-                self.segment.taken(me, peer).reached(target).is_ok()
+                self.segment.received(me, peer).reached(target).is_ok()
             }
             _ => self.arrived(peer).is_ok(),
         }
@@ -225,7 +225,7 @@ impl ShmGroup {
 
     pub(super) fn recv_message(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
         self.waiter.abort.check()?;
-        let from = call.root_rank();
+        let from = call.root_or_peer();
         let len = data.len();
         let fits = |group: &Self, message: &MessageHeader| {
             message.check(call, len, group.group.global_rank(), group.group.ranks[from], &group.group.name())
@@ -239,10 +239,10 @@ impl ShmGroup {
                 let message = Self::header(slot)?;
                 if message.tag == tag {
                     fits(self, &message)?;
-                    return self.take_into(call, from, data);
+                    return self.receive_into(call, from, data);
                 }
             }
-            self.take_chunk(call, from)?;
+            self.receive_chunk(call, from)?;
         }
     }
 
@@ -253,17 +253,17 @@ impl ShmGroup {
 
     /// Returns whether the next chunk of `from` has arrived.
     fn arrived(&self, from: usize) -> std::result::Result<(), NotReached> {
-        self.segment.sent(from, self.me()).reached(self.mailbox.taken[from].wrapping_add(1))
+        self.segment.sent(from, self.me()).reached(self.mailbox.received[from].wrapping_add(1))
     }
 
     /// Counts the chunk as taken, so `from` may overwrite its slot.
     fn release_chunk(&mut self, from: usize) {
-        self.mailbox.taken[from] = self.mailbox.taken[from].wrapping_add(1);
-        self.segment.taken(from, self.me()).publish();
+        self.mailbox.received[from] = self.mailbox.received[from].wrapping_add(1);
+        self.segment.received(from, self.me()).publish();
     }
 
     /// Receives the message that begins with the next chunk of `from` directly into `into`, without an intermediate copy.
-    fn take_into(&mut self, call: &CollectiveCall, from: usize, into: &mut [u8]) -> Result<()> {
+    fn receive_into(&mut self, call: &CollectiveCall, from: usize, into: &mut [u8]) -> Result<()> {
         let (mut at, mut filled) = (MESSAGE_HEADER_BYTES, 0);
         loop {
             let slot = self.next_chunk(call, from)?;
@@ -279,7 +279,7 @@ impl ShmGroup {
     }
 
     /// Copies the next chunk of `from`, which must have arrived, to the kept messages.
-    fn take_chunk(&mut self, call: &CollectiveCall, from: usize) -> Result<()> {
+    fn receive_chunk(&mut self, call: &CollectiveCall, from: usize) -> Result<()> {
         let partial = self.mailbox.partial[from].take();
         let slot = self.next_chunk(call, from)?;
         let (mut partial, at) = match partial {
@@ -304,11 +304,11 @@ impl ShmGroup {
     /// Waits for the next chunk of `from` and returns it. The sender does not overwrite the chunk before this rank has counted
     /// it as taken.
     fn next_chunk(&self, call: &CollectiveCall, from: usize) -> Result<&[u8]> {
-        let (me, chunk) = (self.me(), self.mailbox.taken[from]);
+        let (me, chunk) = (self.me(), self.mailbox.received[from]);
         let mut deadline = WaitDeadline::after(self.waiter.timeout);
         loop {
             match self.waiter.wait_within(self.segment.sent(from, me), chunk.wrapping_add(1), PEER_CHECK_INTERVAL) {
-                // SAFETY: the sender has published this chunk, and overwrites it only after `taken` has passed it.
+                // SAFETY: the sender has published this chunk, and overwrites it only after `received` has passed it.
                 Ok(()) => return Ok(unsafe { self.segment.read(self.segment.chunk(from, me, chunk)) }),
                 Err(WaitError::Timeout) => {
                     self.check_peer_elsewhere(call, from)?;

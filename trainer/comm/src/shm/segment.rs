@@ -93,7 +93,7 @@ impl Segment {
     }
 
     /// Returns the counter of chunks that `to` has taken from its channel from `from`.
-    pub(super) fn taken(&self, from: usize, to: usize) -> &Counter {
+    pub(super) fn received(&self, from: usize, to: usize) -> &Counter {
         self.counter_at(self.channel(from, to) + LINE)
     }
 
@@ -101,7 +101,7 @@ impl Segment {
     pub(super) fn owned_by(&self, rank: usize) -> impl Iterator<Item = &Counter> {
         let own =
             [CounterKind::Entered, CounterKind::Filled, CounterKind::Reduced].map(|which| self.counter(rank, which));
-        let peers = (0..self.ranks).flat_map(move |peer| [self.sent(rank, peer), self.taken(peer, rank)]);
+        let peers = (0..self.ranks).flat_map(move |peer| [self.sent(rank, peer), self.received(peer, rank)]);
         own.into_iter().chain(peers)
     }
 

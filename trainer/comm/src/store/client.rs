@@ -87,9 +87,9 @@ impl StoreClient {
         });
         let listener = shared.clone();
         let thread =
-            std::thread::Builder::new().name("comm-control".into()).spawn(move || listener.listen()).map_err(|e| {
-                CommError::setup(format!("rank {rank} cannot start its control thread: {e}")).hint(limits::HINT)
-            })?;
+            std::thread::Builder::new().name("comm-control".into()).spawn(move || listener.receive_loop()).map_err(
+                |e| CommError::setup(format!("rank {rank} cannot start its control thread: {e}")).hint(limits::HINT),
+            )?;
         Ok(Self { shared, next: AtomicU64::new(1), rank, thread: Some(thread) })
     }
 
@@ -255,7 +255,7 @@ impl ClientState {
     fn server_lost(&self, ending: DisconnectKind, cause: &str) -> CommError {
         let server = &self.server;
         match ending {
-            DisconnectKind::Silent => CommError::new(
+            DisconnectKind::TimedOut => CommError::new(
                 ErrorKind::NoAnswer,
                 format!("no answer from the rendezvous at {server} for {}", net::seconds(self.answer_timeout)),
             )
@@ -276,7 +276,7 @@ impl ClientState {
         CommError::setup(format!("the rendezvous at {} sent an invalid message", self.server))
     }
 
-    fn listen(&self) {
+    fn receive_loop(&self) {
         let (mut buffer, mut chunk) = (Vec::new(), [0u8; 4096]);
         let (ending, cause) = loop {
             match (&self.stream).read(&mut chunk) {

@@ -14,7 +14,7 @@ use crate::net;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectError {
     /// No server answers at the address, or the connection broke. Another attempt may succeed.
-    NotThere(String),
+    Unreachable(String),
     /// The host name cannot be resolved. Another attempt may succeed.
     Unresolved(String),
     /// The server, or this process, has not proved that it belongs to the job.
@@ -25,7 +25,7 @@ pub enum ConnectError {
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::NotThere(cause) | Self::Unresolved(cause) | Self::Unauthenticated(cause) | Self::Refused(cause)) =
+        let (Self::Unreachable(cause) | Self::Unresolved(cause) | Self::Unauthenticated(cause) | Self::Refused(cause)) =
             self;
         f.write_str(cause)
     }
@@ -46,7 +46,7 @@ impl StoreClient {
         loop {
             let last = match Self::try_connect(&address, config, rank)? {
                 Ok(client) => return Ok(client),
-                Err(ConnectError::NotThere(cause) | ConnectError::Unresolved(cause)) => cause,
+                Err(ConnectError::Unreachable(cause) | ConnectError::Unresolved(cause)) => cause,
                 Err(refused) => {
                     return Err(CommError::setup(format!(
                         "{} {rank} cannot join the rendezvous at {address}: {refused}",
@@ -82,7 +82,7 @@ impl StoreClient {
         };
         match Self::dial(&resolved, config, rank) {
             Ok(stream) => Self::start(stream, address.to_string(), config, rank).map(Ok),
-            Err(HandshakeError::Broken(cause)) => Ok(Err(ConnectError::NotThere(cause))),
+            Err(HandshakeError::Broken(cause)) => Ok(Err(ConnectError::Unreachable(cause))),
             Err(HandshakeError::Unauthenticated(cause)) => Ok(Err(ConnectError::Unauthenticated(cause.to_owned()))),
             Err(HandshakeError::Refused(cause)) => Ok(Err(ConnectError::Refused(cause))),
         }
@@ -101,7 +101,7 @@ impl StoreClient {
             match TcpStream::connect_timeout(address, auth::HANDSHAKE_TIMEOUT) {
                 Ok(stream) => {
                     stream.set_nodelay(true).map_err(broken)?;
-                    net::limit_silence(&stream, config.answer_timeout).map_err(broken)?;
+                    net::set_peer_timeout(&stream, config.answer_timeout).map_err(broken)?;
                     return auth::dial(&stream, &config.secret, &hello).map(|()| stream);
                 }
                 Err(e) => last = broken(e),

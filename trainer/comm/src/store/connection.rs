@@ -67,7 +67,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream, peer: SocketAddr, limit: Duration) -> std::io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        net::limit_silence(&stream, limit)?;
+        net::set_peer_timeout(&stream, limit)?;
         Ok(Self {
             stream,
             peer,
@@ -101,7 +101,7 @@ impl Connection {
     fn broken(&self, error: &std::io::Error) -> Disconnect {
         let ending = DisconnectKind::of(error);
         let cause = match ending {
-            DisconnectKind::Silent => format!("no answer for {}", net::seconds(self.limit)),
+            DisconnectKind::TimedOut => format!("no answer for {}", net::seconds(self.limit)),
             DisconnectKind::Reset => "its connection was reset".to_owned(),
             DisconnectKind::Closed | DisconnectKind::Failed => format!("its connection broke ({error})"),
         };

@@ -94,7 +94,7 @@ impl StoreState {
         self.members.remove(&rank);
         let member = self.member;
         let error = match ending {
-            DisconnectKind::Silent => {
+            DisconnectKind::TimedOut => {
                 let limit = net::seconds(self.answer_timeout);
                 CommError::new(ErrorKind::NoAnswer, format!("no answer from {member} {rank} for {limit}"))
                     .hint(net::OUTAGE_HINT)
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn an_outage_is_distinguished_from_a_death() {
         for (ending, kind, message) in [
-            (DisconnectKind::Silent, ErrorKind::NoAnswer, "no answer from rank 1 for 10 s"),
+            (DisconnectKind::TimedOut, ErrorKind::NoAnswer, "no answer from rank 1 for 10 s"),
             (DisconnectKind::Reset, ErrorKind::Reset, "rank 1 is gone: why"),
             (DisconnectKind::Closed, ErrorKind::PeerLost, "rank 1 is gone: why"),
         ] {

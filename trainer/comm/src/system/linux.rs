@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::PROBE_INTERVAL;
+use super::KEEPALIVE_INTERVAL;
 
 /// Longest interval between retransmissions, in milliseconds. The kernel doubles the interval after each retransmission, up to two
 /// minutes by default. Without this limit, a connection could stay silent after an outage for as long as the outage lasted.
@@ -70,19 +70,19 @@ impl AsFd for Wakeup {
 ///
 /// # Errors
 /// The kernel refuses an option.
-pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> io::Result<()> {
-    sockopt::set_tcp_keepintvl(stream, PROBE_INTERVAL)?;
+pub(crate) fn set_peer_timeout(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_INTERVAL)?;
     // With this option the kernel ignores the number of probes. A limit of 0 would mean the kernel's default.
     let limit_ms = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32);
     sockopt::set_tcp_user_timeout(stream, limit_ms)?;
-    limit_backoff(stream);
+    limit_retransmit_interval(stream);
     Ok(())
 }
 
 /// Makes the connection recover within a second after an outage. This needs Linux 6.15 or later. Earlier kernels ignore the
 /// option and retransmit 0.2, 0.6, 1.4, 3, 6.2, 12.6, … seconds after the start of the outage.
 #[allow(unsafe_code)]
-fn limit_backoff(stream: &TcpStream) {
+fn limit_retransmit_interval(stream: &TcpStream) {
     /// `TCP_RTO_MAX_MS` of `linux/tcp.h`.
     const TCP_RTO_MAX_MS: libc::c_int = 44;
     let (fd, value) = (stream.as_fd().as_raw_fd(), RETRANSMIT_MS as libc::c_int);

@@ -15,12 +15,12 @@ mod portable;
 #[cfg(target_os = "linux")]
 pub use linux::peer_user;
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{Wakeup, boot_id, limit_silence, random};
+pub(crate) use linux::{Wakeup, boot_id, random, set_peer_timeout};
 #[cfg(not(target_os = "linux"))]
 pub(crate) use macos::boot_id;
 #[cfg(not(target_os = "linux"))]
-pub(crate) use portable::{Wakeup, limit_silence, random};
+pub(crate) use portable::{Wakeup, random, set_peer_timeout};
 
-/// The kernel probes a connection that has been idle for this long, and then again every [`PROBE_INTERVAL`].
-pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(2);
-const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// The kernel probes a connection that has been idle for this long, and then again every [`KEEPALIVE_INTERVAL`].
+pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(2);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use super::{PROBE_AFTER, PROBE_INTERVAL};
+use super::{KEEPALIVE_IDLE, KEEPALIVE_INTERVAL};
 
 /// Fills `bytes` with random bytes.
 ///
@@ -55,7 +55,7 @@ impl AsFd for Wakeup {
 ///
 /// # Errors
 /// The kernel refuses an option.
-pub(crate) fn limit_silence(stream: &TcpStream, limit: Duration) -> io::Result<()> {
+pub(crate) fn set_peer_timeout(stream: &TcpStream, limit: Duration) -> io::Result<()> {
     let (interval, count) = probes(limit);
     sockopt::set_tcp_keepintvl(stream, interval)?;
     Ok(sockopt::set_tcp_keepcnt(stream, count)?)
@@ -66,8 +66,8 @@ fn probes(limit: Duration) -> (Duration, u32) {
     /// Largest number of probes, and longest interval in seconds, that Linux accepts. The limits of macOS are not documented.
     const MOST: u64 = 127;
     const LONGEST: u64 = 32767;
-    let seconds = limit.saturating_sub(PROBE_AFTER).as_secs();
-    let interval = seconds.div_ceil(MOST).clamp(PROBE_INTERVAL.as_secs(), LONGEST);
+    let seconds = limit.saturating_sub(KEEPALIVE_IDLE).as_secs();
+    let interval = seconds.div_ceil(MOST).clamp(KEEPALIVE_INTERVAL.as_secs(), LONGEST);
     (Duration::from_secs(interval), seconds.div_ceil(interval).clamp(1, MOST) as u32)
 }
 
@@ -101,7 +101,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         for (limit, interval, count) in [(0, 1, 1), (3, 1, 1), (10, 1, 8), (600, 5, 120), (u64::MAX, 32767, 127)] {
-            limit_silence(&stream, Duration::from_secs(limit)).unwrap();
+            set_peer_timeout(&stream, Duration::from_secs(limit)).unwrap();
             assert_eq!(sockopt::tcp_keepintvl(&stream).unwrap(), Duration::from_secs(interval), "{limit}");
             assert_eq!(sockopt::tcp_keepcnt(&stream).unwrap(), count, "{limit}");
         }

@@ -56,7 +56,7 @@ impl TcpGroup {
         let (n, own) = (self.group.len(), (self.group.me + 1) % self.group.len());
         let cut = split(data.len(), call.dtype.size(), n);
         if call.dtype == call.dtype.accumulator() {
-            self.ring_reduce(mesh, call, data, &cut, Self::reduction(call, op))?;
+            self.ring_reduce_scatter(mesh, call, data, &cut, Self::reduction(call, op))?;
             if op == ReduceOp::Mean {
                 kernels::divide(call.dtype, &mut data[cut[own]..cut[own + 1]], n);
             }
@@ -65,20 +65,20 @@ impl TcpGroup {
             let sums = sums.get_mut();
             let wide = call.dtype.accumulator().size() / call.dtype.size();
             let wide_cut: Vec<usize> = cut.iter().map(|at| at * wide).collect();
-            self.ring_reduce(mesh, call, sums, &wide_cut, Self::reduction(call, op))?;
+            self.ring_reduce_scatter(mesh, call, sums, &wide_cut, Self::reduction(call, op))?;
             let (sums, part) = (&mut sums[wide_cut[own]..wide_cut[own + 1]], &mut data[cut[own]..cut[own + 1]]);
             to_results(call.dtype, op, n, sums, part);
         }
-        self.ring_gather(mesh, call, data, &cut, own)
+        self.ring_all_gather(mesh, call, data, &cut, own)
     }
 
     fn reduce_long(&self, mesh: &mut Mesh, call: &CollectiveCall, op: ReduceOp, data: &mut [u8]) -> Result<()> {
         self.check_same_call(mesh, call)?;
-        let (n, me, root) = (self.group.len(), self.group.me, call.root_rank());
+        let (n, me, root) = (self.group.len(), self.group.me, call.root_or_peer());
         let mut sums = to_accumulators(call.dtype, data);
         let sums = sums.get_mut();
         let cut = split(sums.len(), call.dtype.accumulator().size(), n);
-        self.ring_reduce(mesh, call, sums, &cut, Self::reduction(call, op))?;
+        self.ring_reduce_scatter(mesh, call, sums, &cut, Self::reduction(call, op))?;
         let held = |rank: usize| (rank + 1) % n;
         if me != root {
             let part = &sums[cut[held(me)]..cut[held(me) + 1]];
@@ -99,7 +99,7 @@ impl TcpGroup {
 
     /// Broadcasts small data over a binomial tree. `relative_rank` is a rank's distance from the root.
     fn broadcast_tree(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (n, root) = (self.group.len(), call.root_rank());
+        let (n, root) = (self.group.len(), call.root_or_peer());
         let relative_rank = (self.group.me + n - root) % n;
         let rank = |relative_rank: usize| (relative_rank + root) % n;
         let top = n.next_power_of_two();
@@ -118,7 +118,7 @@ impl TcpGroup {
 
     /// Broadcasts long data along the chain root, root+1, …, in pieces. Each rank sends one piece while it receives the next.
     fn broadcast_chain(&self, mesh: &mut Mesh, call: &CollectiveCall, data: &mut [u8]) -> Result<()> {
-        let (n, me, root) = (self.group.len(), self.group.me, call.root_rank());
+        let (n, me, root) = (self.group.len(), self.group.me, call.root_or_peer());
         let relative_rank = (me + n - root) % n;
         let (left, right) = ((me + n - 1) % n, (me + 1) % n);
         let pieces = data.len().div_ceil(CHAIN_PIECE);
@@ -139,7 +139,7 @@ impl TcpGroup {
     }
 
     /// Sends part `r` of `send` to each rank `r`, and receives each rank's part for this rank into part `r` of `recv`.
-    fn exchange_parts(&self, mesh: &mut Mesh, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
+    fn all_to_all_direct(&self, mesh: &mut Mesh, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let (n, me) = (self.group.len(), self.group.me);
         let len = send.len() / n;
         let part = |rank: usize| &send[rank * len..(rank + 1) * len];
@@ -195,7 +195,7 @@ impl Transport for TcpGroup {
         }
         let mut sums = to_accumulators(call.dtype, data);
         self.recursive_doubling(mesh, call, sums.get_mut(), Some(Self::reduction(call, op)))?;
-        if self.group.me == call.root_rank() {
+        if self.group.me == call.root_or_peer() {
             to_results(call.dtype, op, self.group.len(), sums.get_mut(), data);
         }
         Ok(())
@@ -212,7 +212,7 @@ impl Transport for TcpGroup {
         }));
         recv[cut[me]..cut[me + 1]].copy_from_slice(send);
         if recv.len() > SMALL {
-            return self.ring_gather(mesh, call, recv, &cut, me);
+            return self.ring_all_gather(mesh, call, recv, &cut, me);
         }
         let mut sends: Vec<SendOp<'_>> = (1..n).map(|s| self.send_to(call, (me + s) % n, send)).collect();
         let mut recvs: Vec<RecvOp<'_>> = cut_up(recv, &cut)
@@ -226,7 +226,7 @@ impl Transport for TcpGroup {
     fn gather(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
         self.check_same_call(mesh, call)?;
-        let (me, root, len) = (self.group.me, call.root_rank(), send.len());
+        let (me, root, len) = (self.group.me, call.root_or_peer(), send.len());
         if len == 0 {
             return Ok(());
         }
@@ -246,7 +246,7 @@ impl Transport for TcpGroup {
     fn scatter(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
         self.check_same_call(mesh, call)?;
-        let (n, me, root, len) = (self.group.len(), self.group.me, call.root_rank(), recv.len());
+        let (n, me, root, len) = (self.group.len(), self.group.me, call.root_or_peer(), recv.len());
         if me != root {
             return mesh.transfer(call, &self.name, &mut [], &mut [self.recv_from(root, recv)]);
         }
@@ -262,7 +262,7 @@ impl Transport for TcpGroup {
         self.check_same_call(mesh, call)?;
         let mut parts = AlignedBytes::zero(send.len());
         let parts = parts.get_mut();
-        self.exchange_parts(mesh, call, send, parts)?;
+        self.all_to_all_direct(mesh, call, send, parts)?;
         if !recv.is_empty() {
             let sources: Vec<&[u8]> = parts.chunks_exact(recv.len()).collect();
             kernels::reduce_into(call.dtype, op, recv, &sources);
@@ -273,7 +273,7 @@ impl Transport for TcpGroup {
     fn all_to_all(&mut self, call: &CollectiveCall, send: &[u8], recv: &mut [u8]) -> Result<()> {
         let mesh = &mut *self.mesh.lock();
         self.check_same_call(mesh, call)?;
-        self.exchange_parts(mesh, call, send, recv)
+        self.all_to_all_direct(mesh, call, send, recv)
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
@@ -281,12 +281,12 @@ impl Transport for TcpGroup {
     }
 
     fn send(&mut self, call: &CollectiveCall, tag: u64, data: &[u8]) -> Result<()> {
-        let to = self.group.ranks[call.root_rank()];
+        let to = self.group.ranks[call.root_or_peer()];
         self.mesh.lock().send_message(call, &self.name, to, tag, data)
     }
 
     fn recv(&mut self, call: &CollectiveCall, tag: u64, data: &mut [u8]) -> Result<()> {
-        let from = self.group.ranks[call.root_rank()];
+        let from = self.group.ranks[call.root_or_peer()];
         self.mesh.lock().recv_message(call, &self.name, from, tag, data)
     }
 

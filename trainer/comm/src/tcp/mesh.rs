@@ -261,7 +261,7 @@ impl Mesh {
         const OTHER_CALLS: &str = "every rank must call the same collectives; one has ended early";
         const NETWORK: &str = "see the network between the hosts, and the other rank's messages";
         let (kind, cause, hint) = match broken {
-            ConnectionError::Silent => {
+            ConnectionError::TimedOut => {
                 let limit = net::seconds(self.timeout + SILENCE_GRACE_PERIOD);
                 let cause = format!("no answer from rank {peer} for {limit}, rank {me} waits in {call}, {place}");
                 return CommError::new(ErrorKind::NoAnswer, cause).hint(net::OUTAGE_HINT).blame(peer);

@@ -60,7 +60,7 @@ pub(super) enum ConnectionError {
     /// The other end closed it.
     Closed,
     /// The other host has not answered for too long.
-    Silent,
+    TimedOut,
     /// The other end reset it: its process has ended, or has given up after an outage.
     Reset,
     Io(std::io::Error),
@@ -118,7 +118,7 @@ fn attempt(result: std::io::Result<usize>) -> Result<Option<usize>, ConnectionEr
         Err(e) if matches!(e.kind(), IoKind::WouldBlock | IoKind::Interrupted) => Ok(None),
         Err(e) => Err(match DisconnectKind::of(&e) {
             DisconnectKind::Closed => ConnectionError::Closed,
-            DisconnectKind::Silent => ConnectionError::Silent,
+            DisconnectKind::TimedOut => ConnectionError::TimedOut,
             DisconnectKind::Reset => ConnectionError::Reset,
             DisconnectKind::Failed => ConnectionError::Io(e),
         }),
@@ -129,7 +129,7 @@ impl Peer {
     /// Prepares a connected stream. The kernel ends the connection when the other host has not answered for `limit`.
     pub(super) fn new(stream: TcpStream, limit: Duration) -> std::io::Result<Self> {
         stream.set_nodelay(true)?;
-        net::limit_silence(&stream, limit)?;
+        net::set_peer_timeout(&stream, limit)?;
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,

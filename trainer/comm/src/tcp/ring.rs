@@ -147,7 +147,7 @@ impl TcpGroup {
 
     /// Runs the ring reduce-scatter. Afterwards this rank's `data` holds the reduction of part `(me + 1) mod n`, and partial
     /// sums in the other parts. The sum of part q starts at rank q, and each following rank adds its own values.
-    pub(super) fn ring_reduce(
+    pub(super) fn ring_reduce_scatter(
         &self,
         mesh: &mut Mesh,
         call: &CollectiveCall,
@@ -170,7 +170,7 @@ impl TcpGroup {
     }
 
     /// Runs the ring all-gather. At the start this rank has part `own`, and rank `me + i` has part `own + i`.
-    pub(super) fn ring_gather(
+    pub(super) fn ring_all_gather(
         &self,
         mesh: &mut Mesh,
         call: &CollectiveCall,

@@ -200,7 +200,7 @@ impl Acceptor {
                 let handshake = move || {
                     if stream.set_nonblocking(false).is_ok()
                         && let Ok(hello) =
-                            auth::listen(&stream, &secret, |hello| admit(hello, rank, world_size, &higher))
+                            auth::accept(&stream, &secret, |hello| admit(hello, rank, world_size, &higher))
                     {
                         arrived.lock().insert(hello.rank);
                         // The receiver is gone only if set-up has failed already.

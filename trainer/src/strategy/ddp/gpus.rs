@@ -85,7 +85,7 @@ impl DeviceCollectives for DeviceGroup {
     }
 
     fn runs_on_side_stream(&self) -> bool {
-        DeviceGroup::forks(self)
+        DeviceGroup::runs_on_side_stream(self)
     }
 
     fn start_all_reduce(&mut self, tensors: Vec<Tensor<1>>) -> Result<(Tensor<1>, usize), CommError> {

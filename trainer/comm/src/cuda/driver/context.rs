@@ -69,8 +69,8 @@ impl Context {
     /// # Errors
     /// The driver's error.
     #[cfg(feature = "cuda")]
-    pub fn has_stream_words(&self) -> DriverResult<bool> {
-        self.functions.has_stream_words(self.device)
+    pub fn supports_stream_mem_ops(&self) -> DriverResult<bool> {
+        self.functions.supports_stream_mem_ops(self.device)
     }
 
     /// Returns whether the driver reports access from this GPU to the memory of the GPU with the UUID `other`; `None` if this

@@ -197,7 +197,7 @@ impl Functions {
 
     /// Returns whether streams can wait for words of 64 bits, and write them.
     #[cfg(feature = "cuda")]
-    pub(super) fn has_stream_words(&self, device: c_int) -> DriverResult<bool> {
+    pub(super) fn supports_stream_mem_ops(&self, device: c_int) -> DriverResult<bool> {
         Ok(self.attribute(attribute::CAN_USE_64_BIT_STREAM_MEM_OPS, device)? != 0)
     }
 

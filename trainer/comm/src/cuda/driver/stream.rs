@@ -10,13 +10,13 @@ use super::{Address, Context, DriverResult};
 
 /// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: c_int = 600;
-/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronise with the null stream.
+/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the null stream.
 const NON_BLOCKING: c_uint = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: c_uint = 2;
 
 impl Context {
-    /// Creates a stream that does not synchronise with the null stream.
+    /// Creates a stream that does not synchronize with the null stream.
     ///
     /// # Errors
     /// The driver's error.

@@ -214,7 +214,7 @@ FN bool device_barrier(const LaunchParams& params, Shared& shared, u32 area) {
 // all runs of a CUDA graph.
 //
 // After a fault no later launch runs: queued launches must not each wait for their limit. But all blocks of the launch that has
-// the fault still synchronise: the same blocks of the peers wait for them, and blocks do not all start at once.
+// the fault still synchronize: the same blocks of the peers wait for them, and blocks do not all start at once.
 FN bool begin(const LaunchParams& params, Shared& shared) {
     if (threadIdx.x == 0) {
         const u64 own = params.window[params.rank];
@@ -279,7 +279,7 @@ FN void two_shot_body(float* out, const LaunchParams& params, Shared& shared) {
     }
     if (params.phases & PHASE_BARRIER_ENTER && !device_barrier(params, shared, FILLED)) return;
     if (params.phases & PHASE_REDUCE) {
-        // No other rank reads or writes this part of this rank's slot before the ranks synchronise again.
+        // No other rank reads or writes this part of this rank's slot before the ranks synchronize again.
         Pack* own = slot_of(params, shared, params.rank);
         move_packs<SUMS>(
             least(params.rank * params.part, params.packs), least((params.rank + 1) * params.part, params.packs),

@@ -72,7 +72,7 @@ fn may_yield(statement: &Statement) -> bool {
         || i.op[0] == "mbarrier"
 }
 
-/// Returns whether an instruction synchronises with other processes: its scope is the system.
+/// Returns whether an instruction synchronizes with other processes: its scope is the system.
 fn has_system_scope(statement: &Statement) -> bool {
     matches!(statement, Statement::Instruction(i) if i.op.iter().any(|part| part == "sys"))
 }

@@ -1,11 +1,11 @@
-//! A stream beside the calling thread's stream, for launches that overlap with the thread's later work: [`ForkedStream`].
+//! A stream beside the calling thread's stream, for launches that overlap with the thread's later work: [`SideStream`].
 //!
 //! cubecl can order two of its streams, but not while one of them is captured as a CUDA graph: cubecl then waits on the CPU for
 //! events of the capture, which CUDA forbids. So this stream is CUDA's own, and events order it and the thread's stream. In a
 //! capture, the first event makes the stream a branch of the graph, and the last event joins the branch
 //! (<https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cross-stream-dependencies-and-events>).
 //!
-//! cubecl exposes its streams only on its device thread, and launches only on its own streams. Therefore [`ForkedStream::run`] puts
+//! cubecl exposes its streams only on its device thread, and launches only on its own streams. Therefore [`SideStream::run`] puts
 //! the handle of this stream into cubecl's stream object of the calling thread while it submits the launches, and then restores the
 //! original handle. So cubecl compiles, reports and records the launches like all others, and allocates their memory on the
 //! thread's stream.
@@ -27,25 +27,25 @@ use crate::error::{CommError, Result};
 
 type CudaServer = <CudaRuntime as Runtime>::Server;
 
-/// See the module.
-pub(super) struct ForkedStream {
+/// A stream beside cubecl's stream of the calling thread.
+pub(super) struct SideStream {
     server: DeviceHandle<CudaServer>,
-    fork: Arc<Fork>,
+    state: Arc<SideStreamState>,
     /// The memory of the launches since the last join. cubecl neither moves it nor uses it again.
     memory: RefCell<Vec<BufferBinding>>,
 }
 
-struct Fork {
+struct SideStreamState {
     gpu: Arc<Context>,
     stream: Stream,
     event: Event,
     /// The original handle of cubecl's stream, kept while the handle of this stream replaces it.
-    hidden: Mutex<Option<usize>>,
+    original_stream: Mutex<Option<usize>>,
     /// The first error.
     failed: Mutex<Option<CommError>>,
 }
 
-impl ForkedStream {
+impl SideStream {
     /// Makes a stream on the GPU of `client`.
     ///
     /// # Errors
@@ -53,20 +53,26 @@ impl ForkedStream {
     pub(super) fn new(client: &Client, gpu: &Arc<Context>) -> Result<Self> {
         let made = gpu.stream().and_then(|stream| Ok((stream, gpu.event()?)));
         let (stream, event) = made.map_err(|error| gpu.failed(&error))?;
-        let fork = Fork { gpu: gpu.clone(), stream, event, hidden: Mutex::default(), failed: Mutex::default() };
+        let state = SideStreamState {
+            gpu: gpu.clone(),
+            stream,
+            event,
+            original_stream: Mutex::default(),
+            failed: Mutex::default(),
+        };
         let server = DeviceHandle::new(client.service_id().device);
-        Ok(Self { server, fork: Arc::new(fork), memory: RefCell::default() })
+        Ok(Self { server, state: Arc::new(state), memory: RefCell::default() })
     }
 
     /// Runs `launch`, whose launches use `memory`. They run after all work that the calling thread has submitted so far.
     /// [`join`](Self::join) orders the thread's later work after them.
     pub(super) fn run<'a>(&self, memory: impl Iterator<Item = &'a Handle>, launch: impl FnOnce()) {
         self.memory.borrow_mut().extend(memory.map(|handle| handle.clone().binding()));
-        let (id, fork) = (StreamId::current(), self.fork.clone());
-        self.server.submit(move |server| fork.enter(server, id));
+        let (id, state) = (StreamId::current(), self.state.clone());
+        self.server.submit(move |server| state.redirect_launches(server, id));
         launch();
-        let fork = self.fork.clone();
-        self.server.submit(move |server| fork.leave(server, id));
+        let state = self.state.clone();
+        self.server.submit(move |server| state.restore_stream(server, id));
         // The other ranks' launches wait for this one.
         self.server.flush_queue();
     }
@@ -77,9 +83,9 @@ impl ForkedStream {
         if memory.is_empty() {
             return;
         }
-        let (id, fork) = (StreamId::current(), self.fork.clone());
+        let (id, state) = (StreamId::current(), self.state.clone());
         self.server.submit(move |server| {
-            fork.join(server, id);
+            state.join(server, id);
             drop(memory);
         });
     }
@@ -89,29 +95,29 @@ impl ForkedStream {
     /// # Errors
     /// The driver's error, or that cubecl has no stream for the calling thread.
     pub(super) fn check(&self) -> Result<()> {
-        self.fork.failed.lock().clone().map_or(Ok(()), Err)
+        self.state.failed.lock().clone().map_or(Ok(()), Err)
     }
 }
 
 /// These methods run on cubecl's device thread, where the work of each stream is submitted in order.
-impl Fork {
-    fn enter(&self, server: &mut CudaServer, id: StreamId) {
+impl SideStreamState {
+    fn redirect_launches(&self, server: &mut CudaServer, id: StreamId) {
         // Without its stream, cubecl launches on a new one. The results are then not used, since `check` returns an error.
         let Some(stream) = server.write_streams().try_stream_mut(&id) else { return self.keep(no_stream()) };
         // SAFETY: both are streams of the GPU's primary context, which cubecl uses too.
         self.check(unsafe { self.event.record(stream.sys.cast()).and_then(|()| self.event.order(self.stream.raw())) });
-        *self.hidden.lock() = Some(std::mem::replace(&mut stream.sys, self.stream.raw().cast()) as usize);
+        *self.original_stream.lock() = Some(std::mem::replace(&mut stream.sys, self.stream.raw().cast()) as usize);
     }
 
-    fn leave(&self, server: &mut CudaServer, id: StreamId) {
-        let Some(handle) = self.hidden.lock().take() else { return };
+    fn restore_stream(&self, server: &mut CudaServer, id: StreamId) {
+        let Some(handle) = self.original_stream.lock().take() else { return };
         let Some(stream) = server.write_streams().try_stream_mut(&id) else { return self.keep(no_stream()) };
         stream.sys = handle as *mut _;
     }
 
     fn join(&self, server: &mut CudaServer, id: StreamId) {
         let Some(stream) = server.write_streams().try_stream_mut(&id) else { return self.keep(no_stream()) };
-        // SAFETY: as in `enter`.
+        // SAFETY: as in `redirect_launches`.
         self.check(unsafe { self.event.record(self.stream.raw()).and_then(|()| self.event.order(stream.sys.cast())) });
     }
 
