@@ -139,7 +139,7 @@ fn the_sanitizer_finds_a_slot_too_few() {
     for _ in 0..5 {
         for (rank, values) in inputs.iter().enumerate() {
             ranks.submit_changed(rank, &call, &tensors(values), 1.0, |launch| {
-                launch.params.slot = 0;
+                launch.params.slot_bytes = 0;
             });
         }
     }
@@ -165,7 +165,7 @@ fn ranks_that_call_different_things_are_named() {
     }
     ranks.start();
     assert_eq!(ranks.wait(), [true]);
-    let differs = |peer| Fault { peer, kind: fault::DIFFERS, launch_number: 1 };
+    let differs = |peer| Fault { peer, kind: fault::MISMATCH, launch_number: 1 };
     assert_eq!(ranks.faults(0), [differs(1)]);
     assert_eq!(ranks.faults(1), [differs(0), differs(2)]);
     assert_eq!(ranks.faults(2), [differs(1)]);
@@ -187,7 +187,7 @@ fn a_rank_that_never_comes_is_named_once() {
     ranks.start();
     assert_eq!(ranks.wait(), [true]);
     for rank in [0, 2] {
-        assert_eq!(ranks.faults(rank), [Fault { peer: 1, kind: fault::MISSING, launch_number: 1 }]);
+        assert_eq!(ranks.faults(rank), [Fault { peer: 1, kind: fault::TIMEOUT, launch_number: 1 }]);
     }
     let untouched = f32::from_bits(0xEEEE_EEEE).to_bits();
     assert!(outputs.into_iter().all(|output| ranks.read(output).iter().all(|value| value.to_bits() == untouched)));
@@ -212,7 +212,7 @@ fn a_rank_that_is_killed_is_named() {
     assert_eq!(ranks.wait(), [true, false, true]);
     for rank in [0, 2] {
         let faults = ranks.faults(rank);
-        assert!(faults.iter().any(|f| (f.peer, f.kind) == (1, fault::MISSING)), "rank {rank}: {faults:?}");
+        assert!(faults.iter().any(|f| (f.peer, f.kind) == (1, fault::TIMEOUT)), "rank {rank}: {faults:?}");
     }
 }
 

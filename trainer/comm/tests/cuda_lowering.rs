@@ -9,7 +9,7 @@ mod nvrtc;
 
 use comm::cuda::layout::WireType;
 use comm::cuda::protocol::Kernel;
-use comm::cuda::source::{KernelVariant, PARTS};
+use comm::cuda::source::{KernelVariant, SOURCE_COUNTS};
 
 use self::nvrtc::{Nvrtc, count};
 
@@ -23,7 +23,7 @@ fn every_kernel_compiles_and_has_its_accesses() {
     let Some(nvrtc) = Nvrtc::find() else { return };
     let variants: Vec<_> = Kernel::ALL
         .into_iter()
-        .flat_map(|kernel| WireType::ALL.map(|wire| KernelVariant { kernel, wire, world_size: 8, parts: 8 }))
+        .flat_map(|kernel| WireType::ALL.map(|wire| KernelVariant { kernel, wire, world_size: 8, max_sources: 8 }))
         .collect();
     for arch in ["sm_80", "sm_90"] {
         for (variant, ptx) in variants.iter().zip(compile(&nvrtc, &variants, arch)) {
@@ -49,15 +49,17 @@ fn every_kernel_compiles_and_has_its_accesses() {
 #[test]
 fn every_world_and_number_of_tensors_compiles() {
     let Some(nvrtc) = Nvrtc::find() else { return };
-    let of_world = |world_size| KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world_size, parts: 2 };
+    let of_world =
+        |world_size| KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world_size, max_sources: 2 };
     compile(&nvrtc, &(2..=8).map(of_world).collect::<Vec<_>>(), "sm_90");
-    let of_parts = |parts| KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world_size: 2, parts };
-    compile(&nvrtc, &PARTS.into_iter().map(of_parts).collect::<Vec<_>>(), "sm_80");
+    let of_sources =
+        |max_sources| KernelVariant { kernel: Kernel::OneShot, wire: WireType::F32, world_size: 2, max_sources };
+    compile(&nvrtc, &SOURCE_COUNTS.into_iter().map(of_sources).collect::<Vec<_>>(), "sm_80");
     let probes = [Kernel::Probe, Kernel::Order].map(|kernel| KernelVariant {
         kernel,
         wire: WireType::F32,
         world_size: 8,
-        parts: 2,
+        max_sources: 2,
     });
     // cubecl's name for Hopper.
     for (variant, ptx) in probes.iter().zip(compile(&nvrtc, &probes, "sm_90a")) {

@@ -26,7 +26,7 @@ use super::driver::Context;
 use super::layout::THREADS;
 use super::sequence::Launch;
 use super::side_stream::SideStream;
-use super::source::{KernelVariant, PARTS};
+use super::source::{KernelVariant, SOURCE_COUNTS};
 use super::stream_event::StreamEvent;
 use crate::error::{CommError, Result};
 
@@ -224,12 +224,12 @@ impl Launcher {
             .clone();
         let bind = |elements: &Elements| elements.handle.clone().binding();
         let mut arguments = KernelArguments::new().with_buffer_io(bind(output), BufferIOAttr::ReadWrite);
-        for index in 0..variant.parts {
+        for index in 0..variant.max_sources {
             // Unused parameters get the first tensor again. The kernel does not read them, since its table of ends excludes them.
             let elements = sources.get(index).or(sources.first()).unwrap_or(output);
             arguments = arguments.with_buffer_io(bind(elements), BufferIOAttr::ReadOnly);
         }
-        let words = launch.params.words(variant.parts);
+        let words = launch.params.words(variant.max_sources);
         let len = words.len();
         // `len` words are static and none dynamic, so cubecl passes all words by value, after the buffers.
         arguments = arguments.with_info(MetadataBindingInfo::new(words, len));
@@ -262,7 +262,7 @@ impl Launcher {
 
 /// Concatenates the last tensors if there are more than a launch takes.
 fn grouped(mut tensors: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
-    let most = PARTS[PARTS.len() - 1];
+    let most = SOURCE_COUNTS[SOURCE_COUNTS.len() - 1];
     if tensors.len() > most {
         let rest = tensors.split_off(most - 1);
         tensors.push(Tensor::cat(rest, 0));

@@ -12,10 +12,10 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
         let name = |fault: &Fault| names.get(fault.peer).copied().unwrap_or(fault.peer);
         faults.iter().filter(|fault| fault.kind == kind).map(name).collect()
     };
-    let (missing, differing) = (of(fault::MISSING), of(fault::DIFFERS));
+    let (missing, differing) = (of(fault::TIMEOUT), of(fault::MISMATCH));
     let launch_of = |kind: u64| faults.iter().find(|fault| fault.kind == kind).map_or(0, |fault| fault.launch_number);
     if let Some(first) = differing.first() {
-        let launch = launch_of(fault::DIFFERS);
+        let launch = launch_of(fault::MISMATCH);
         let text =
             format!("{} and rank {me} make different calls as launch #{launch} on their GPUs", ranks(&differing));
         let error = CommError::new(ErrorKind::Mismatch, text)
@@ -30,7 +30,7 @@ pub(super) fn fault_error(faults: &[Fault], names: &[usize], me: usize, limit: D
         let error = CommError::new(ErrorKind::Timeout, text);
         return Some(error.hint("another rank is late or gone; NCCL_DEBUG=INFO makes NCCL report more"));
     }
-    let (first, launch) = (missing.first()?, launch_of(fault::MISSING));
+    let (first, launch) = (missing.first()?, launch_of(fault::TIMEOUT));
     let text = format!(
         "launch #{launch} on the GPUs: {} did not arrive within {limit:.1?} (rank {me}'s GPU waits)",
         ranks(&missing)

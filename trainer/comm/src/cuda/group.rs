@@ -356,7 +356,7 @@ impl DeviceGroup {
                     let order = |phase| self.launcher.launch(&Sequence::order(&ordered, phase), output, &[]);
                     let (at, count) = (window.address() + range.start as u64, range.len() / call.wire.size());
                     order(phase::PACK)?;
-                    nccl.all_reduce(at, count, call.wire, self.constants.abort, ordered.launch_number)?;
+                    nccl.all_reduce(at, count, call.wire, self.constants.host_words, ordered.launch_number)?;
                     order(phase::GATHER)?;
                 }
                 InterHost::Cpu(comm) => {

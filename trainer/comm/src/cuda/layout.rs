@@ -18,14 +18,14 @@ pub const FILLED: usize = 0;
 /// Position of the flags [`FlagSet::Reduced`].
 pub const REDUCED: usize = FILLED + FLAGS;
 /// Position of the number of the launch in which a wait of this rank has failed; zero until then.
-pub const BROKEN: usize = REDUCED + FLAGS;
+pub const FAULTED_LAUNCH: usize = REDUCED + FLAGS;
 /// Position of the number of this rank's launches so far. Kernels read and increment this number, so that launches of a recorded
 /// CUDA graph have numbers too.
-pub const LAUNCH_NUMBER: usize = BROKEN + 128;
+pub const LAUNCH_COUNT: usize = FAULTED_LAUNCH + 128;
 /// Position of the number of blocks of the running launch that have ended.
-pub const ENDED: usize = LAUNCH_NUMBER + 8;
+pub const ENDED_BLOCKS: usize = LAUNCH_COUNT + 8;
 /// Position of a word per writer, for the test of peer access.
-pub const PROBE: usize = LAUNCH_NUMBER + 128;
+pub const PROBE: usize = LAUNCH_COUNT + 128;
 /// Position of the first slot.
 pub const SLOTS_AT: usize = 64 << 10;
 
@@ -52,11 +52,11 @@ pub mod phase {
 /// Kinds of [`Fault`], as kernels write them.
 pub mod fault {
     /// The peer did not arrive within the timeout.
-    pub const MISSING: u64 = 1;
+    pub const TIMEOUT: u64 = 1;
     /// The job was aborted while the rank waited for the peer.
     pub const ABORTED: u64 = 2;
     /// The peer makes another call.
-    pub const DIFFERS: u64 = 3;
+    pub const MISMATCH: u64 = 3;
     /// The peer's memory does not hold what was written to it.
     pub const UNREACHABLE: u64 = 4;
     /// NCCL did not finish a sum within the limit.
@@ -122,9 +122,9 @@ impl WireType {
     }
 }
 
-/// Returns the bytes of a window whose slots hold `slot` bytes each.
-pub fn window_bytes(slot: usize) -> usize {
-    (SLOTS_AT + super::protocol::SLOTS as usize * slot).next_multiple_of(PAGE)
+/// Returns the bytes of a window whose slots hold `slot_bytes` bytes each.
+pub fn window_bytes(slot_bytes: usize) -> usize {
+    (SLOTS_AT + super::protocol::SLOTS as usize * slot_bytes).next_multiple_of(PAGE)
 }
 
 /// The parameters of a launch. `kernels/collectives.cu` documents the fields.
@@ -133,14 +133,14 @@ pub fn window_bytes(slot: usize) -> usize {
 pub struct LaunchParams {
     pub windows: [u64; MAX_WORLD],
     pub faults: u64,
-    pub abort: u64,
+    pub host_words: u64,
     pub limit_ns: u64,
     pub first: u64,
-    pub each: u64,
-    pub slot: u64,
+    pub elements_per_rank: u64,
+    pub slot_bytes: u64,
     pub count: u32,
     pub packs: u32,
-    pub part: u32,
+    pub packs_per_rank: u32,
     pub fingerprint: u32,
     pub rank: u32,
     pub root: u32,
@@ -152,13 +152,22 @@ pub struct LaunchParams {
 
 impl LaunchParams {
     /// Returns the kernel's last parameter, as words of 64 bits, for a kernel of `parts` tensors.
-    pub fn words(&self, parts: usize) -> Vec<u64> {
+    pub fn words(&self, max_sources: usize) -> Vec<u64> {
         let mut words = self.windows.to_vec();
-        words.extend([self.faults, self.abort, self.limit_ns, self.first, self.each, self.slot]);
+        words.extend([
+            self.faults,
+            self.host_words,
+            self.limit_ns,
+            self.first,
+            self.elements_per_rank,
+            self.slot_bytes,
+        ]);
         let last = self.ends.last().copied().unwrap_or(0);
-        let mut halves = vec![self.count, self.packs, self.part, self.fingerprint, self.rank, self.root, self.phases];
+        let mut halves =
+            vec![self.count, self.packs, self.packs_per_rank, self.fingerprint, self.rank, self.root, self.phases];
         halves.push(self.scale.to_bits());
-        halves.extend((0..parts.next_multiple_of(2)).map(|part| self.ends.get(part).copied().unwrap_or(last)));
+        halves
+            .extend((0..max_sources.next_multiple_of(2)).map(|source| self.ends.get(source).copied().unwrap_or(last)));
         words.extend(halves.chunks_exact(2).map(|pair| u64::from(pair[0]) | u64::from(pair[1]) << 32));
         words
     }
@@ -192,14 +201,14 @@ mod tests {
         let params = LaunchParams {
             windows: std::array::from_fn(|rank| rank as u64 + 100),
             faults: 1,
-            abort: 2,
+            host_words: 2,
             limit_ns: 3,
             first: 5,
-            each: 6,
-            slot: 7,
+            elements_per_rank: 6,
+            slot_bytes: 7,
             count: 8,
             packs: 9,
-            part: 10,
+            packs_per_rank: 10,
             fingerprint: 11,
             rank: 12,
             root: 13,
@@ -226,8 +235,8 @@ mod tests {
 
     #[test]
     fn faults_name_peers() {
-        let missing = fault::MISSING | 77 << 8;
-        assert_eq!(Fault::read(&[0, missing, 0]), [Fault { peer: 1, kind: fault::MISSING, launch_number: 77 }]);
+        let missing = fault::TIMEOUT | 77 << 8;
+        assert_eq!(Fault::read(&[0, missing, 0]), [Fault { peer: 1, kind: fault::TIMEOUT, launch_number: 77 }]);
         assert_eq!(Fault::read(&[0; 8]), []);
     }
 }

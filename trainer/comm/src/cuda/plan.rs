@@ -37,7 +37,7 @@ pub struct Chunk {
     /// Number of packs that hold these elements.
     pub packs: u32,
     /// Packs that one rank reduces (two-shot). The last rank takes the rest, which may be empty.
-    pub part: u32,
+    pub packs_per_rank: u32,
     /// Blocks of the launch.
     pub blocks: u32,
 }
@@ -68,10 +68,10 @@ pub fn chunks(call: &DeviceCall, world_size: usize, slot: usize) -> Vec<Chunk> {
     while first < call.elements {
         let count = most.min(call.elements - first);
         let packs = count.div_ceil(values) as u32;
-        let part = packs.div_ceil(world_size as u32);
-        let longest = if call.kernel == Kernel::TwoShot { part } else { packs };
+        let packs_per_rank = packs.div_ceil(world_size as u32);
+        let longest = if call.kernel == Kernel::TwoShot { packs_per_rank } else { packs };
         let blocks = longest.div_ceil(THREADS).clamp(1, MAX_BLOCKS);
-        chunks.push(Chunk { first, count: count as u32, packs, part, blocks });
+        chunks.push(Chunk { first, count: count as u32, packs, packs_per_rank, blocks });
         first += count;
     }
     chunks
@@ -97,7 +97,7 @@ mod tests {
                             let parts = if kernel == Kernel::ReduceScatter { world_size } else { 1 };
                             assert!(chunk.packs as usize * PACK * parts <= slot, "{chunk:?}");
                             assert!(chunk.packs as usize * wire.values() >= chunk.count as usize);
-                            assert!(chunk.part as usize * world_size >= chunk.packs as usize);
+                            assert!(chunk.packs_per_rank as usize * world_size >= chunk.packs as usize);
                             assert!((1..=MAX_BLOCKS).contains(&chunk.blocks));
                             next += u64::from(chunk.count);
                         }

@@ -93,7 +93,7 @@ pub enum FlagState {
     /// The sender has arrived, or is one launch ahead. A sender that is ahead has already compared the calls of this launch.
     Arrived,
     /// The sender has arrived with another call.
-    Differs,
+    Mismatch,
 }
 
 /// Decodes a flag word.
@@ -101,7 +101,7 @@ pub fn flag_state(word: u64, launch_number: u64, fingerprint: u32) -> FlagState 
     let there = word >> FINGERPRINT_BITS;
     match there.cmp(&launch_number) {
         std::cmp::Ordering::Less => FlagState::NotYet,
-        std::cmp::Ordering::Equal if word != flag(launch_number, fingerprint) => FlagState::Differs,
+        std::cmp::Ordering::Equal if word != flag(launch_number, fingerprint) => FlagState::Mismatch,
         _ => FlagState::Arrived,
     }
 }
@@ -120,7 +120,7 @@ mod tests {
         for launch_number in [1, 2, 1 << 30, (1 << 43) - 1] {
             assert_eq!(flag_state(flag(launch_number, 7), launch_number, 7), FlagState::Arrived);
             assert_eq!(flag_state(flag(launch_number, 7), launch_number + 1, 7), FlagState::NotYet);
-            assert_eq!(flag_state(flag(launch_number, 7), launch_number, 8), FlagState::Differs);
+            assert_eq!(flag_state(flag(launch_number, 7), launch_number, 8), FlagState::Mismatch);
             assert_eq!(flag_state(flag(launch_number + 1, 8), launch_number, 7), FlagState::Arrived);
         }
         assert_eq!(flag_state(0, 1, 0), FlagState::NotYet, "flags start as zero, launches as one");

@@ -3,7 +3,7 @@
 use super::layout::{LaunchParams, MAX_WORLD, PACK, SLOTS_AT, WireType, phase};
 use super::plan::{Chunk, DeviceCall, chunks};
 use super::protocol::{self, FlagSet, Kernel, KernelStep};
-use super::source::{KernelVariant, parts};
+use super::source::{KernelVariant, source_count};
 use crate::error::{CommError, Result};
 
 /// The parameters that all launches of a rank share.
@@ -14,13 +14,13 @@ pub struct LaunchConstants {
     /// Address of the fault words in host memory, one word per peer.
     pub faults: u64,
     /// Address of the [`word`](super::layout::word)s in host memory. The first word ends all waits.
-    pub abort: u64,
+    pub host_words: u64,
     /// Longest wait, in nanoseconds.
     pub limit_ns: u64,
     /// This process's rank in the group.
     pub rank: usize,
     /// Bytes of a slot.
-    pub slot: usize,
+    pub slot_bytes: usize,
 }
 
 impl LaunchConstants {
@@ -50,12 +50,13 @@ impl Launch {
     pub fn reduced(&self) -> std::ops::Range<usize> {
         let params = &self.params;
         let (first, last) = match self.variant.kernel {
-            Kernel::TwoShot => {
-                ((params.rank * params.part).min(params.packs), ((params.rank + 1) * params.part).min(params.packs))
-            }
+            Kernel::TwoShot => (
+                (params.rank * params.packs_per_rank).min(params.packs),
+                ((params.rank + 1) * params.packs_per_rank).min(params.packs),
+            ),
             _ => (0, params.packs),
         };
-        let slot = SLOTS_AT + (protocol::slot(self.launch_number) * params.slot) as usize;
+        let slot = SLOTS_AT + (protocol::slot(self.launch_number) * params.slot_bytes) as usize;
         let at = |pack: u32| slot + pack as usize * PACK;
         at(first)..at(last)
     }
@@ -116,12 +117,12 @@ impl Sequence {
         scale: f32,
     ) -> Result<Vec<Launch>> {
         let (world_size, fingerprint) = (constants.world_size(), call.fingerprint());
-        let parts = parts(lengths.len()).ok_or_else(|| {
+        let max_sources = source_count(lengths.len()).ok_or_else(|| {
             CommError::usage(format!("{}: {} tensors are more than a launch takes", call.kernel.name(), lengths.len()))
                 .hint("join tensors, or make several calls")
         })?;
         let ends = ends(call, lengths)?;
-        let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world_size, parts };
+        let variant = KernelVariant { kernel: call.kernel, wire: call.wire, world_size, max_sources };
         let mut windows = [0; MAX_WORLD];
         windows[..world_size].copy_from_slice(&constants.windows);
         let launch = |chunk: Chunk| {
@@ -129,14 +130,14 @@ impl Sequence {
             let params = LaunchParams {
                 windows,
                 faults: constants.faults,
-                abort: constants.abort,
+                host_words: constants.host_words,
                 limit_ns: constants.limit_ns,
                 first: chunk.first,
-                each: call.elements,
-                slot: constants.slot as u64,
+                elements_per_rank: call.elements,
+                slot_bytes: constants.slot_bytes as u64,
                 count: chunk.count,
                 packs: chunk.packs,
-                part: chunk.part,
+                packs_per_rank: chunk.packs_per_rank,
                 fingerprint,
                 rank: constants.rank as u32,
                 root: call.root as u32,
@@ -146,7 +147,7 @@ impl Sequence {
             };
             Launch { variant, params, blocks: chunk.blocks, chunk, launch_number: self.launch_count }
         };
-        Ok(chunks(call, world_size, constants.slot).into_iter().map(launch).collect())
+        Ok(chunks(call, world_size, constants.slot_bytes).into_iter().map(launch).collect())
     }
 
     /// Returns the launch that orders NCCL's stream after the pack of `before` (`PHASE_PACK`), or before its gather
@@ -156,7 +157,7 @@ impl Sequence {
             kernel: Kernel::Order,
             wire: WireType::F32,
             world_size: before.variant.world_size,
-            parts: super::source::PARTS[0],
+            max_sources: super::source::SOURCE_COUNTS[0],
         };
         let params = LaunchParams { phases: phase, ends: Vec::new(), ..before.params.clone() };
         Launch { variant, params, blocks: 1, ..before.clone() }
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     fn constants() -> LaunchConstants {
-        LaunchConstants { windows: vec![10, 20, 30], faults: 1, abort: 2, limit_ns: 3, rank: 1, slot: 4096 }
+        LaunchConstants { windows: vec![10, 20, 30], faults: 1, host_words: 2, limit_ns: 3, rank: 1, slot_bytes: 4096 }
     }
 
     #[test]
@@ -214,7 +215,7 @@ mod tests {
         let mut refusal = |lengths: &[usize]| {
             let elements = lengths.iter().map(|length| *length as u64).sum();
             let call = DeviceCall { kernel: Kernel::TwoShot, wire: WireType::F32, elements, root: 0 };
-            let constants = LaunchConstants { slot: 1 << 30, ..constants() };
+            let constants = LaunchConstants { slot_bytes: 1 << 30, ..constants() };
             sequence.launches(&constants, &call, lengths, 1.0).err()
         };
         let most = u32::MAX as usize;

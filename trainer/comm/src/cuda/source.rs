@@ -12,11 +12,11 @@ const COLLECTIVES: &str = include_str!("kernels/collectives.cu");
 
 /// Numbers of source tensors for which kernels exist. A launch uses the smallest kernel that has room for its tensors. The
 /// parameters of the largest kernel, with its table of lengths, need 3.2 of the 4 KB that CUDA allows.
-pub const PARTS: [usize; 5] = [2, 8, 32, 128, 256];
+pub const SOURCE_COUNTS: [usize; 5] = [2, 8, 32, 128, 256];
 
-/// Returns the entry of [`PARTS`] for `tensors` tensors; `None` if there are too many for one launch.
-pub fn parts(tensors: usize) -> Option<usize> {
-    PARTS.into_iter().find(|parts| *parts >= tensors)
+/// Returns the entry of [`SOURCE_COUNTS`] for `tensors` tensors; `None` if there are too many for one launch.
+pub fn source_count(tensors: usize) -> Option<usize> {
+    SOURCE_COUNTS.into_iter().find(|count| *count >= tensors)
 }
 
 /// One kernel of the family.
@@ -28,8 +28,8 @@ pub struct KernelVariant {
     pub wire: WireType,
     /// Number of ranks.
     pub world_size: usize,
-    /// Number of source tensors, one of [`PARTS`].
-    pub parts: usize,
+    /// Number of source tensors, one of [`SOURCE_COUNTS`].
+    pub max_sources: usize,
 }
 
 impl KernelVariant {
@@ -48,7 +48,8 @@ impl KernelVariant {
         };
         let numbers = [
             ("WORLD", self.world_size),
-            ("PARTS", self.parts),
+            ("MAX_WORLD", layout::MAX_WORLD),
+            ("MAX_SOURCES", self.max_sources),
             ("THREADS", threads as usize),
             ("FINGERPRINT_BITS", FINGERPRINT_BITS as usize),
             ("WIRE_F32", WireType::F32 as usize),
@@ -57,9 +58,9 @@ impl KernelVariant {
             ("WIRE", self.wire as usize),
             ("FILLED", layout::FILLED),
             ("REDUCED", layout::REDUCED),
-            ("BROKEN", layout::BROKEN),
-            ("LAUNCH_NUMBER", layout::LAUNCH_NUMBER),
-            ("ENDED", layout::ENDED),
+            ("FAULTED_LAUNCH", layout::FAULTED_LAUNCH),
+            ("LAUNCH_COUNT", layout::LAUNCH_COUNT),
+            ("ENDED_BLOCKS", layout::ENDED_BLOCKS),
             ("SLOTS_AT", layout::SLOTS_AT),
             ("SLOTS", SLOTS as usize),
             ("PROBE", layout::PROBE),
@@ -77,21 +78,21 @@ impl KernelVariant {
         ];
         phases.iter().for_each(|(name, value)| define(name, value));
         let faults = [
-            ("FAULT_MISSING", fault::MISSING),
+            ("FAULT_TIMEOUT", fault::TIMEOUT),
             ("FAULT_ABORTED", fault::ABORTED),
-            ("FAULT_DIFFERS", fault::DIFFERS),
+            ("FAULT_MISMATCH", fault::MISMATCH),
             ("FAULT_UNREACHABLE", fault::UNREACHABLE),
             ("FAULT_STALLED", fault::STALLED),
             ("PROBE_TOKEN", layout::PROBE_TOKEN),
         ];
         faults.iter().for_each(|(name, value)| define(name, &format_args!("{value}ull")));
-        let each = |what: &dyn Fn(usize) -> String| (0..self.parts).map(what).collect::<String>();
+        let each = |what: &dyn Fn(usize) -> String| (0..self.max_sources).map(what).collect::<String>();
         let parameters = each(&|i| format!("{}const float* source{i}", if i == 0 { "" } else { ", " }));
-        define("PARAMETERS", &parameters);
-        define("TAKE_PARAMETERS", &each(&|i| format!("shared.source[{i}] = source{i}; ")));
+        define("SOURCE_PARAMETERS", &parameters);
+        define("COPY_SOURCE_POINTERS", &each(&|i| format!("shared.source[{i}] = source{i}; ")));
         text.push_str(platform);
         text.push_str(COLLECTIVES);
-        let _ = writeln!(text, "\nENTRY({})", self.kernel.name());
+        let _ = writeln!(text, "\nDEFINE_KERNEL({})", self.kernel.name());
         text
     }
 }
@@ -102,19 +103,19 @@ mod tests {
 
     #[test]
     fn parameters_fit_into_a_launch() {
-        for parts in PARTS {
-            let params = 8 * 8 + 6 * 8 + 8 * 4 + 4 * parts;
-            assert!(8 + 8 * parts + params <= 4096, "{parts}");
+        for count in SOURCE_COUNTS {
+            let params = 8 * 8 + 6 * 8 + 8 * 4 + 4 * count;
+            assert!(8 + 8 * count + params <= 4096, "{count}");
         }
-        assert_eq!((parts(1), parts(9), parts(256), parts(257)), (Some(2), Some(32), Some(256), None));
+        assert_eq!([1, 9, 256, 257].map(source_count), [Some(2), Some(32), Some(256), None]);
     }
 
     #[test]
     fn a_text_names_one_entry_and_its_parameters() {
-        let variant = KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world_size: 4, parts: 2 };
+        let variant = KernelVariant { kernel: Kernel::TwoShot, wire: WireType::Bf16, world_size: 4, max_sources: 2 };
         let text = variant.source();
-        assert!(text.ends_with("\nENTRY(two_shot)\n"));
-        assert!(text.contains("#define PARAMETERS const float* source0, const float* source1\n"));
+        assert!(text.ends_with("\nDEFINE_KERNEL(two_shot)\n"));
+        assert!(text.contains("#define SOURCE_PARAMETERS const float* source0, const float* source1\n"));
         assert!(text.contains("#define WIRE 2\n") && text.contains("#define WORLD 4\n"));
     }
 }

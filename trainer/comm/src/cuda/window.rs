@@ -18,38 +18,47 @@ pub(super) struct Windows {
     opened: Vec<Memory>,
     pub(super) own: Memory,
     faults: HostWords,
-    abort: Arc<HostWords>,
+    host_words: Arc<HostWords>,
     gpu: Arc<Context>,
     addresses: Vec<u64>,
-    pub(super) slot: usize,
+    pub(super) slot_bytes: usize,
     rank: usize,
 }
 
 impl Windows {
-    /// Makes this rank's window with slots of `slot` bytes, shared with no other rank. With NCCL, kernels pack tensors into the
+    /// Makes this rank's window with slots of `slot_bytes` bytes, shared with no other rank. With NCCL, kernels pack tensors into the
     /// slot and NCCL sums the slot.
     ///
     /// # Errors
     /// The driver's error, as [`System`](crate::ErrorKind::System).
-    pub(super) fn alone(gpu: &Arc<Context>, slot: usize) -> Result<Self> {
-        let bytes = window_bytes(slot);
+    pub(super) fn alone(gpu: &Arc<Context>, slot_bytes: usize) -> Result<Self> {
+        let bytes = window_bytes(slot_bytes);
         let allocated = gpu.allocate(bytes).and_then(|own| {
             // Zero the window before its handle exists: no other rank may see old values.
             own.zero()?;
             Ok((own, HostWords::zeroed(gpu, MAX_WORLD)?, HostWords::zeroed(gpu, word::COUNT)?))
         });
-        let (own, faults, abort) = allocated
+        let (own, faults, host_words) = allocated
             .map_err(|error| CommError::system(format!("GPU {}: a window of {bytes} bytes: {error}", gpu.index)))?;
         let addresses = vec![own.address()];
-        Ok(Self { opened: Vec::new(), own, faults, abort: Arc::new(abort), gpu: gpu.clone(), addresses, slot, rank: 0 })
+        Ok(Self {
+            opened: Vec::new(),
+            own,
+            faults,
+            host_words: Arc::new(host_words),
+            gpu: gpu.clone(),
+            addresses,
+            slot_bytes,
+            rank: 0,
+        })
     }
 
     /// Exchanges handles over `comm`, whose ranks are all on one host, and opens all windows.
     ///
     /// # Errors
     /// Every rank returns the error of the lowest rank that failed.
-    pub(super) fn shared(gpu: &Arc<Context>, slot: usize, comm: &Communicator) -> Result<Self> {
-        let mut windows = agree(Self::alone(gpu, slot), comm)?;
+    pub(super) fn shared(gpu: &Arc<Context>, slot_bytes: usize, comm: &Communicator) -> Result<Self> {
+        let mut windows = agree(Self::alone(gpu, slot_bytes), comm)?;
         let own = agree(windows.export(), comm)?;
         let mut exports = vec![0u8; EXPORT_BYTES * comm.world_size()];
         comm.all_gather(&own, &mut exports)?;
@@ -87,10 +96,10 @@ impl Windows {
         LaunchConstants {
             windows: self.addresses.clone(),
             faults: self.faults.address(),
-            abort: self.abort.address(),
+            host_words: self.host_words.address(),
             limit_ns: limit.as_nanos().min(u128::from(u64::MAX)) as u64,
             rank: self.rank,
-            slot: self.slot,
+            slot_bytes: self.slot_bytes,
         }
     }
 
@@ -101,21 +110,21 @@ impl Windows {
 
     /// Returns the words that end or order the kernels' waits. [`word`] has their indices.
     pub(super) fn abort(&self) -> Arc<HostWords> {
-        self.abort.clone()
+        self.host_words.clone()
     }
 
     /// Frees the windows on all ranks of `comm`. No rank frees memory that another rank still reads. If the job has failed,
     /// this rank does not wait for the other ranks, and its memory is freed when the process ends.
     pub(super) fn close(self, comm: &Communicator) {
         let done = self.gpu.synchronize().is_ok() && comm.error().is_none();
-        let Self { opened, own, faults, abort, .. } = self;
+        let Self { opened, own, faults, host_words, .. } = self;
         if done {
             drop(opened);
         } else {
             std::mem::forget(opened);
         }
         if !done || comm.barrier().is_err() {
-            std::mem::forget((own, faults, abort));
+            std::mem::forget((own, faults, host_words));
         }
     }
 }

@@ -31,7 +31,7 @@ const THREADS: u32 = 8;
 /// Blocks of every launch.
 const BLOCKS: u32 = 2;
 /// Number of tensors of every kernel.
-pub const PARTS: usize = 8;
+pub const MAX_SOURCES: usize = 8;
 
 /// A program with the kernels for some wire types and world sizes.
 pub struct Program {
@@ -53,7 +53,8 @@ impl Program {
         for wire in wires {
             for &world_size in worlds {
                 let name = format!("{}_{world_size}", wire.name());
-                let variant = KernelVariant { kernel: Kernel::Probe, wire: *wire, world_size, parts: PARTS };
+                let variant =
+                    KernelVariant { kernel: Kernel::Probe, wire: *wire, world_size, max_sources: MAX_SOURCES };
                 let source = variant.source_for(include_str!("platform.h"), THREADS);
                 let _ = writeln!(text, "namespace {name} {{\n{source}");
                 for kernel in Kernel::ALL.into_iter().chain([Kernel::Order]) {
@@ -117,8 +118,8 @@ impl Device {
     fn submit(&mut self, stream: usize, launch: &Launch, stagger: u32, output: u64, sources: &[u64]) {
         let name =
             format!("{}_{}.{}", launch.variant.wire.name(), launch.variant.world_size, launch.variant.kernel.name());
-        let padded = (0..PARTS).map(|i| sources.get(i).or(sources.first()).copied().unwrap_or(0));
-        let words = [output].into_iter().chain(padded).chain(launch.params.words(PARTS));
+        let padded = (0..MAX_SOURCES).map(|i| sources.get(i).or(sources.first()).copied().unwrap_or(0));
+        let words = [output].into_iter().chain(padded).chain(launch.params.words(MAX_SOURCES));
         let words: Vec<String> = words.map(|word| word.to_string()).collect();
         self.tell(&format!("launch {stream} {name} {BLOCKS} {stagger} {}", words.join(" ")));
     }
@@ -215,8 +216,15 @@ impl Ranks {
         let bytes = (layout::SLOTS_AT + 2 * slot) as u64;
         let windows: Vec<u64> = (0..world_size).map(|_| memory.alloc(bytes)).collect();
         let constants = (0..world_size).map(|rank| {
-            let (faults, abort) = (memory.alloc(64), memory.alloc(64));
-            LaunchConstants { windows: windows.clone(), faults, abort, limit_ns: 600_000_000_000, rank, slot }
+            let (faults, host_words) = (memory.alloc(64), memory.alloc(64));
+            LaunchConstants {
+                windows: windows.clone(),
+                faults,
+                host_words,
+                limit_ns: 600_000_000_000,
+                rank,
+                slot_bytes: slot,
+            }
         });
         let constants = constants.collect();
         let devices = (0..if apart { world_size } else { 1 }).map(|_| program.start(&memory)).collect();
@@ -367,12 +375,12 @@ impl Ranks {
 
     /// Returns the words by which the rank's kernels, its host and NCCL's stream order their work ([`layout::word`]).
     pub fn words(&self, rank: usize) -> Vec<u64> {
-        self.memory.words(self.constants[rank].abort, layout::word::COUNT)
+        self.memory.words(self.constants[rank].host_words, layout::word::COUNT)
     }
 
     /// Sets one of these words.
     pub fn set_word(&self, rank: usize, index: usize, value: u64) {
-        self.memory.write(self.constants[rank].abort + 8 * index as u64, &value.to_le_bytes());
+        self.memory.write(self.constants[rank].host_words + 8 * index as u64, &value.to_le_bytes());
     }
 
     /// Returns an output's elements. Fails if the guard behind them was written.

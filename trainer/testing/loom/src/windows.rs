@@ -47,7 +47,7 @@ fn device_barrier(me: usize, windows: &[Window], area: FlagSet, launch_number: u
             match flag_state(word.load(Ordering::Acquire), launch_number, FINGERPRINT) {
                 FlagState::Arrived => break,
                 FlagState::NotYet => thread::yield_now(),
-                FlagState::Differs => panic!("all call the same"),
+                FlagState::Mismatch => panic!("all call the same"),
             }
         }
     }
