@@ -32,7 +32,7 @@ pub fn soft_targets(labels: &[i32], mix: Option<&Mix>, classes: usize, smoothing
 }
 
 /// Multiplies targets, row-major `[B, classes]`, by the weight of each class, `[classes]`. Without weights nothing changes.
-pub fn weigh(targets: &mut [f32], weights: &[f64]) {
+pub fn apply_class_weights(targets: &mut [f32], weights: &[f64]) {
     if weights.is_empty() {
         return;
     }
@@ -62,7 +62,7 @@ pub fn cross_entropy_on_device(logits: Tensor<2>, targets: Tensor<2>, weight: f6
 }
 
 /// Returns the cross-entropy of one sample, computed on the host in f64. `logits` and `target` have one entry per class.
-pub fn row_loss(logits: &[f32], target: impl Iterator<Item = f32>) -> f64 {
+pub fn sample_loss(logits: &[f32], target: impl Iterator<Item = f32>) -> f64 {
     let log_sum = log_sum_exp(logits);
     logits.iter().zip(target).map(|(&logit, target)| f64::from(target) * (log_sum - f64::from(logit))).sum()
 }
@@ -110,7 +110,7 @@ mod tests {
         let host = logits()
             .chunks(10)
             .zip(targets.chunks(10))
-            .map(|(row, target)| row_loss(row, target.iter().copied()))
+            .map(|(row, target)| sample_loss(row, target.iter().copied()))
             .sum::<f64>()
             / 4.0;
         assert!((host - expected).abs() < 1e-6, "{key} on the host: {host} against {expected}");
@@ -136,7 +136,7 @@ mod tests {
         let labels = [0, 3, 7, 9];
         let weight = if mix.is_some() { 4.0 } else { labels.iter().map(|&label| weights[label as usize]).sum() };
         let mut targets = soft_targets(&labels, mix.as_ref(), 10, smoothing);
-        weigh(&mut targets, &weights);
+        apply_class_weights(&mut targets, &weights);
         let device = Device::flex().autodiff();
         let tensor = Tensor::<2>::from_data(TensorData::new(logits(), [4, 10]), &device).require_grad();
         let loss = cross_entropy(tensor.clone(), targets.clone(), weight);
@@ -144,8 +144,11 @@ mod tests {
         let expected = golden[key]["loss"].as_f64().expect(key);
         let found = f64::from(loss.into_scalar::<f32>());
         assert!((found - expected).abs() < 1e-6, "{key}: {found} against {expected}");
-        let rows =
-            logits().chunks(10).zip(targets.chunks(10)).map(|(row, t)| row_loss(row, t.iter().copied())).sum::<f64>();
+        let rows = logits()
+            .chunks(10)
+            .zip(targets.chunks(10))
+            .map(|(row, t)| sample_loss(row, t.iter().copied()))
+            .sum::<f64>();
         assert!((rows / weight - expected).abs() < 1e-6, "{key} on the host: {} against {expected}", rows / weight);
         let found = tensor.grad(&gradients).expect("a gradient").into_data().try_into_vec::<f32>().expect("f32");
         for (index, (found, expected)) in found.iter().zip(list(&golden[key]["gradient"])).enumerate() {
@@ -165,7 +168,7 @@ mod tests {
     #[test]
     fn samples_of_weight_zero_have_no_gradient() {
         let mut targets = soft_targets(&[1], None, 3, 0.0);
-        weigh(&mut targets, &[1.0, 0.0, 1.0]);
+        apply_class_weights(&mut targets, &[1.0, 0.0, 1.0]);
         let device = Device::flex().autodiff();
         let tensor = Tensor::<2>::from_floats([[1.0, 2.0, 3.0]], &device).require_grad();
         let loss = cross_entropy(tensor.clone(), targets, 0.0);
@@ -176,8 +179,8 @@ mod tests {
 
     #[test]
     fn the_host_loss_does_not_overflow_and_keeps_nan() {
-        assert_eq!(row_loss(&[1e30, 0.0], [1.0, 0.0].into_iter()), 0.0);
-        assert!(row_loss(&[f32::NAN, 0.0], [1.0, 0.0].into_iter()).is_nan());
+        assert_eq!(sample_loss(&[1e30, 0.0], [1.0, 0.0].into_iter()), 0.0);
+        assert!(sample_loss(&[f32::NAN, 0.0], [1.0, 0.0].into_iter()).is_nan());
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub fn main() -> ExitCode {
         let defect = || Failure::run(message, "please report it; checkpoints saved before are intact");
         Err(Failure::of_panic_value(&*panic).unwrap_or_else(defect))
     });
-    device::keep_kernels();
+    device::save_kernels();
     diagnostics::write_to_stderr();
     match result.and_then(|code| console::check().map(|()| code).map_err(Failure::from)) {
         Ok(code) => ExitCode::from(code),

@@ -30,6 +30,6 @@ fn configure_cubecl() {
     use cubecl::config::{CubeClRuntimeConfig, cache::CacheConfig};
     let mut config = CubeClRuntimeConfig::default().override_from_env();
     config.compilation.cache = true;
-    config.environment.path = CacheConfig::Directory(super::kernel_cache::NOWHERE.into());
+    config.environment.path = CacheConfig::Directory(super::kernel_cache::MEMORY_ONLY_PATH.into());
     CubeClRuntimeConfig::try_set(config);
 }

@@ -83,10 +83,10 @@ fn driver_with_gpus(visible: Option<&str>) -> Result<(Driver, usize), MissingCud
 }
 
 fn refused(error: DriverError) -> MissingCudaPart {
-    MissingCudaPart { cause: format!("the NVIDIA driver: {error}"), hint: REINSTALL.into() }
+    MissingCudaPart { cause: format!("the NVIDIA driver: {error}"), hint: DRIVER_HINT.into() }
 }
 
-const REINSTALL: &str =
+const DRIVER_HINT: &str =
     "compare with nvidia-smi; a driver whose kernel module is of another version needs a restart of the machine";
 
 /// Describes a driver that is missing or does not start.
@@ -103,7 +103,7 @@ fn no_driver(error: &NoDriver, visible: Option<&str>) -> MissingCudaPart {
         }
         NoDriver::Refused { library, error } => MissingCudaPart {
             cause: format!("the NVIDIA driver ({library}) does not start: {error}"),
-            hint: REINSTALL.into(),
+            hint: DRIVER_HINT.into(),
         },
     }
 }

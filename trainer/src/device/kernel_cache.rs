@@ -16,19 +16,19 @@ use parking_lot::Mutex;
 
 use super::Gpus;
 use super::assign::LocalRank;
-use super::kernel_file::{KernelFile, Visit};
+use super::kernel_file::{KernelFile, RecordVisitor};
 
 /// A folder that cannot exist, so that cubecl keeps everything in memory.
-pub(super) const NOWHERE: &str = "/dev/null/none";
+pub(super) const MEMORY_ONLY_PATH: &str = "/dev/null/none";
 /// Interval at which new kernels are written.
 const SAVE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The file of this process, and the number of entries at the last write.
-static KEPT: Mutex<Option<(KernelFile, u64)>> = Mutex::new(None);
+static KERNEL_FILE: Mutex<Option<(KernelFile, u64)>> = Mutex::new(None);
 
 /// Selects the file of compiled kernels, and the number of threads that compile kernels.
 #[derive(Debug, Clone)]
-pub(super) struct KernelCache {
+pub(super) struct KernelCacheConfig {
     /// Name of the GPUs and the software for which kernels are compiled.
     name: String,
     local_rank: usize,
@@ -36,7 +36,7 @@ pub(super) struct KernelCache {
     threads: usize,
 }
 
-impl KernelCache {
+impl KernelCacheConfig {
     /// Returns the configuration of a rank on these GPUs. Does not open the file.
     pub(super) fn of(gpus: &Gpus, ranks: &LocalRank) -> Self {
         /// Maximum number of threads. With more, the last kernels are divided unevenly, and each thread needs memory.
@@ -57,17 +57,17 @@ impl KernelCache {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
             super::kernel_log::block_launches();
-            if in_memory() {
+            if cubecl_uses_memory() {
                 ops::compile_ahead(self.threads);
             }
             let chosen = std::env::var("CUBECL_ENVIRONMENT").ok().filter(|name| !name.is_empty());
             let folder = CacheConfig::Global.root();
-            match KernelFile::open(&folder, chosen.as_deref().unwrap_or(&self.name), &mut to_memory) {
+            match KernelFile::open(&folder, chosen.as_deref().unwrap_or(&self.name), &mut insert_into_cubecl) {
                 Ok(file) => {
-                    *KEPT.lock() = Some((file, entries()));
+                    *KERNEL_FILE.lock() = Some((file, entries()));
                     // If the thread cannot start, the kernels are still written at the end.
                     let _ = thread::Builder::new().name("kernel-cache".into()).spawn(|| {
-                        while KEPT.lock().is_some() {
+                        while KERNEL_FILE.lock().is_some() {
                             thread::sleep(SAVE_INTERVAL);
                             keep();
                         }
@@ -82,19 +82,19 @@ impl KernelCache {
 
 /// Appends the kernels that are new since the last call to the file. Does nothing while another process appends.
 pub(super) fn keep() {
-    let mut kept = KEPT.lock();
+    let mut kept = KERNEL_FILE.lock();
     let Some((file, before)) = &mut *kept else { return };
     let now = entries();
     if now == *before {
         return;
     }
-    let all = |visit: &mut Visit| {
+    let all = |visit: &mut RecordVisitor| {
         for summary in MemoryStorage::namespaces() {
             let namespace = summary.namespace;
             persistence::open(&namespace).scan(&mut |key, value| visit(&namespace, key, value));
         }
     };
-    match file.exchange(&mut to_memory, all) {
+    match file.exchange(&mut insert_into_cubecl, all) {
         // Store the number from before the scan: other threads may have compiled kernels meanwhile.
         Ok(true) => *before = now,
         Ok(false) => {}
@@ -107,9 +107,9 @@ pub(super) fn keep() {
 
 /// Returns whether cubecl keeps kernels in memory. Other code can have set a configuration with a database before
 /// [`configure`](super::configure()).
-fn in_memory() -> bool {
+fn cubecl_uses_memory() -> bool {
     let config = CubeClRuntimeConfig::get();
-    matches!(&config.environment.path, CacheConfig::Directory(path) if path == Path::new(NOWHERE))
+    matches!(&config.environment.path, CacheConfig::Directory(path) if path == Path::new(MEMORY_ONLY_PATH))
 }
 
 /// Returns the number of entries in memory.
@@ -118,7 +118,7 @@ fn entries() -> u64 {
 }
 
 /// Passes an entry to cubecl.
-fn to_memory(namespace: &str, key: &[u8], value: &[u8]) {
+fn insert_into_cubecl(namespace: &str, key: &[u8], value: &[u8]) {
     let value = Bytes::from_bytes_vec(value.to_vec());
     persistence::open(namespace).insert(key, value, Origin::Local);
 }

@@ -24,14 +24,14 @@ pub(super) struct KernelFile {
 }
 
 /// A function that is called for each record: namespace, key, value.
-pub(super) type Visit<'a> = dyn FnMut(&str, &[u8], &[u8]) + 'a;
+pub(super) type RecordVisitor<'a> = dyn FnMut(&str, &[u8], &[u8]) + 'a;
 
 impl KernelFile {
     /// Opens or creates the file with this name, and visits all its records.
     ///
     /// # Errors
     /// The file cannot be read, written or locked, or it has another format.
-    pub(super) fn open(folder: &Path, name: &str, visit: &mut Visit) -> io::Result<Self> {
+    pub(super) fn open(folder: &Path, name: &str, visit: &mut RecordVisitor) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
         let name = name.replace(|c: char| !(c.is_ascii_alphanumeric() || "-_.".contains(c)), "_");
         let path = folder.join(format!("{name}.kernels"));
@@ -54,7 +54,11 @@ impl KernelFile {
     ///
     /// # Errors
     /// The file cannot be read, written or locked, or it has another format.
-    pub(super) fn exchange(&mut self, visit: &mut Visit, all: impl FnOnce(&mut Visit)) -> io::Result<bool> {
+    pub(super) fn exchange(
+        &mut self,
+        visit: &mut RecordVisitor,
+        all: impl FnOnce(&mut RecordVisitor),
+    ) -> io::Result<bool> {
         match self.file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Ok(false),
@@ -66,7 +70,7 @@ impl KernelFile {
     }
 
     /// Visits the complete records after `end`. This needs no lock, since a partly written record has a wrong checksum.
-    fn read(&mut self, visit: &mut Visit) -> io::Result<()> {
+    fn read(&mut self, visit: &mut RecordVisitor) -> io::Result<()> {
         let mut bytes = Vec::new();
         self.file.seek(SeekFrom::Start(self.end))?;
         self.file.read_to_end(&mut bytes)?;
@@ -90,7 +94,7 @@ impl KernelFile {
     }
 
     /// Appends the records that are not known. The caller holds the lock.
-    fn append(&mut self, all: impl FnOnce(&mut Visit)) -> io::Result<()> {
+    fn append(&mut self, all: impl FnOnce(&mut RecordVisitor)) -> io::Result<()> {
         let (mut bytes, mut new) = (Vec::new(), Vec::new());
         if self.end == 0 {
             bytes.extend(MAGIC);
@@ -164,7 +168,7 @@ mod tests {
     /// Appends records. Returns those of other processes.
     fn exchange(file: &mut KernelFile, keys: &[u8]) -> Option<Vec<Record>> {
         let mut others = Vec::new();
-        let all = |visit: &mut super::Visit| {
+        let all = |visit: &mut super::RecordVisitor| {
             for (namespace, key, value) in keys.iter().map(|key| record(*key)) {
                 visit(&namespace, &key, &value);
             }

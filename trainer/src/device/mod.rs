@@ -78,7 +78,7 @@ pub enum DeviceSet {
 pub struct SelectedDevice {
     /// Selects the file of compiled kernels.
     #[cfg(feature = "cuda")]
-    kernels: Option<kernel_cache::KernelCache>,
+    kernels: Option<kernel_cache::KernelCacheConfig>,
     /// Number of CPU threads that operations on this device use.
     pub threads: usize,
     /// Description for the start-up table, the summary and `env.json`.
@@ -215,7 +215,7 @@ fn gpu(gpus: &Gpus, index: usize, local_rank: &LocalRank) -> SelectedDevice {
     }
     SelectedDevice {
         #[cfg(feature = "cuda")]
-        kernels: Some(kernel_cache::KernelCache::of(gpus, local_rank)),
+        kernels: Some(kernel_cache::KernelCacheConfig::of(gpus, local_rank)),
         threads: rayon::current_num_threads(),
         description,
         gpu: Some(gpu),
@@ -229,7 +229,7 @@ pub fn launches_block() -> bool {
 
 /// Writes the kernels and tuning results of this process to a file in the user's cache, for later runs. A thread already does
 /// this every two seconds, so call this function only at the end of the process.
-pub fn keep_kernels() {
+pub fn save_kernels() {
     #[cfg(feature = "cuda")]
     kernel_cache::keep();
 }

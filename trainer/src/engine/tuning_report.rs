@@ -10,7 +10,7 @@ use crate::text::{aligned, thousands};
 impl Engine<'_> {
     /// If the last step has ended autotuning, writes and shows the result. A resumed run reads the choice from its `config.toml`.
     pub(super) fn report_tuning(&mut self) -> Result<(), Failure> {
-        let Some(report) = self.strategy.take_tuned() else { return Ok(()) };
+        let Some(report) = self.strategy.take_tuning_report() else { return Ok(()) };
         self.tunes = false;
         let Some(output) = &mut self.output else { return Ok(()) };
         let mut plan = self.plan.clone();

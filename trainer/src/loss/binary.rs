@@ -25,7 +25,7 @@ pub fn binary_cross_entropy(logits: Tensor<2>, targets: &[f32], pos_weights: &[f
 }
 
 /// Returns the binary cross-entropy of one image, computed on the host in f64: the mean over the classes.
-pub fn row_loss(logits: &[f32], target: &[f32], pos_weights: &[f64]) -> f64 {
+pub fn sample_loss(logits: &[f32], target: &[f32], pos_weights: &[f64]) -> f64 {
     let of_class = |(class, (&logit, &target)): (usize, (&f32, &f32))| {
         let x = f64::from(logit);
         let log_sigmoid = x.min(0.0) - (-x.abs()).exp().ln_1p();
@@ -77,7 +77,7 @@ mod tests {
         }
         let loss = f64::from(loss.into_scalar::<f32>());
         assert!((loss - expected).abs() < 1e-5, "{loss} against {expected}");
-        let rows = LOGITS.chunks(3).zip(TARGETS.chunks(3)).map(|(row, target)| row_loss(row, target, pos_weights));
+        let rows = LOGITS.chunks(3).zip(TARGETS.chunks(3)).map(|(row, target)| sample_loss(row, target, pos_weights));
         let host = rows.sum::<f64>() / 2.0;
         assert!((host - expected).abs() < 1e-9, "on the host: {host} against {expected}");
     }

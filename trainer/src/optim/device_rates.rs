@@ -15,7 +15,7 @@ pub(crate) struct ParameterGroup {
 
 /// The learning rates of one step on the device, one per parameter group.
 #[derive(Debug)]
-pub(crate) struct DeviceRates {
+pub(crate) struct DeviceScalars {
     device: Device,
     /// The loss of the step, `[1]`. If it is not finite, the kernels do not change the weights.
     pub(crate) loss: Tensor<1>,
@@ -23,7 +23,7 @@ pub(crate) struct DeviceRates {
     groups: Vec<(ParameterGroup, Tensor<1>)>,
 }
 
-impl DeviceRates {
+impl DeviceScalars {
     /// Makes rates without groups on `device` (without autodiff). The first step makes the groups.
     pub(crate) fn new(device: &Device) -> Self {
         Self { device: device.clone(), loss: Tensor::zeros([1], device), groups: Vec::new() }
@@ -48,7 +48,7 @@ impl DeviceRates {
         self.groups.iter().map(|(_, scalars)| scalars)
     }
 
-    /// Returns the scalars of `rule(group)` for all groups, in the order of [`DeviceRates::tensors`].
+    /// Returns the scalars of `rule(group)` for all groups, in the order of [`DeviceScalars::tensors`].
     pub(super) fn values(&self, rule: impl Fn(ParameterGroup) -> UpdateRule) -> Vec<f32> {
         self.groups.iter().flat_map(|(group, _)| rule(*group).scalars()).collect()
     }

@@ -14,7 +14,7 @@ mod schedule;
 
 pub use clip::clip_grad_norm;
 pub(crate) use clip::clip_on_device;
-pub(crate) use device_rates::DeviceRates;
+pub(crate) use device_rates::DeviceScalars;
 pub use ema::Ema;
 pub use gradients::FlatGradients;
 pub use schedule::{Schedule, lr_scale_factor};
@@ -103,7 +103,7 @@ impl Optimizer {
         network: Network,
         gradients: FlatGradients,
         lr: f64,
-        rates: Option<&mut DeviceRates>,
+        rates: Option<&mut DeviceScalars>,
     ) -> Network {
         let (gradients, scale) = gradients.into_parts();
         models::state::update_parameters(network, |parameters| {
@@ -114,7 +114,7 @@ impl Optimizer {
     }
 
     /// Returns the values of all tensors of `rates` for the next step, with learning rate `lr`.
-    pub(crate) fn rates(&self, rates: &DeviceRates, lr: f64) -> Vec<f32> {
+    pub(crate) fn rates(&self, rates: &DeviceScalars, lr: f64) -> Vec<f32> {
         rates.values(|group| self.rule(self.steps + 1 - group.skipped_steps, lr * group.factor))
     }
 
@@ -137,7 +137,7 @@ impl Optimizer {
         parameters: Vec<((ParameterInfo, Tensor<1>), Option<Tensor<1>>)>,
         scale: Option<Tensor<1>>,
         lr: f64,
-        mut rates: Option<&mut DeviceRates>,
+        mut rates: Option<&mut DeviceScalars>,
     ) -> Vec<Tensor<1>> {
         self.steps += 1;
         let count = parameters.len().max(self.slots.len());

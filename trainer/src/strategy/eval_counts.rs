@@ -105,7 +105,7 @@ impl EvalCounts {
     /// # Errors
     /// Those of `infer`; a batch that is an error; or a batch with one class per image in a multi-label evaluation, or the
     /// reverse.
-    pub(super) fn of_batches<E: From<DataError>>(
+    pub(super) fn count_batches<E: From<DataError>>(
         mut counts: Self,
         batches: &mut Batches<'_>,
         stop: &Stop,
@@ -144,7 +144,7 @@ impl EvalCounts {
         let own = logits[label];
         let before = logits.iter().enumerate().filter(|&(i, &l)| l > own || (l == own && i < label)).count();
         self.top5 += u64::from(before < 5 && !own.is_nan());
-        self.loss_sum += loss::row_loss(logits, (0..self.classes).map(|class| f32::from(u8::from(class == label))));
+        self.loss_sum += loss::sample_loss(logits, (0..self.classes).map(|class| f32::from(u8::from(class == label))));
         self.confusion[label * self.classes + predicted] += 1;
     }
 

@@ -5,7 +5,7 @@ use data::loader::Batch;
 use ops::graph::{Feed, GraphInput};
 
 use super::{Learner, device_batch::DeviceBatch};
-use crate::optim::DeviceRates;
+use crate::optim::DeviceScalars;
 
 /// Maximum number of steps that are launched at once.
 const MAX_STEPS_PER_LAUNCH: usize = 8;
@@ -16,7 +16,7 @@ const MAX_INPUT_BYTES: usize = 64 << 20;
 #[derive(Debug)]
 pub(super) struct StepInputs {
     pub(super) batches: Vec<DeviceBatch>,
-    pub(super) rates: DeviceRates,
+    pub(super) rates: DeviceScalars,
     /// Made in the first step with these inputs.
     feed: Option<Feed>,
     /// The number of steps for which the feed has room, and which are launched at once.
@@ -41,7 +41,7 @@ impl StepOutputs {
 
 impl StepInputs {
     pub(super) fn new(batches: Vec<DeviceBatch>, device: &Device) -> Self {
-        Self { batches, rates: DeviceRates::new(device), feed: None, feed_steps: 0 }
+        Self { batches, rates: DeviceScalars::new(device), feed: None, feed_steps: 0 }
     }
 
     /// Returns the number of steps that are launched at once, if the inputs of a step are `words` words of 32 bits.

@@ -224,7 +224,7 @@ pub trait Strategy {
     }
 
     /// Returns the result of autotuning, once, after the step that has ended the search. All ranks return it after the same step.
-    fn take_tuned(&mut self) -> Option<TuningReport> {
+    fn take_tuning_report(&mut self) -> Option<TuningReport> {
         None
     }
 

@@ -91,7 +91,7 @@ impl Scores {
 /// Returns the loss of one image without `pos_weight`, and whether all its classes are predicted correctly. `logits` and `target`
 /// (1 or 0) have one entry per class.
 pub(super) fn loss_and_exact_match(logits: &[f32], target: &[f32]) -> (f64, bool) {
-    (binary::row_loss(logits, target, &[]), binary::exact_match(logits, target))
+    (binary::sample_loss(logits, target, &[]), binary::exact_match(logits, target))
 }
 
 /// Checks that a batch belongs to a multi-label data set if `multi_label` is set, and to a single-label data set otherwise.

@@ -204,7 +204,7 @@ impl Replica {
             return batch.multi_hot.clone();
         }
         let mut targets = loss::soft_targets(&batch.labels, batch.mix.as_ref(), self.classes, self.label_smoothing);
-        loss::weigh(&mut targets, &self.class_weights);
+        loss::apply_class_weights(&mut targets, &self.class_weights);
         targets
     }
 
@@ -224,8 +224,8 @@ impl Replica {
         let rows = logits.chunks_exact(self.classes).zip(targets.chunks_exact(self.classes));
         for ((row, target), &label) in rows.zip(labels) {
             let (loss, right) = match self.multi_label {
-                true => (binary::row_loss(row, target, &self.pos_weights), binary::exact_match(row, target)),
-                false => (loss::row_loss(row, target.iter().copied()), loss::argmax(row) == label as usize),
+                true => (binary::sample_loss(row, target, &self.pos_weights), binary::exact_match(row, target)),
+                false => (loss::sample_loss(row, target.iter().copied()), loss::argmax(row) == label as usize),
             };
             outcome.loss_sum += loss;
             outcome.correct += u64::from(right);
@@ -265,7 +265,7 @@ impl Replica {
             logits.truncate(count * self.classes);
             Ok(logits)
         };
-        EvalCounts::of_batches(EvalCounts::empty(self.classes, self.multi_label), batches, stop, infer)
+        EvalCounts::count_batches(EvalCounts::empty(self.classes, self.multi_label), batches, stop, infer)
     }
 }
 

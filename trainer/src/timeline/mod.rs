@@ -23,12 +23,12 @@ use comm::host;
 use launches::KernelProfiler;
 
 /// Maximum number of spans per rank: 15 MB of JSON, enough for the first thousands of steps of a run.
-const LIMIT: usize = 100_000;
+const MAX_SPANS: usize = 100_000;
 /// Maximum number of kernels per rank. Each kernel holds two device events until the end.
 #[cfg(feature = "cuda")]
-const LAUNCHES: usize = 20_000;
+const MAX_LAUNCHES: usize = 20_000;
 /// Number of exchanges for the estimate of the difference between two hosts' clocks.
-const ROUNDS: usize = 16;
+const CLOCK_EXCHANGES: usize = 16;
 
 /// A row of a rank's spans in the trace. Spans of one row follow each other or are nested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -103,7 +103,7 @@ struct RankSpans {
 }
 
 #[derive(Debug)]
-struct Recorded {
+struct Recorder {
     /// One moment, read on both clocks: `Instant` and `CLOCK_MONOTONIC`.
     origin: (Instant, i64),
     state: Mutex<RecordedSpans>,
@@ -121,7 +121,7 @@ struct RecordedSpans {
 
 /// Records spans. Clones share one recorder. [`Timeline::off`] records nothing and costs nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Timeline(Option<Arc<Recorded>>);
+pub struct Timeline(Option<Arc<Recorder>>);
 
 impl Timeline {
     /// Returns a timeline that records nothing.
@@ -139,7 +139,7 @@ impl Timeline {
         };
         let (width, before, clock) = (0..8).map(|_| pair()).min_by_key(|pair| pair.0).unwrap_or_else(pair);
         let origin = (before + width / 2, clock);
-        Self(Some(Arc::new(Recorded {
+        Self(Some(Arc::new(Recorder {
             origin,
             state: Mutex::default(),
             #[cfg(feature = "cuda")]
@@ -147,7 +147,7 @@ impl Timeline {
         })))
     }
 
-    /// Also records the first `LAUNCHES` kernels that this process launches on GPUs from now on. If the timeline is on and
+    /// Also records the first `MAX_LAUNCHES` kernels that this process launches on GPUs from now on. If the timeline is on and
     /// `CUDA_LAUNCH_BLOCKING` is 1, records no kernels and returns a note: cubecl allows only one observer of kernels, and this
     /// observer must name the kernel in which a GPU fails.
     #[cfg(feature = "cuda")]
@@ -156,7 +156,7 @@ impl Timeline {
         if launches_block() {
             return Some("note: log.timeline: kernels are left out, since CUDA_LAUNCH_BLOCKING=1 watches each kernel");
         }
-        recorded.kernels().get_or_insert_with(|| KernelProfiler::start(LAUNCHES));
+        recorded.kernels().get_or_insert_with(|| KernelProfiler::start(MAX_LAUNCHES));
         None
     }
 
@@ -222,7 +222,7 @@ impl Timeline {
         }
         let mut bounds = OffsetBounds::default();
         let (mut sent, mut received) = (0_i64, 0_i64);
-        for round in 0..ROUNDS {
+        for round in 0..CLOCK_EXCHANGES {
             let last = (sent, received);
             sent = monotonic();
             let message = [sent.to_le_bytes(), last.1.to_le_bytes()].concat();
@@ -231,13 +231,13 @@ impl Timeline {
             let of_first =
                 |at: usize| all[0].get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(i64::from_le_bytes);
             if let (Some(first_sent), Some(first_received)) = (of_first(0), of_first(8)) {
-                bounds.heard(first_sent, received);
+                bounds.add_received(first_sent, received);
                 if round > 0 {
-                    bounds.was_heard(last.0, first_received);
+                    bounds.add_sent(last.0, first_received);
                 }
             }
         }
-        recorded.state().offset = if rank == 0 { 0 } else { bounds.middle() };
+        recorded.state().offset = if rank == 0 { 0 } else { bounds.midpoint() };
         Ok(())
     }
 
@@ -260,7 +260,7 @@ impl Timeline {
     }
 }
 
-impl Recorded {
+impl Recorder {
     /// Converts an instant to nanoseconds of the machine's clock.
     fn clock(&self, at: Instant) -> i64 {
         let (origin, clock) = self.origin;
@@ -296,7 +296,7 @@ impl Recorded {
 
     fn push(&self, span: Span) {
         let mut state = self.state();
-        if state.spans.len() < LIMIT {
+        if state.spans.len() < MAX_SPANS {
             state.spans.push(span);
         } else {
             state.dropped += 1;
@@ -323,17 +323,17 @@ impl Default for OffsetBounds {
 
 impl OffsetBounds {
     /// Adds a message from rank 0: `sent` is on rank 0's clock, `received` on this rank's.
-    fn heard(&mut self, sent: i64, received: i64) {
+    fn add_received(&mut self, sent: i64, received: i64) {
         self.least = self.least.max(sent - received);
     }
 
     /// Adds a message to rank 0: `sent` is on this rank's clock, `received` on rank 0's.
-    fn was_heard(&mut self, sent: i64, received: i64) {
+    fn add_sent(&mut self, sent: i64, received: i64) {
         self.most = self.most.min(received - sent);
     }
 
     /// Returns the estimate of rank 0's clock minus this rank's.
-    fn middle(&self) -> i64 {
+    fn midpoint(&self) -> i64 {
         (self.least / 2).saturating_add(self.most / 2)
     }
 }

@@ -52,7 +52,7 @@ fn off_records_nothing_and_more_than_the_limit_is_counted() {
     off.span(Track::Step, "step", now, now, &[]);
     assert!(!off.is_on() && off.part(0).is_empty());
     let full = Timeline::on();
-    (0..LIMIT + 3).for_each(|_| full.span(Track::Step, "s", now, now, &[]));
+    (0..MAX_SPANS + 3).for_each(|_| full.span(Track::Step, "s", now, now, &[]));
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(write(&folder.path().join("t.json"), &[full.part(0)]).unwrap(), 3);
     let error = write(&folder.path().join("t.json"), &[Vec::new()]).unwrap_err();
@@ -72,13 +72,13 @@ fn the_recorders_clock_is_the_machines() {
 fn clocks_of_two_hosts_are_brought_together() {
     // Rank 1's clock is 5 s behind. Messages to it take 1 ms, and messages from it 2 ms.
     let mut bounds = OffsetBounds::default();
-    bounds.heard(10_000_000_000, 5_001_000_000);
-    bounds.was_heard(5_010_000_000, 10_012_000_000);
-    let error = bounds.middle() - 5_000_000_000;
+    bounds.add_received(10_000_000_000, 5_001_000_000);
+    bounds.add_sent(5_010_000_000, 10_012_000_000);
+    let error = bounds.midpoint() - 5_000_000_000;
     assert!(error.abs() <= 1_500_000, "{error}");
-    bounds.heard(11_000_000_000, 6_000_100_000);
-    bounds.was_heard(6_010_000_000, 11_010_100_000);
-    assert!((bounds.middle() - 5_000_000_000).abs() <= 100_000);
+    bounds.add_received(11_000_000_000, 6_000_100_000);
+    bounds.add_sent(6_010_000_000, 11_010_100_000);
+    assert!((bounds.midpoint() - 5_000_000_000).abs() <= 100_000);
 }
 
 /// Runs two threads that exchange their bytes.

@@ -44,7 +44,7 @@ pub(super) fn largest_bucket_mb(parallel: &ParallelConfig) -> f64 {
 
 /// The decision after a sample.
 #[derive(Debug, PartialEq)]
-pub(super) enum Next {
+pub(super) enum SearchDecision {
     /// Take the next steps with these settings.
     Try(StepSettings),
     /// The search is over.
@@ -90,7 +90,7 @@ pub(super) struct Autotuner {
     /// Seconds of the sample's steps so far.
     times: Vec<f64>,
     steps: u64,
-    queue: VecDeque<StepSettings>,
+    remaining_candidates: VecDeque<StepSettings>,
     stage: SearchStage,
     trials: Vec<Trial>,
     fake_times: FakeTimes,
@@ -106,7 +106,7 @@ impl Autotuner {
             warmup_steps_left: FIRST_WARMUP_STEPS,
             times: Vec::new(),
             steps: 0,
-            queue: VecDeque::new(),
+            remaining_candidates: VecDeque::new(),
             stage: SearchStage::Bucket,
             trials: Vec::new(),
             fake_times: FakeTimes::parse(&env::var(FAKE_TIMES).unwrap_or_default()),
@@ -131,20 +131,20 @@ impl Autotuner {
 
     /// Ends a sample with the slowest rank's median. `order` and `lengths` describe the gradients, as for
     /// [`compute_bucket_assignment`].
-    pub(super) fn next(&mut self, slowest: f64, order: &[usize], lengths: &[usize]) -> Next {
+    pub(super) fn next(&mut self, slowest: f64, order: &[usize], lengths: &[usize]) -> SearchDecision {
         let bucket_sizes = |settings: &StepSettings| -> Vec<usize> {
             let [first, limit] = [settings.first_bucket_mb, settings.bucket_mb].map(|mib| (mib * MIB) as usize);
             compute_bucket_assignment(order, lengths, first, limit).iter().map(|bucket| bucket.elements).collect()
         };
         self.record_trial(slowest, &bucket_sizes);
         loop {
-            if let Some(settings) = self.queue.pop_front() {
+            if let Some(settings) = self.remaining_candidates.pop_front() {
                 self.current = settings;
                 self.warmup_steps_left = WARMUP_STEPS;
                 self.times.clear();
-                return Next::Try(settings);
+                return SearchDecision::Try(settings);
             }
-            let Some(following) = self.stage.following() else { return Next::Done(self.report()) };
+            let Some(following) = self.stage.following() else { return SearchDecision::Done(self.report()) };
             self.fill_candidates(&bucket_sizes);
             self.stage = following;
         }
@@ -167,7 +167,7 @@ impl Autotuner {
         let best = self.best().settings;
         if self.stage == SearchStage::Confirm {
             if best != self.trials[0].settings {
-                self.queue.extend([self.trials[0].settings, best]);
+                self.remaining_candidates.extend([self.trials[0].settings, best]);
             }
             return;
         }
@@ -177,7 +177,7 @@ impl Autotuner {
             let key = key(&candidate);
             if !seen.contains(&key) {
                 seen.push(key);
-                self.queue.push_back(candidate);
+                self.remaining_candidates.push_back(candidate);
             }
         }
     }
@@ -271,8 +271,8 @@ mod tests {
         for _ in 0..10_000 {
             let Some(median) = tuner.record(seconds(&settings)) else { continue };
             match tuner.next(median, &ORDER, &LENGTHS) {
-                Next::Try(next) => settings = next,
-                Next::Done(report) => return report,
+                SearchDecision::Try(next) => settings = next,
+                SearchDecision::Done(report) => return report,
             }
         }
         panic!("the search does not end");

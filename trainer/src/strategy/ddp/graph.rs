@@ -11,7 +11,7 @@ use super::{
     reducer::{ReducedGradients, Reducer},
     statistics::StatisticsGroup,
     step::{self, StepCounts},
-    verify::UnusedParameters,
+    verify::UnusedParameterWarning,
 };
 use crate::{
     config::{BatchNormPolicy, RunPlan},
@@ -45,7 +45,7 @@ pub(super) fn step_graph(plan: &RunPlan, device: &Device, reduction: Option<&Dev
 pub(super) struct DdpGraphStep<'a> {
     pub(super) reducer: &'a Reducer,
     pub(super) statistics: Option<&'a Arc<StatisticsGroup>>,
-    pub(super) unused: &'a mut UnusedParameters,
+    pub(super) unused: &'a mut UnusedParameterWarning,
     pub(super) comm: &'a Communicator,
     /// Number of the step.
     pub(super) step: u64,

@@ -61,10 +61,10 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use self::verify::{check_same_job, succeed_together};
 use self::{
-    autotune::{Autotuner, Next},
+    autotune::{Autotuner, SearchDecision},
     reducer::{DeviceReduction, Reducer, ReducerOptions},
     statistics::StatisticsGroup,
-    verify::{RunningStatistics, UnusedParameters},
+    verify::{RunningStatistics, UnusedParameterWarning},
 };
 use super::{Batches, EvalCounts, Evaluation, Learner, Scores, StepOutcome, StepSettings, Strategy, TuningReport};
 use crate::{
@@ -98,7 +98,7 @@ pub struct Ddp {
     tuner: Option<Autotuner>,
     /// The result, until the engine takes it.
     tuned: Option<TuningReport>,
-    unused: UnusedParameters,
+    unused: UnusedParameterWarning,
     check_sync_every: u64,
     comm: Communicator,
     status: WorkerStatus,
@@ -140,8 +140,8 @@ impl Ddp {
         };
         let reducer = Reducer::new(parameters, &comm, &status, options, reduction.clone(), None)?;
         let on_gpu = matches!(parallel.devices, Some(Devices::Gpus(_)));
-        let threads = if on_gpu { None } else { pool(settings.threads)? };
-        let tuner = tuner(plan, on_gpu, reduction.is_some(), &comm)?;
+        let threads = if on_gpu { None } else { build_thread_pool(settings.threads)? };
+        let tuner = build_tuner(plan, on_gpu, reduction.is_some(), &comm)?;
         let statistics = match parallel.batch_norm {
             BatchNormPolicy::Sync => {
                 tracing::debug!("creating a second process group for synchronised batch norm");
@@ -161,7 +161,7 @@ impl Ddp {
             threads,
             tuner,
             tuned: None,
-            unused: UnusedParameters::default(),
+            unused: UnusedParameterWarning::default(),
             check_sync_every: parallel.check_sync_every as u64,
             comm,
             status,
@@ -208,8 +208,8 @@ impl Ddp {
         let slowest = medians.into_iter().fold(0.0, f64::max);
         let Some((order, lengths)) = self.reducer.layout() else { return Ok(()) };
         match tuner.next(slowest, &order, lengths) {
-            Next::Try(settings) => self.apply(&settings, &order),
-            Next::Done(report) => {
+            SearchDecision::Try(settings) => self.apply(&settings, &order),
+            SearchDecision::Done(report) => {
                 tracing::info!(step = self.steps, chosen = ?report.chosen, "autotuned");
                 self.apply(&report.chosen, &order)?;
                 (self.tuner, self.tuned) = (None, Some(report));
@@ -228,7 +228,7 @@ impl Ddp {
         let reduction = self.reduction.clone();
         self.reducer = Reducer::new(parameters, &self.comm, &self.status, self.options, reduction, Some(order))?;
         if !self.on_gpu {
-            self.threads = pool(settings.threads)?;
+            self.threads = build_thread_pool(settings.threads)?;
         }
         Ok(())
     }
@@ -271,7 +271,7 @@ fn bytes(mib: f64) -> usize {
 }
 
 /// Starts the thread pool of `parallel.threads`. With `None`, the process's default pool is used.
-fn pool(threads: Option<usize>) -> Result<Option<ThreadPool>, Failure> {
+fn build_thread_pool(threads: Option<usize>) -> Result<Option<ThreadPool>, Failure> {
     let Some(threads) = threads else { return Ok(None) };
     let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|thread| format!("step-{thread}")).build();
     pool.map(Some).map_err(|error| Failure::run(format!("parallel.threads = {threads}: {error}"), "see `ulimit -u`"))
@@ -279,7 +279,12 @@ fn pool(threads: Option<usize>) -> Result<Option<ThreadPool>, Failure> {
 
 /// Starts the search of `parallel.autotune`, if autotuning is on. With `summed_on_gpu` the wire format is fixed, since the memory
 /// that the GPUs share was allocated for one format.
-fn tuner(plan: &RunPlan, on_gpu: bool, summed_on_gpu: bool, comm: &Communicator) -> Result<Option<Autotuner>, Failure> {
+fn build_tuner(
+    plan: &RunPlan,
+    on_gpu: bool,
+    summed_on_gpu: bool,
+    comm: &Communicator,
+) -> Result<Option<Autotuner>, Failure> {
     if plan.parallel.autotune.is_empty() {
         return Ok(None);
     }
@@ -356,7 +361,7 @@ impl Strategy for Ddp {
         Ok(Some(outcome))
     }
 
-    fn take_tuned(&mut self) -> Option<TuningReport> {
+    fn take_tuning_report(&mut self) -> Option<TuningReport> {
         self.tuned.take()
     }
 

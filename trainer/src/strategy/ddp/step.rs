@@ -6,7 +6,7 @@ use data::loader::Batch;
 use models::{Context, ParameterInfo};
 use ops::StatisticsReduce;
 
-use super::{Ddp, reducer::ReducedGradients, verify::UnusedParameters};
+use super::{Ddp, reducer::ReducedGradients, verify::UnusedParameterWarning};
 use crate::{
     failure::Failure,
     signals::StopReason,
@@ -156,7 +156,7 @@ fn reduce_outcome(outcome: &mut StepOutcome, used: &[bool], ddp: &mut Ddp) -> Re
 /// A rank is gone.
 pub(super) fn globally_unused_parameters(
     used: &[bool],
-    known: &mut UnusedParameters,
+    known: &mut UnusedParameterWarning,
     parameters: &[ParameterInfo],
     step: u64,
     comm: &Communicator,

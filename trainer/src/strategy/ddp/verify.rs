@@ -139,11 +139,11 @@ fn checksum(values: &[f32]) -> u32 {
 /// Warns about parameters that a step did not use (`find_unused_parameters=True` of `DistributedDataParallel`). Warns again
 /// when the set of these parameters changes.
 #[derive(Debug, Default)]
-pub(super) struct UnusedParameters {
+pub(super) struct UnusedParameterWarning {
     last: Option<String>,
 }
 
-impl UnusedParameters {
+impl UnusedParameterWarning {
     /// Warns on rank 0's standard error. `rank` is the rank that calls. `used[rank][parameter]` is 0 if the rank's backward pass
     /// did not reach the parameter.
     pub(super) fn warn(&mut self, rank: usize, step: u64, used: &[&[u8]], parameters: &[ParameterInfo]) {

@@ -110,7 +110,7 @@ impl Strategy for Dp {
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
         let networks = replicate::replicate(&self.learner.evaluated_network(), &self.devices, self.devices.len());
         let empty = EvalCounts::empty(self.classes, self.multi_label);
-        let counts = EvalCounts::of_batches(empty, batches, stop, |batch| self.infer(&networks, batch))?;
+        let counts = EvalCounts::count_batches(empty, batches, stop, |batch| self.infer(&networks, batch))?;
         Ok(Evaluation::of_one_process(counts, stop))
     }
 }
