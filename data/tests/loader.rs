@@ -33,6 +33,8 @@ fn config() -> LoaderConfig {
         augment: vec![
             Augment::Crop { padding: 2, fill: Fill::Reflect },
             Augment::Flip,
+            Augment::VerticalFlip,
+            Augment::Rotation { degrees: 20.0 },
             Augment::TrivialAugment,
             Augment::Cutout { size: 3 },
         ],

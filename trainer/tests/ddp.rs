@@ -135,7 +135,9 @@ fn a_batch_per_worker_and_a_scaled_learning_rate_equal_one_large_batch() {
     let bench = Bench::new(CONFIG);
     let run = |root: &str, workers: &str, values: [&str; 4]| {
         let sets = values.map(|value| ["--set", value]).concat();
-        loss_values(&train(&bench, root, workers, &[&sets[..], &["--set", "train.max_steps=20"]].concat()))
+        // The last learning rate is not scaled.
+        let steps = ["--set", "train.max_steps=20", "--set", "schedule.min_lr=0.015"];
+        loss_values(&train(&bench, root, workers, &[&sets[..], &steps[..]].concat()))
     };
     let scaled =
         ["optimizer.lr_scale=linear", "optimizer.lr=0.02", "train.batch_scope=per_worker", "train.batch_size=8"];

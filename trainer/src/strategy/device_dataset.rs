@@ -244,9 +244,10 @@ mod tests {
                 vec![crop(Fill::Reflect)],
                 vec![flips[0]],
                 vec![flips[1]],
+                vec![Augment::VerticalFlip],
                 vec![cutout],
                 vec![crop(Fill::Zero), flips[0], cutout],
-                vec![crop(Fill::Reflect), flips[1], cutout],
+                vec![crop(Fill::Reflect), flips[1], Augment::VerticalFlip, cutout],
             ] {
                 assert_same_pixels(shape, LoaderConfig { augment, ..LoaderConfig::default() });
             }
