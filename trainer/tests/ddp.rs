@@ -136,7 +136,9 @@ fn a_batch_per_worker_and_a_scaled_learning_rate_equal_one_large_batch() {
     let run = |root: &str, workers: &str, values: [&str; 4]| {
         let sets = values.map(|value| ["--set", value]).concat();
         // The last learning rate is not scaled.
-        let steps = ["--set", "train.max_steps=20", "--set", "schedule.min_lr=0.015"];
+        let steps = ["train.max_steps=20", "schedule.kind=cosine", "schedule.min_lr=0.015"]
+            .map(|value| ["--set", value])
+            .concat();
         loss_values(&train(&bench, root, workers, &[&sets[..], &steps[..]].concat()))
     };
     let scaled =
