@@ -322,6 +322,7 @@ impl<'a> Engine<'a> {
             lr: self.schedule.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
+            eval_seconds,
         };
         tracing::info!(epoch, loss = record.train_loss, seconds = record.seconds, "epoch done");
         if let Some(output) = &mut self.output {
