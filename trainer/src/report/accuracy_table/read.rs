@@ -114,7 +114,7 @@ impl RunIdentity {
         let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
         let env = bytes(env)?.and_then(|env| serde_json::from_slice::<EnvFields>(&env).ok());
         let first_start = env.and_then(|EnvFields { started, command, .. }| {
-            Some((started?, command.iter().map(|word| last_part(word).to_owned()).collect()))
+            Some((started?, command.iter().map(|word| without_folders(word)).collect()))
         });
         Ok(Self { lines, first_start })
     }
@@ -136,9 +136,14 @@ impl RunIdentity {
     }
 }
 
-/// Returns the last part of a path. A text without a slash stays as it is.
-pub(super) fn last_part(path: &str) -> &str {
-    path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
+/// Shortens a path in a word of a command line to the path's last part: `configs/a.toml` to `a.toml`. In `KEY=PATH`, shortens only
+/// the path. A word without a slash stays as it is.
+pub(super) fn without_folders(word: &str) -> String {
+    let last_part = |path: &str| path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path).to_owned();
+    match word.split_once('=').filter(|(key, _)| !key.contains('/')) {
+        Some((key, value)) => format!("{key}={}", last_part(value)),
+        None => last_part(word),
+    }
 }
 
 /// Returns the folder's name, also if the path ends in `.`.
