@@ -6,6 +6,7 @@ use std::path::Path;
 use data::{SplitRecord, Splits};
 
 use super::fine_tune;
+use super::memory;
 use super::finish::{Continuation, RankStats, by_class, finish, gather_rank_stats};
 use super::newest_checkpoint::load_newest_checkpoint;
 use super::ranks::JoinedRank;
@@ -155,12 +156,12 @@ impl Training<'_> {
         let spec = network_spec(plan, splits);
         let classes = spec.num_classes;
         let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
-        let share = plan.train.global_batch(processes).div_ceil(processes);
+        let devices =
+            if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
+        let share = memory::images_of_process(&plan.train, devices, processes);
         let batch = share.min(splits.train.len()).max(1);
         let batches = splits.train.len().div_ceil(processes).div_ceil(batch);
         let network = build_network(plan, &spec, selected, batch, batches)?;
-        let devices =
-            if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
         let counts = [splits.train.len(), devices];
         let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
         fine_tune::check_batches(plan, &network, &spec, counts, ("train.batch_size", hint))?;
