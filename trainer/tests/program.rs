@@ -11,6 +11,7 @@ mod class_names;
 mod cli;
 mod commit;
 mod compare;
+mod complete_runs;
 mod ddp;
 mod ddp_failures;
 mod decode_per_epoch;

@@ -274,11 +274,8 @@ impl<'a> Engine<'a> {
         if finished || early_stop.is_some() {
             self.note_complete_run(early_stop);
             let evaluation = self.evaluate()?;
-            if let (Evaluation::Done(counts), None) = (&evaluation, self.progress.best) {
-                // No evaluation counts as the best any more, for example because earlier ones used other images.
-                let eval = eval_record(counts);
-                let is_best = self.record_evaluation(self.progress.epoch - usize::from(self.progress.batch == 0), eval);
-                self.save_evaluated(&self.checkpoint_name(), is_best)?;
+            if let Evaluation::Done(counts) = &evaluation {
+                self.record_evaluation_again(eval_record(counts))?;
             }
             return Ok(Some(match (evaluation, early_stop) {
                 (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),

@@ -27,15 +27,7 @@ impl Pace {
     /// Creates the estimate for a run of `epochs` epochs. `pixel_shares` has, for each of the first epochs, the number of pixels
     /// of an image divided by that of a whole image (progressive resizing). Images of later epochs are whole.
     pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
-        Self {
-            epochs,
-            steps_per_epoch,
-            pixel_shares,
-            step: 0.0,
-            steps: 0,
-            outside_steps: 0.0,
-            epochs_seen: 0,
-        }
+        Self { epochs, steps_per_epoch, pixel_shares, step: 0.0, steps: 0, outside_steps: 0.0, epochs_seen: 0 }
     }
 
     /// Returns the pixels of an image in `epoch` (from 1), as a part of those of a whole image.

@@ -215,12 +215,9 @@ mod tests {
     fn one_process_with_synchronised_batch_norm_has_no_images_of_other_processes() {
         let mut plan = RunPlan::default();
         (plan.train.batch_size, plan.parallel.batch_norm) = (8, BatchNormPolicy::Sync);
-        for (mode, devices, expected) in [
-            (Mode::Single, 1, Some(1)),
-            (Mode::Dp, 2, Some(1)),
-            (Mode::Ddp, 1, Some(1)),
-            (Mode::Ddp, 2, None),
-        ] {
+        for (mode, devices, expected) in
+            [(Mode::Single, 1, Some(1)), (Mode::Dp, 2, Some(1)), (Mode::Ddp, 1, Some(1)), (Mode::Ddp, 2, None)]
+        {
             plan.parallel.mode = mode;
             assert_eq!(smallest_share(&plan, 9, devices), expected, "{mode} x{devices}");
         }

@@ -6,8 +6,8 @@ use std::path::Path;
 use data::{SplitRecord, Splits};
 
 use super::fine_tune;
-use super::memory;
 use super::finish::{Continuation, RankStats, by_class, finish, gather_rank_stats};
+use super::memory;
 use super::newest_checkpoint::load_newest_checkpoint;
 use super::ranks::JoinedRank;
 use super::resume_command::resume_command;
