@@ -1,10 +1,14 @@
 //! Complete runs that are resumed: evaluated once more, or trained further.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+};
 
 use serde_json::Value;
 
-use crate::common::{Bench, CONFIG, assert_equal_runs, losses};
+use crate::common::{Bench, CONFIG, assert_equal_runs, losses, signal};
 
 fn summary_json(run: &Path) -> Value {
     serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap()
@@ -131,4 +135,24 @@ fn a_run_inside_an_epoch_is_not_complete_with_the_epochs_before() {
     assert_eq!(fs::read(run.join("summary.json")).unwrap(), before);
     bench.run(&[&resume[..], &["2"]].concat()).expect(0);
     assert_eq!(losses(&run).len(), 66);
+}
+
+/// The evaluation of 1,000 images with a ResNet takes seconds. The run is in it when it prints its note.
+#[test]
+fn a_signal_in_a_repeated_evaluation_keeps_the_result() {
+    let bench =
+        Bench::new(&CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("limit_train = 520", "limit_train = 16"));
+    let run = bench.train("runs", &["--epochs", "1", "--set", "data.limit_test=1"]);
+    let before = fs::read(run.join("summary.json")).unwrap();
+    let mut child = bench.spawn(&["--resume", run.to_str().unwrap(), "--set", "data.limit_test=1000"]);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut said: Vec<String> = Vec::new();
+    while !said.iter().any(|line| line.contains("it is only evaluated again")) {
+        said.push(lines.next().unwrap_or_else(|| panic!("{said:#?}")));
+    }
+    signal(&child, 15);
+    said.extend(lines);
+    assert_eq!(child.wait().unwrap().code(), Some(143), "{said:#?}");
+    assert!(said.iter().any(|line| line.contains("summary.json keeps the earlier result")), "{said:#?}");
+    assert_eq!(fs::read(run.join("summary.json")).unwrap(), before);
 }

@@ -125,6 +125,24 @@ fn without_a_best_checkpoint_test_is_evaluated_with_the_last_weights() {
     assert_eq!(summary["test"]["correct"], 6, "the classes of `train` and `test` agree: {summary}");
 }
 
+/// The test split is evaluated only after training, so the table has no accuracy of this run.
+#[test]
+fn an_interrupted_run_has_no_test_accuracy() {
+    let bench = Bench::new(CONFIG);
+    pictures(&bench);
+    // An epoch has 6 steps, so the run stops after the first evaluation.
+    let ended = bench.signalled("runs", &["--set", "train.patience=0"], 8, 15).expect(143);
+    assert!(ended.stdout.contains("\nval best ") && !ended.stdout.contains("\ntest "), "{}", ended.stdout);
+    let run = bench.only_run("runs");
+    let summary = result(&run);
+    assert_eq!((&summary["evaluated"], &summary["test"]), (&"validation".into(), &Value::Null), "{summary}");
+    assert_eq!(summary["best"]["total"], 10, "{summary}");
+    let table = bench.run(&["table", "runs", "--json"]).expect(0);
+    let rows: Value = serde_json::from_str(&table.stdout).unwrap();
+    assert!(rows.as_array().unwrap().iter().all(|row| row["runs"] == 0), "{rows}");
+    assert!(table.stderr.contains("no result yet, left out"), "{}", table.stderr);
+}
+
 #[test]
 fn without_val_there_is_no_evaluation_after_training() {
     let bench = Bench::new(CONFIG);

@@ -57,6 +57,8 @@ pub(super) struct Continuation {
     pub command: String,
     /// The `train.max_time_s` with which a run continues whose time is over.
     pub max_time_s: usize,
+    /// Whether this session took a step.
+    pub took_steps: bool,
 }
 
 /// Prints and writes the summary, and returns the exit code. `best_by` is the metric that early stopping used.
@@ -66,7 +68,7 @@ pub(super) fn finish(
     outcome: RunOutcome,
     classes: Vec<String>,
     best_by: BestBy,
-    Continuation { command, max_time_s }: &Continuation,
+    Continuation { command, max_time_s, took_steps }: &Continuation,
 ) -> Result<u8, Failure> {
     match outcome {
         RunOutcome::Finished(counts) => {
@@ -99,9 +101,53 @@ pub(super) fn finish(
         }
         RunOutcome::Interrupted { signal, step } => {
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
-            reporter.finish(&summary)?;
+            if *took_steps || !reporter.folder().summary_json().exists() {
+                reporter.finish(&summary)?;
+            } else {
+                // The weights are those of the earlier session, which may have been complete.
+                reporter.finish_without_result(&summary)?;
+                console::eprint("note: no step was taken: summary.json keeps the earlier result");
+            }
             console::print(format_args!("checkpoint saved; continue with: {command}"));
             Ok(exit_code_of_signal(signal))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::report::{ReporterOptions, RunFolder};
+
+    #[test]
+    fn an_interrupted_session_without_a_step_keeps_the_result_of_a_complete_one() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+        let options = ReporterOptions {
+            epochs: 1,
+            steps_per_epoch: 9,
+            pixel_shares: Vec::new(),
+            every: 0,
+            tensorboard: false,
+            quiet: true,
+            multi_label: false,
+            device: "cpu".to_owned(),
+        };
+        let mut reporter = Reporter::new(folder.clone(), options, &[]).unwrap();
+        let mut end = |outcome, took_steps| {
+            let continuation = Continuation { command: String::new(), max_time_s: 0, took_steps };
+            let classes = vec!["cat".to_owned(), "dog".to_owned()];
+            let summary = RunSummary::default();
+            finish(&mut reporter, summary, outcome, classes, BestBy::Accuracy, &continuation).unwrap();
+            fs::read_to_string(folder.summary_json()).unwrap()
+        };
+        let interrupted = RunOutcome::Interrupted { signal: 2, step: 9 };
+        let first = end(interrupted.clone(), false);
+        assert!(first.contains("SIGINT after step 9"), "there is no earlier result: {first}");
+        let complete = end(RunOutcome::Finished(EvalCounts::new(2)), true);
+        assert_eq!(end(interrupted.clone(), false), complete);
+        assert!(end(interrupted, true).contains("SIGINT after step 9"));
     }
 }

@@ -24,7 +24,7 @@ use crate::engine::checkpoint::{BestPolicy, CheckpointFolder, LoadedCheckpoint};
 use crate::engine::{Engine, Loaders, RunLength, RunOutcome, RunOutput, RunResult};
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
-use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section, VALIDATION};
 use crate::signals::Stop;
 use crate::snapshot::{DatasetRecord, RunProgress};
 use crate::strategy::Strategy;
@@ -62,6 +62,8 @@ struct RunFacts {
     device: String,
     dataset: DatasetRecord,
     record: Option<SplitRecord>,
+    /// See [`RunSummary::evaluated`].
+    evaluated: Option<&'static str>,
 }
 
 impl Training<'_> {
@@ -107,7 +109,8 @@ impl Training<'_> {
         let own_threads = plan.parallel.threads.filter(|_| self.rank.is_some() && selected.gpu.is_none());
         let described = own_threads.map_or_else(|| selected.description.clone(), device::describe_cpu);
         let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.device_count());
-        let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
+        let evaluated = loaders.test.is_some().then_some(VALIDATION);
+        let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record, evaluated };
         self.run_rank_0(&mut *strategy, loaders, stop, progress, &timeline, facts)
     }
 
@@ -215,6 +218,7 @@ impl Training<'_> {
         let files = Some(RunOutput { reporter: &mut reporter, store });
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
+        let first_step = progress.step;
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
         let result = engine.with_timeline(timeline).run()?;
         if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &result.outcome) {
@@ -232,6 +236,7 @@ impl Training<'_> {
             command: resume_command(self.arguments, folder.path(), other_launcher),
             // Allow the same time again, in addition to the time of all sessions so far.
             max_time_s: result.progress.elapsed_s.ceil() as usize + plan.train.max_time_s,
+            took_steps: result.progress.step > first_step,
         };
         let classes = facts.dataset.classes.clone();
         let (summary, outcome) = summarize(plan, facts, &lengths, result, stats);
@@ -339,6 +344,7 @@ fn summarize(
         epochs: complete_epochs(&outcome, &progress, lengths, plan.train.epochs),
         planned_epochs: lengths.epochs,
         steps: progress.step,
+        evaluated: facts.evaluated,
         best: progress.best,
         last: progress.last,
         test,

@@ -11,9 +11,9 @@ use data::open_regular;
 use serde::Deserialize;
 
 use crate::files::FileError;
-use crate::report::RunFolder;
 use crate::report::run_folder::is_sweep;
 use crate::report::summary_csv::read_summary;
+use crate::report::{RunFolder, VALIDATION};
 
 /// The values of a run that the table uses.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ impl RunRecord {
 pub struct FoundRuns {
     /// The runs, each once.
     pub runs: Vec<RunRecord>,
-    /// Folders of runs that are unfinished or were never evaluated.
+    /// Folders of runs that are unfinished or were never evaluated, or only on a validation split.
     pub unfinished: Vec<PathBuf>,
 }
 
@@ -183,6 +183,8 @@ struct SummaryFields {
     planned_epochs: usize,
     best: Option<EvaluationFields>,
     last: Option<EvaluationFields>,
+    /// See [`RunSummary::evaluated`](crate::report::RunSummary::evaluated). Absent in summaries of older versions.
+    evaluated: Option<String>,
     /// Present only if the data set has a validation split.
     test: Option<EvaluationFields>,
     seconds: f64,
@@ -208,6 +210,10 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let Some(summary) = file(&folder.summary_json())? else { return Ok(None) };
     let summary: SummaryFields = json(&folder.summary_json(), &summary)?;
     let (Some(best), Some(last)) = (&summary.best, &summary.last) else { return Ok(None) };
+    if summary.test.is_none() && summary.evaluated.as_deref() == Some(VALIDATION) {
+        // An interrupted run: the table has test accuracies only.
+        return Ok(None);
+    }
     let commit = match file(&folder.env())? {
         Some(env) => json::<EnvFields>(&folder.env(), &env)?.git_commit,
         None => None,

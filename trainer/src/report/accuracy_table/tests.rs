@@ -239,6 +239,14 @@ fn unfinished_and_damaged_runs_are_reported() {
     let found = read_runs(&[root.path().to_owned()]).unwrap();
     assert_eq!(found.runs.len(), 1);
     assert_eq!(found.unfinished, [root.path().join("1"), root.path().join("3")]);
+    // A run that was interrupted before the test split was evaluated.
+    let summary = fs::read_to_string(root.path().join("2/summary.json")).unwrap();
+    let of_validation = summary.replacen('{', "{\"evaluated\": \"validation\",", 1);
+    fs::write(root.path().join("2/summary.json"), &of_validation).unwrap();
+    assert!(read_runs(&[root.path().to_owned()]).unwrap().runs.is_empty());
+    let tested = of_validation.replacen('{', "{\"test\": {\"top1\": 65.0},", 1);
+    fs::write(root.path().join("2/summary.json"), tested).unwrap();
+    assert_eq!(read_runs(&[root.path().to_owned()]).unwrap().runs[0].top1, 65.0);
     fs::write(root.path().join("2/summary.json"), "{").unwrap();
     let error = read_runs(&[root.path().to_owned()]).unwrap_err();
     assert_eq!(error.path, root.path().join("2/summary.json"));
