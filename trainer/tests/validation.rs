@@ -3,15 +3,12 @@
 use std::{fs, path::Path};
 
 use crate::common::{Bench, entries, pictures::save_png};
-use crate::engine::{self, Purpose};
-use data::loader::Batch;
+use crate::engine::{self, Disturbed, Purpose};
 use serde_json::Value;
 use trainer::{
     engine::{Loaders, RunOutcome, RunResult, checkpoint},
-    failure::Failure,
     report::RunFolder,
-    signals::{Stop, StopReason},
-    strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
+    signals::Stop,
 };
 
 const CONFIG: &str = r#"
@@ -168,43 +165,19 @@ fn data_verify_names_all_splits() {
     assert!(refused.contains("pictures/val/dark: there is no such folder") && refused.contains("hint:"), "{refused}");
 }
 
-/// [`Single`] that receives SIGTERM in its `at`-th evaluation.
-struct Stopped {
-    inner: Single,
-    stop: Stop,
-    at: usize,
-    evaluations: usize,
-}
-
-impl Strategy for Stopped {
-    fn learner(&self) -> &Learner {
-        self.inner.learner()
-    }
-
-    fn learner_mut(&mut self) -> &mut Learner {
-        self.inner.learner_mut()
-    }
-
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
-        self.inner.train_step(batches, lr, stop)
-    }
-
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
-        self.evaluations += 1;
-        if self.evaluations == self.at {
-            self.stop.request(15);
-        }
-        self.inner.evaluate(batches, stop)
-    }
-}
-
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
 fn run(folder: &RunFolder, at: usize) -> RunResult {
     let (plan, stop) = (engine::plan(""), Stop::never());
-    let mut strategy = Stopped { inner: engine::single(&plan), stop: stop.clone(), at, evaluations: 0 };
+    let signal = stop.clone();
+    let mut strategy = Disturbed::new(engine::single(&plan), at, move || signal.request(15));
+    engine::run(folder, &plan, &mut strategy, loaders(), stop).unwrap()
+}
+
+/// Returns 40 images to train on, 20 to select the best epoch and 30 to test.
+fn loaders() -> Loaders {
     let train = engine::loader(40, 0, Purpose::Training);
     let [eval, test] = [(20, 1), (30, 2)].map(|(count, shift)| engine::loader(count, shift, Purpose::Evaluation));
-    engine::run(folder, &plan, &mut strategy, Loaders { train, eval, test: Some(test) }, stop).unwrap()
+    Loaders { train, eval, test: Some(test) }
 }
 
 #[test]
@@ -231,4 +204,18 @@ fn a_run_stopped_in_the_evaluation_of_test_resumes_there() {
     let resumed = run(&stopped, 0);
     assert!(matches!(resumed.outcome, RunOutcome::Finished(_)), "{:?}", resumed.outcome);
     assert_eq!(resumed.test, Some(expected));
+}
+
+/// The learning rate is so small that the first epoch stays the best. Its checkpoint is damaged while the second one is evaluated.
+#[test]
+fn a_best_checkpoint_damaged_during_training_is_named_with_the_way_to_another_one() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+    let file = folder.checkpoints().join("epoch-1/model.safetensors");
+    let plan = engine::plan("[optimizer]\nlr = 1e-30\n");
+    let mut strategy = Disturbed::new(engine::single(&plan), 2, move || fs::write(&file, "cut").unwrap());
+    let Err(failure) = engine::run(&folder, &plan, &mut strategy, loaders(), Stop::never()) else { panic!("damaged") };
+    assert!(failure.message.contains("best/model.safetensors"), "{failure:?}");
+    let hint = failure.hint.unwrap();
+    assert!(hint.contains("--resume evaluates the test images again, and writes the summary"), "{hint}");
 }
