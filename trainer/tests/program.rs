@@ -49,5 +49,6 @@ mod strategy;
 mod sweep;
 mod timeline;
 mod tutorial;
+mod unreadable_images;
 mod validation;
 mod weights;

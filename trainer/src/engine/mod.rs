@@ -94,6 +94,8 @@ pub struct Engine<'a> {
     output: Option<RunOutput<'a>>,
     stop: Stop,
     progress: RunProgress,
+    /// The step of the last checkpoint that this process has loaded or saved.
+    saved_step: u64,
     timeline: Timeline,
     /// Kinds of work that this process has not done yet. The first time, a GPU compiles and tunes kernels.
     not_yet_compiled: Vec<WorkKind>,
@@ -148,7 +150,7 @@ impl<'a> Engine<'a> {
         // `schedule.min_lr` is not scaled.
         let base_lr = plan.optimizer.lr * lr_scale_factor(plan, strategy.device_count());
         let schedule = Schedule::new(&plan.schedule, base_lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let timeline = Timeline::off();
+        let (timeline, saved_step) = (Timeline::off(), progress.step);
         let (not_yet_compiled, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();
         Self {
@@ -160,6 +162,7 @@ impl<'a> Engine<'a> {
             output,
             stop,
             progress,
+            saved_step,
             timeline,
             not_yet_compiled,
             replaced,
@@ -373,6 +376,7 @@ impl<'a> Engine<'a> {
                 )));
             }
             store.save(name, snapshot, &self.progress, links)?;
+            self.saved_step = self.progress.step;
             let seconds = start.elapsed().as_secs_f64();
             self.progress.elapsed_s += seconds;
             tracing::debug!(name, ?links, seconds, "saved a checkpoint");
