@@ -21,8 +21,8 @@ impl Engine<'_> {
     }
 
     /// Records the evaluation of a complete run that is only evaluated again. If the weights were evaluated before, the best
-    /// checkpoint stays the best one and nothing is saved: the evaluation may have other settings than those of the training, such as
-    /// another `train.ema` or `train.tta`.
+    /// checkpoint stays the best one and nothing is saved: the evaluation may have other settings than those of the training,
+    /// such as another `train.ema` or `train.tta`.
     pub(super) fn record_evaluation_again(&mut self, eval: EvalRecord) -> Result<(), Failure> {
         let RunProgress { epoch, batch, step, best, last, last_step, .. } = self.progress;
         let epoch = epoch - usize::from(batch == 0);

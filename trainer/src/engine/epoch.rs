@@ -91,8 +91,8 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
 }
 
 /// Completes the queued steps and saves a checkpoint after an image could not be read, so that the steps since the last checkpoint
-/// are not lost. They may be those of earlier epochs (`checkpoint.every`). Does nothing if there are several processes: the other ranks may already be in the step whose images this rank
-/// could not read.
+/// are not lost. With `checkpoint.every`, they may be steps of earlier epochs. Does nothing if there are several processes: the
+/// other ranks may already be in the step whose images this rank could not read.
 fn save_completed_steps(
     engine: &mut Engine<'_>,
     queue: &VecDeque<QueuedStep>,

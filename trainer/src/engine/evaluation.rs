@@ -78,8 +78,8 @@ impl Engine<'_> {
         let (Some(best), Some(last), Some(_)) = (self.progress.best, self.progress.last, &self.output) else { return };
         if is_lost && self.plan.checkpoint.keep_best && !best.is_same(&last) {
             console::eprint_above_bar(format_args!(
-                "warning: checkpoints/best: there is no checkpoint of the best epoch, {}: the test images are evaluated with the last \
-                 weights, of epoch {}",
+                "warning: checkpoints/best: there is no checkpoint of the best epoch, {}: the test images are evaluated with \
+                 the last weights, of epoch {}",
                 best.epoch, last.epoch
             ));
         }

@@ -1,5 +1,7 @@
 //! The end of a training run: the statistics of all ranks, the summary and the exit code.
 
+use std::path::Path;
+
 use crate::config::BestBy;
 use crate::console;
 use crate::device;
@@ -57,8 +59,6 @@ pub(super) struct Continuation {
     pub command: String,
     /// The `train.max_time_s` with which a run continues whose time is over.
     pub max_time_s: usize,
-    /// Whether this session took a step.
-    pub took_steps: bool,
 }
 
 /// Prints and writes the summary, and returns the exit code. `best_by` is the metric that early stopping used.
@@ -68,7 +68,7 @@ pub(super) fn finish(
     outcome: RunOutcome,
     classes: Vec<String>,
     best_by: BestBy,
-    Continuation { command, max_time_s, took_steps }: &Continuation,
+    Continuation { command, max_time_s }: &Continuation,
 ) -> Result<u8, Failure> {
     match outcome {
         RunOutcome::Finished(counts) => {
@@ -101,17 +101,24 @@ pub(super) fn finish(
         }
         RunOutcome::Interrupted { signal, step } => {
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
-            if *took_steps || !reporter.folder().summary_json().exists() {
-                reporter.finish(&summary)?;
-            } else {
-                // The weights are those of the earlier session, which may have been complete.
+            if steps_of_result(&reporter.folder().summary_json()) == Some(step) {
+                // The weights are those of the earlier result, which may be that of a complete run.
                 reporter.finish_without_result(&summary)?;
-                console::eprint("note: no step was taken: summary.json keeps the earlier result");
+                console::eprint("note: summary.json keeps the earlier result, which is of the same steps");
+            } else {
+                reporter.finish(&summary)?;
             }
             console::print(format_args!("checkpoint saved; continue with: {command}"));
             Ok(exit_code_of_signal(signal))
         }
     }
+}
+
+/// Returns the number of steps of an earlier session's `summary.json`; `None` if there is none, or if it cannot be read.
+fn steps_of_result(path: &Path) -> Option<u64> {
+    let (file, _) = data::open_regular(path).ok()?;
+    let result: serde_json::Value = serde_json::from_reader(std::io::BufReader::new(file)).ok()?;
+    result["steps"].as_u64()
 }
 
 #[cfg(test)]
@@ -136,18 +143,18 @@ mod tests {
             device: "cpu".to_owned(),
         };
         let mut reporter = Reporter::new(folder.clone(), options, &[]).unwrap();
-        let mut end = |outcome, took_steps| {
-            let continuation = Continuation { command: String::new(), max_time_s: 0, took_steps };
+        let mut end = |outcome, steps| {
+            let continuation = Continuation { command: String::new(), max_time_s: 0 };
             let classes = vec!["cat".to_owned(), "dog".to_owned()];
-            let summary = RunSummary::default();
+            let summary = RunSummary { steps, ..RunSummary::default() };
             finish(&mut reporter, summary, outcome, classes, BestBy::Accuracy, &continuation).unwrap();
             fs::read_to_string(folder.summary_json()).unwrap()
         };
-        let interrupted = RunOutcome::Interrupted { signal: 2, step: 9 };
-        let first = end(interrupted.clone(), false);
-        assert!(first.contains("SIGINT after step 9"), "there is no earlier result: {first}");
-        let complete = end(RunOutcome::Finished(EvalCounts::new(2)), true);
-        assert_eq!(end(interrupted.clone(), false), complete);
-        assert!(end(interrupted, true).contains("SIGINT after step 9"));
+        let interrupted = |step| RunOutcome::Interrupted { signal: 2, step };
+        let first = end(interrupted(8), 8);
+        assert!(first.contains("SIGINT after step 8"), "there is no earlier result: {first}");
+        let complete = end(RunOutcome::Finished(EvalCounts::new(2)), 9);
+        assert_eq!(end(interrupted(9), 9), complete);
+        assert!(end(interrupted(10), 10).contains("SIGINT after step 10"));
     }
 }

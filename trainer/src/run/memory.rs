@@ -15,8 +15,8 @@ const MIN_CHECKED_PIXELS: usize = 128 * 128;
 /// Pixels of a step from which memory is checked, also for smaller images.
 const MIN_CHECKED_STEP_PIXELS: usize = 2048 * 2048;
 
-/// Returns the number of images of a loader's batch that one of `processes` processes has. In mode dp, one process has the images of
-/// all `devices`.
+/// Returns the number of images of a loader's batch that one of `processes` processes has. In mode dp, one process has the images
+/// of all `devices`.
 pub(super) fn images_of_process(train: &TrainConfig, devices: usize, processes: usize) -> usize {
     train.global_batch(devices).div_ceil(processes)
 }

@@ -218,7 +218,6 @@ impl Training<'_> {
         let files = Some(RunOutput { reporter: &mut reporter, store });
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
-        let first_step = progress.step;
         let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
         let result = engine.with_timeline(timeline).run()?;
         if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &result.outcome) {
@@ -236,7 +235,6 @@ impl Training<'_> {
             command: resume_command(self.arguments, folder.path(), other_launcher),
             // Allow the same time again, in addition to the time of all sessions so far.
             max_time_s: result.progress.elapsed_s.ceil() as usize + plan.train.max_time_s,
-            took_steps: result.progress.step > first_step,
         };
         let classes = facts.dataset.classes.clone();
         let (summary, outcome) = summarize(plan, facts, &lengths, result, stats);

@@ -35,8 +35,8 @@ pub(super) struct EvalTarget {
 }
 
 impl EvalTarget {
-    /// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged weights if
-    /// the checkpoint has them.
+    /// Opens a checkpoint of a run: `--checkpoint`, or the best one, or the newest one if it has no best. Takes the averaged
+    /// weights if the checkpoint has them.
     pub fn of_run(run: &Path, arguments: &EvalArgs) -> Result<Self, Failure> {
         let folder = RunFolder::open(run).map_err(|error| Failure::usage(&error, &error.hint))?;
         // The run keeps its own images, as a resumed run does: the variable is for other data sets.
