@@ -140,9 +140,8 @@ fn a_run_inside_an_epoch_is_not_complete_with_the_epochs_before() {
 /// The evaluation of 1,000 images with a ResNet takes seconds. The run is in it when it prints its note.
 #[test]
 fn a_signal_in_a_repeated_evaluation_keeps_the_result() {
-    let bench =
-        Bench::new(&CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("limit_train = 520", "limit_train = 16"));
-    let run = bench.train("runs", &["--epochs", "1", "--set", "data.limit_test=1"]);
+    let bench = Bench::new(&CONFIG.replace("\"lenet\"", "\"resnet18\"").replace("one-cycle", "constant"));
+    let run = bench.train("runs", &["--epochs", "1", "--set", "data.limit_train=16", "--set", "data.limit_test=1"]);
     let before = fs::read(run.join("summary.json")).unwrap();
     let mut child = bench.spawn(&["--resume", run.to_str().unwrap(), "--set", "data.limit_test=1000"]);
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
