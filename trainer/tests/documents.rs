@@ -8,11 +8,12 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 36] = [
+const FOREIGN_FLAGS: [&str; 38] = [
     "amp",
     "amp-dtype",
     "bench",
     "bins",
+    "clip-mode",
     "crop-pct",
     "cutmix",
     "dist-bn",
@@ -28,6 +29,7 @@ const FOREIGN_FLAGS: [&str; 36] = [
     "mixup",
     "model-ema",
     "model-ema-decay",
+    "model-ema-warmup",
     "module",
     "no-fail-fast",
     "no-python",

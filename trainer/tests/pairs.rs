@@ -1,4 +1,4 @@
-//! Combinations of two features: restarts and edits, time limits and checkpoints, damaged images and evaluations, ….
+//! Combinations of two features: restarts and edits, time limits and checkpoints, ….
 
 use std::{fs, path::Path, process::Command};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::common::{Bench, CONFIG, ENDLESS, children, entries, pictures::save_png, signal_process, wait_until};
 
-const PICTURES: &str = r#"
+pub const PICTURES: &str = r#"
 [model]
 name = "shufflenetv2_x0_5"
 [data]
@@ -19,7 +19,7 @@ batch_size = 8
 "#;
 
 /// Images of two classes: `count` per class in each of the splits.
-fn pictures(bench: &Bench, splits: &[(&str, usize)], [width, height]: [u32; 2]) {
+pub fn pictures(bench: &Bench, splits: &[(&str, usize)], [width, height]: [u32; 2]) {
     for (split, count) in splits {
         for (class, colour) in [("dark", 10u8), ("light", 240)] {
             let folder = bench.path(&format!("pictures/{split}/{class}"));
@@ -33,11 +33,11 @@ fn pictures(bench: &Bench, splits: &[(&str, usize)], [width, height]: [u32; 2]) 
     }
 }
 
-fn summary(run: &Path) -> Value {
+pub fn summary(run: &Path) -> Value {
     serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap()
 }
 
-fn checkpoints(run: &Path) -> Vec<String> {
+pub fn checkpoints(run: &Path) -> Vec<String> {
     let names = entries(&run.join("checkpoints")).into_iter();
     names
         .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
@@ -107,30 +107,6 @@ fn checkpoints_by_steps_include_the_end_of_an_epoch() {
         ["--set", "checkpoint.every=0", "--set", "checkpoint.keep_best=false", "--set", "checkpoint.keep_last=10"];
     let run = bench.train("runs", &[&saves[..], &["--set", "checkpoint.every_steps=5"]].concat());
     assert_eq!(checkpoints(&run), ["epoch-1", "epoch-2", "epoch-3", "last", "step-15", "step-25", "step-5"]);
-}
-
-/// The epoch before an evaluation that fails is not lost.
-#[test]
-fn a_damaged_image_in_an_evaluation_leaves_a_checkpoint() {
-    for flags in [&[][..], &["--cpus", "2"]] {
-        let bench = Bench::new(PICTURES);
-        pictures(&bench, &[("train", 16), ("test", 6)], [32, 32]);
-        let damaged = bench.path("pictures/test/light/05.png");
-        let intact = fs::read(&damaged).unwrap();
-        fs::write(&damaged, &intact[..60]).unwrap();
-        let ended = bench.run(&[&["--config", "config.toml"], flags].concat()).expect(2);
-        assert!(ended.stderr.contains("05.png"), "{}", ended.stderr);
-        let run = bench.only_run("runs");
-        assert_eq!(checkpoints(&run), ["last", "step-4"], "{flags:?}");
-        // No rank has ended before the others knew about the image.
-        for report in ["rank-0", "rank-1"].map(|rank| run.join("logs").join(rank).join("error.json")) {
-            let text = fs::read_to_string(report).unwrap_or_default();
-            assert!(flags.is_empty() || text.contains("05.png"), "{text}");
-        }
-        fs::write(&damaged, intact).unwrap();
-        bench.run(&[&["--resume", run.to_str().unwrap()], flags].concat()).expect(0);
-        assert_eq!(summary(&run)["steps"], 8, "no step is repeated");
-    }
 }
 
 /// On the same processors the restarted run would take the same steps.
@@ -224,26 +200,6 @@ fn images_of_another_shape_are_refused() {
     }
 }
 
-/// The workers of a job and a resumed run read the configuration that the run folder has.
-#[test]
-fn an_image_of_another_size_is_refused_in_each_process_and_after_a_resume() {
-    let bench = Bench::new(PICTURES);
-    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
-    save_png(bench.path("pictures/train/light/05.png"), 40, 36, |_, _| [9; 3]);
-    let said = "pictures/train/light/05.png: is 40x36 pixels, the first image is 32x32";
-    let check = |arguments: &[&str]| {
-        let ended = bench.run(arguments).expect(2);
-        assert!(ended.stderr.contains(said), "{}", ended.stderr);
-        assert!(ended.stderr.contains("hint: set image_size in [data]"), "{}", ended.stderr);
-    };
-    for (root, more) in [("single", &[][..]), ("ddp", &["--cpus", "2"])] {
-        check(&[&["--config", "config.toml", "--run-dir", root], more].concat());
-        check(&["--resume", bench.only_run(root).to_str().unwrap()]);
-    }
-    // Such an image is whole, so it is not replaced.
-    check(&["--config", "config.toml", "--run-dir", "skip", "--cpus", "2", "--set", "data.on_error=skip"]);
-}
-
 #[test]
 fn a_data_set_with_one_class_is_refused() {
     let bench = Bench::new(PICTURES);
@@ -273,19 +229,6 @@ fn paths_that_cannot_be_read_are_left_out_of_a_prediction() {
     fs::write(bench.path("list"), "\u{feff}pictures/test/dark/00.png\nnowhere.png\npictures/test/light\n").unwrap();
     let predict = ["predict", "--run", run.to_str().unwrap(), "--list", "list"];
     leaves_out(&bench, &predict, "nowhere.png", 3, "1 of 4");
-}
-
-/// The first images of the training set give airbench94 its first layer.
-#[test]
-fn damaged_images_do_not_stop_initial_weights_from_images() {
-    let bench = Bench::new(&PICTURES.replace("shufflenetv2_x0_5", "airbench94"));
-    pictures(&bench, &[("train", 8), ("test", 2)], [32, 32]);
-    fs::write(bench.path("pictures/train/dark/01.png"), "no image").unwrap();
-    let skip = ["--config", "config.toml", "--epochs", "1", "--set", "data.on_error=skip"];
-    let ended = bench.run(&skip).expect(0);
-    assert!(ended.stderr.contains("01.png"), "{}", ended.stderr);
-    let ended = bench.run(&skip[..4]).expect(2);
-    assert!(ended.stderr.contains("01.png"), "{}", ended.stderr);
 }
 
 #[test]

@@ -216,38 +216,6 @@ fn flags_take_precedence_over_the_devices_of_the_resumed_run() {
     assert!(bench.only_run("two").to_string_lossy().ends_with("-lenet-ddpx2"));
 }
 
-#[test]
-fn resuming_a_finished_run_reports_its_result_again() {
-    let bench = Bench::new(CONFIG);
-    let run = train(&bench, "runs");
-    let before = losses(&run);
-    let ended = bench.run(&["--resume", run.to_str().unwrap()]).expect(0);
-    assert_eq!(before, losses(&run));
-    assert!(ended.stdout.contains("top-1"), "{}", ended.stdout);
-}
-
-/// The last row of a run that ended inside an epoch is replaced by that of the whole epoch.
-#[test]
-fn a_run_that_max_steps_ended_may_be_resumed_with_more_steps() {
-    let bench = Bench::new(CONFIG);
-    bench.run(&["--config", "config.toml", "--set", "train.max_steps=40"]).expect(0);
-    let run = bench.only_run("runs");
-    let resume = ["--resume", run.to_str().unwrap(), "--set"];
-    let rows = || std::fs::read_to_string(run.join("summary.csv")).unwrap();
-    let before = rows();
-    assert_eq!((losses(&run).len(), before.lines().count()), (40, 3));
-    // Without more steps the result is shown again.
-    bench.run(&[&resume[..], &["train.max_steps=40"]].concat()).expect(0);
-    let evaluated =
-        |text: &str| text.lines().map(|line| line.split(',').take(3).collect::<String>()).collect::<Vec<_>>();
-    assert_eq!(evaluated(&before), evaluated(&rows()));
-    bench.run(&[&resume[..], &["train.max_steps=80"]].concat()).expect(0);
-    bench.run(&["--config", "config.toml", "--run-dir", "whole", "--set", "train.max_steps=80"]).expect(0);
-    assert_equal_runs(&bench.only_run("whole"), &run);
-    bench.run(&[&resume[..], &["train.max_steps=0"]].concat()).expect(0);
-    assert_equal_runs(&train(&bench, "complete"), &run);
-}
-
 /// The rest of the epoch does not improve the accuracy. Its checkpoint must not replace the best one, which is of the same epoch.
 #[test]
 fn the_best_checkpoint_may_be_inside_an_epoch() {
@@ -262,45 +230,6 @@ fn the_best_checkpoint_may_be_inside_an_epoch() {
     let rest = ["--set", "train.max_steps=33", "--set", "optimizer.lr=1e-30"];
     bench.run(&[&["--resume", run.to_str().unwrap()], &rest[..]].concat()).expect(0);
     assert_eq!((steps("best"), steps("last")), (Some(20), Some(33)));
-}
-
-/// An evaluation of one image may have any accuracy, and says nothing about those of more images.
-#[test]
-fn a_run_that_evaluates_other_images_chooses_its_best_checkpoint_again() {
-    let bench = Bench::new(CONFIG);
-    let run = bench.train("runs", &["--quiet", "--epochs", "1", "--set", "data.limit_test=1"]);
-    let summary =
-        || -> serde_json::Value { serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap() };
-    assert_eq!(summary()["best"]["total"], 1, "{}", summary());
-    let resume = |epochs: &str| {
-        let flags = ["--resume", run.to_str().unwrap(), "--epochs", epochs, "--set", "data.limit_test=50"];
-        bench.run(&flags).expect(0).stderr
-    };
-    // The run is complete: it is only evaluated again.
-    let said = resume("1");
-    let expected = "evaluations have 50 images now, and had 1: the next evaluation counts as the best";
-    assert!(said.contains(expected), "{said}");
-    assert_eq!((&summary()["best"]["total"], &summary()["best"]["epoch"]), (&50.into(), &1.into()), "{}", summary());
-    assert_eq!(std::fs::read_link(run.join("checkpoints/best")).unwrap().to_str(), Some("epoch-1"));
-    let said = resume("2");
-    assert!(!said.contains("counts as the best"), "{said}");
-    assert_eq!(summary()["best"]["total"], 50);
-}
-
-/// The learning rate is so small that the accuracy stays the same.
-#[test]
-fn a_run_that_stopped_early_may_be_resumed_with_more_patience() {
-    let bench = Bench::new(CONFIG);
-    let constant = ["--set", "optimizer.lr=1e-30", "--set", "train.epochs=9", "--set", "train.patience=2"];
-    bench.run(&[&["--config", "config.toml"], &constant[..]].concat()).expect(0);
-    let run = bench.only_run("runs");
-    for (patience, epochs) in [("2", 3), ("4", 5), ("3", 5), ("0", 9)] {
-        let setting = format!("train.patience={patience}");
-        let said = bench.run(&["--resume", run.to_str().unwrap(), "--set", &setting]).expect(0).stdout;
-        assert_eq!(losses(&run).len(), epochs * 33, "patience {patience}");
-        let early = format!("stopped after epoch {epochs}: no better top-1 since epoch 1");
-        assert_eq!(said.contains(&early), epochs < 9, "patience {patience}: {said}");
-    }
 }
 
 /// The length of a run is counted in steps, so with fewer steps per epoch the run would have more epochs.

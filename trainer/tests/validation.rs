@@ -3,15 +3,12 @@
 use std::{fs, path::Path};
 
 use crate::common::{Bench, entries, pictures::save_png};
-use crate::engine::{self, Purpose};
-use data::loader::Batch;
+use crate::engine::{self, Disturbed, Purpose};
 use serde_json::Value;
 use trainer::{
     engine::{Loaders, RunOutcome, RunResult, checkpoint},
-    failure::Failure,
     report::RunFolder,
-    signals::{Stop, StopReason},
-    strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
+    signals::Stop,
 };
 
 const CONFIG: &str = r#"
@@ -125,6 +122,24 @@ fn without_a_best_checkpoint_test_is_evaluated_with_the_last_weights() {
     assert_eq!(summary["test"]["correct"], 6, "the classes of `train` and `test` agree: {summary}");
 }
 
+/// The test split is evaluated only after training, so the table has no accuracy of this run.
+#[test]
+fn an_interrupted_run_has_no_test_accuracy() {
+    let bench = Bench::new(CONFIG);
+    pictures(&bench);
+    // An epoch has 6 steps, so the run stops after the first evaluation.
+    let ended = bench.signalled("runs", &["--set", "train.patience=0"], 8, 15).expect(143);
+    assert!(ended.stdout.contains("\nval best ") && !ended.stdout.contains("\ntest "), "{}", ended.stdout);
+    let run = bench.only_run("runs");
+    let summary = result(&run);
+    assert_eq!((&summary["evaluated"], &summary["test"]), (&"validation".into(), &Value::Null), "{summary}");
+    assert_eq!(summary["best"]["total"], 10, "{summary}");
+    let table = bench.run(&["table", "runs", "--json"]).expect(0);
+    let rows: Value = serde_json::from_str(&table.stdout).unwrap();
+    assert!(rows.as_array().unwrap().iter().all(|row| row["runs"] == 0), "{rows}");
+    assert!(table.stderr.contains("no result yet, left out"), "{}", table.stderr);
+}
+
 #[test]
 fn without_val_there_is_no_evaluation_after_training() {
     let bench = Bench::new(CONFIG);
@@ -150,43 +165,19 @@ fn data_verify_names_all_splits() {
     assert!(refused.contains("pictures/val/dark: there is no such folder") && refused.contains("hint:"), "{refused}");
 }
 
-/// [`Single`] that receives SIGTERM in its `at`-th evaluation.
-struct Stopped {
-    inner: Single,
-    stop: Stop,
-    at: usize,
-    evaluations: usize,
-}
-
-impl Strategy for Stopped {
-    fn learner(&self) -> &Learner {
-        self.inner.learner()
-    }
-
-    fn learner_mut(&mut self) -> &mut Learner {
-        self.inner.learner_mut()
-    }
-
-    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
-        self.inner.train_step(batches, lr, stop)
-    }
-
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
-        self.evaluations += 1;
-        if self.evaluations == self.at {
-            self.stop.request(15);
-        }
-        self.inner.evaluate(batches, stop)
-    }
-}
-
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
 fn run(folder: &RunFolder, at: usize) -> RunResult {
     let (plan, stop) = (engine::plan(""), Stop::never());
-    let mut strategy = Stopped { inner: engine::single(&plan), stop: stop.clone(), at, evaluations: 0 };
+    let signal = stop.clone();
+    let mut strategy = Disturbed::new(engine::single(&plan), at, move || signal.request(15));
+    engine::run(folder, &plan, &mut strategy, loaders(), stop).unwrap()
+}
+
+/// Returns 40 images to train on, 20 to select the best epoch and 30 to test.
+fn loaders() -> Loaders {
     let train = engine::loader(40, 0, Purpose::Training);
     let [eval, test] = [(20, 1), (30, 2)].map(|(count, shift)| engine::loader(count, shift, Purpose::Evaluation));
-    engine::run(folder, &plan, &mut strategy, Loaders { train, eval, test: Some(test) }, stop).unwrap()
+    Loaders { train, eval, test: Some(test) }
 }
 
 #[test]
@@ -213,4 +204,18 @@ fn a_run_stopped_in_the_evaluation_of_test_resumes_there() {
     let resumed = run(&stopped, 0);
     assert!(matches!(resumed.outcome, RunOutcome::Finished(_)), "{:?}", resumed.outcome);
     assert_eq!(resumed.test, Some(expected));
+}
+
+/// The learning rate is so small that the first epoch stays the best. Its checkpoint is damaged while the second one is evaluated.
+#[test]
+fn a_best_checkpoint_damaged_during_training_is_named_with_the_way_to_another_one() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+    let file = folder.checkpoints().join("epoch-1/model.safetensors");
+    let plan = engine::plan("[optimizer]\nlr = 1e-30\n");
+    let mut strategy = Disturbed::new(engine::single(&plan), 2, move || fs::write(&file, "cut").unwrap());
+    let Err(failure) = engine::run(&folder, &plan, &mut strategy, loaders(), Stop::never()) else { panic!("damaged") };
+    assert!(failure.message.contains("best/model.safetensors"), "{failure:?}");
+    let hint = failure.hint.unwrap();
+    assert!(hint.contains("--resume evaluates the test images again, and writes the summary"), "{hint}");
 }

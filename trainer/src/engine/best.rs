@@ -3,7 +3,7 @@
 use super::{Engine, RunOutput, checkpoint::LinkUpdate, eval_record};
 use crate::console;
 use crate::failure::Failure;
-use crate::snapshot::{EvalRecord, Evaluated};
+use crate::snapshot::{EvalRecord, Evaluated, RunProgress};
 use crate::strategy::EvalCounts;
 use crate::text::counted;
 
@@ -18,6 +18,26 @@ impl Engine<'_> {
             self.progress.best = Some(evaluated);
         }
         is_best
+    }
+
+    /// Records the evaluation of a complete run that is only evaluated again. If the weights were evaluated before, the best
+    /// checkpoint stays the best one and nothing is saved: the evaluation may have other settings than those of the training,
+    /// such as another `train.ema` or `train.tta`.
+    pub(super) fn record_evaluation_again(&mut self, eval: EvalRecord) -> Result<(), Failure> {
+        let RunProgress { epoch, batch, step, best, last, last_step, .. } = self.progress;
+        let epoch = epoch - usize::from(batch == 0);
+        // Without a best one, earlier evaluations do not count any more, for example because they used other images.
+        if best.is_none() || last_step.is_some_and(|last| last != step) {
+            let is_best = self.record_evaluation(epoch, eval);
+            return self.save_evaluated(&self.checkpoint_name(), is_best);
+        }
+        let evaluated = Evaluated { epoch: last.map_or(epoch, |last| last.epoch), eval };
+        self.progress.last = Some(evaluated);
+        if best.is_some_and(|best| best.is_same(&evaluated)) {
+            // The accuracy with test-time augmentation may be new.
+            self.progress.best = Some(evaluated);
+        }
+        Ok(())
     }
 
     /// Saves a checkpoint of evaluated weights. If they are the best ones and the run does not keep its best checkpoint

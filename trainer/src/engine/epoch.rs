@@ -90,9 +90,9 @@ pub(super) fn train_epoch(engine: &mut Engine<'_>) -> Result<EpochEnd, Failure> 
     Ok(stop.map_or(EpochEnd::Complete, EpochEnd::Stopped))
 }
 
-/// Completes the queued steps and saves a checkpoint after an image could not be read, so that the epoch's steps before this image
-/// are not lost. Does nothing if there are several processes: the other ranks may already be in the step whose images this rank
-/// could not read.
+/// Completes the queued steps and saves a checkpoint after an image could not be read, so that the steps since the last checkpoint
+/// are not lost. With `checkpoint.every`, they may be steps of earlier epochs. Does nothing if there are several processes: the
+/// other ranks may already be in the step whose images this rank could not read.
 fn save_completed_steps(
     engine: &mut Engine<'_>,
     queue: &VecDeque<QueuedStep>,
@@ -104,7 +104,7 @@ fn save_completed_steps(
     for queued in queue {
         wait_and_complete(engine, queued, reported)?;
     }
-    if engine.progress.batch > 0 {
+    if engine.progress.step > engine.saved_step {
         engine.save_or_warn();
     }
     Ok(())

@@ -3,6 +3,7 @@
 use data::loader::Loader;
 
 use super::{Engine, WorkKind};
+use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::EvalRecord;
 use crate::strategy::{EvalCounts, Evaluation, Scores, diverged};
@@ -48,13 +49,9 @@ impl Engine<'_> {
     /// Evaluates the images of `loader` with the final weights ([`Self::load_final_weights`]), and also returns the epoch of these
     /// weights.
     pub(super) fn evaluate_test_split(&mut self, loader: Loader) -> Result<(usize, Evaluation), Failure> {
-        let epoch = self.load_final_weights()?;
+        let epoch = self.load_final_weights().map_err(hint_at_resume)?;
         self.loaders.eval = loader;
-        let evaluation = self.evaluate().map_err(|mut failure| {
-            let again = "the training is complete: --resume evaluates the test images again, and writes the summary";
-            failure.hint = Some(failure.hint.map_or_else(|| again.to_owned(), |hint| format!("{hint}; {again}")));
-            failure
-        })?;
+        let evaluation = self.evaluate().map_err(hint_at_resume)?;
         Ok((epoch, evaluation))
     }
 
@@ -64,6 +61,7 @@ impl Engine<'_> {
             Some(output) if self.plan.checkpoint.keep_best => output.store.best()?,
             _ => None,
         };
+        self.warn_of_lost_best(best.is_none());
         // Only rank 0 reads checkpoints, so the other ranks must learn from rank 0 whether there is a best checkpoint.
         let found = self.strategy.all_gather(&[u8::from(best.is_some())])?;
         if found[0] == [1] {
@@ -74,6 +72,26 @@ impl Engine<'_> {
         }
         Ok(self.progress.last.map_or(self.progress.epoch, |last| last.epoch))
     }
+
+    /// Warns if the checkpoint of the best epoch `is_lost`, so that the test split is evaluated with the weights of another epoch.
+    fn warn_of_lost_best(&self, is_lost: bool) {
+        let (Some(best), Some(last), Some(_)) = (self.progress.best, self.progress.last, &self.output) else { return };
+        if is_lost && self.plan.checkpoint.keep_best && !best.is_same(&last) {
+            console::eprint_above_bar(format_args!(
+                "warning: checkpoints/best: there is no checkpoint of the best epoch, {}: the test images are evaluated with \
+                 the last weights, of epoch {}",
+                best.epoch, last.epoch
+            ));
+        }
+    }
+}
+
+/// Adds to the hint of a failure after training that a resumed run only evaluates. If the best checkpoint is damaged, the resumed
+/// run chooses another one.
+fn hint_at_resume(mut failure: Failure) -> Failure {
+    let again = "the training is complete: --resume evaluates the test images again, and writes the summary";
+    failure.hint = Some(failure.hint.map_or_else(|| again.to_owned(), |hint| format!("{hint}; {again}")));
+    failure
 }
 
 /// Converts counts to the record that is reported.

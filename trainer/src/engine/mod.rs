@@ -94,6 +94,8 @@ pub struct Engine<'a> {
     output: Option<RunOutput<'a>>,
     stop: Stop,
     progress: RunProgress,
+    /// The step of the last checkpoint that this process has loaded or saved.
+    saved_step: u64,
     timeline: Timeline,
     /// Kinds of work that this process has not done yet. The first time, a GPU compiles and tunes kernels.
     not_yet_compiled: Vec<WorkKind>,
@@ -148,7 +150,7 @@ impl<'a> Engine<'a> {
         // `schedule.min_lr` is not scaled.
         let base_lr = plan.optimizer.lr * lr_scale_factor(plan, strategy.device_count());
         let schedule = Schedule::new(&plan.schedule, base_lr, lengths.schedule_steps, lengths.steps_per_epoch);
-        let timeline = Timeline::off();
+        let (timeline, saved_step) = (Timeline::off(), progress.step);
         let (not_yet_compiled, replaced) = (vec![WorkKind::Step, WorkKind::Evaluation], ReplacedImages::default());
         let tunes = !plan.parallel.autotune.is_empty();
         Self {
@@ -160,6 +162,7 @@ impl<'a> Engine<'a> {
             output,
             stop,
             progress,
+            saved_step,
             timeline,
             not_yet_compiled,
             replaced,
@@ -274,11 +277,8 @@ impl<'a> Engine<'a> {
         if finished || early_stop.is_some() {
             self.note_complete_run(early_stop);
             let evaluation = self.evaluate()?;
-            if let (Evaluation::Done(counts), None) = (&evaluation, self.progress.best) {
-                // No evaluation counts as the best any more, for example because earlier ones used other images.
-                let eval = eval_record(counts);
-                let is_best = self.record_evaluation(self.progress.epoch - usize::from(self.progress.batch == 0), eval);
-                self.save_evaluated(&self.checkpoint_name(), is_best)?;
+            if let Evaluation::Done(counts) = &evaluation {
+                self.record_evaluation_again(eval_record(counts))?;
             }
             return Ok(Some(match (evaluation, early_stop) {
                 (Evaluation::Done(counts), None) => RunOutcome::Finished(counts),
@@ -322,6 +322,7 @@ impl<'a> Engine<'a> {
             lr: self.schedule.lr(self.progress.step.saturating_sub(1)),
             images_per_s: partial.samples as f64 / partial.seconds,
             seconds: partial.seconds + eval_seconds,
+            eval_seconds,
         };
         tracing::info!(epoch, loss = record.train_loss, seconds = record.seconds, "epoch done");
         if let Some(output) = &mut self.output {
@@ -375,6 +376,7 @@ impl<'a> Engine<'a> {
                 )));
             }
             store.save(name, snapshot, &self.progress, links)?;
+            self.saved_step = self.progress.step;
             let seconds = start.elapsed().as_secs_f64();
             self.progress.elapsed_s += seconds;
             tracing::debug!(name, ?links, seconds, "saved a checkpoint");

@@ -81,8 +81,10 @@ pub struct EpochRecord {
     pub lr: f64,
     /// Training images per second, without evaluation.
     pub images_per_s: f64,
-    /// Wall-clock seconds of this epoch, training and evaluation.
+    /// Wall-clock seconds of this epoch, training and evaluation, over all sessions of the run.
     pub seconds: f64,
+    /// Seconds of the evaluation, which are a part of `seconds`.
+    pub eval_seconds: f64,
 }
 
 // Losses and rates are compared between runs, so they keep all digits. Timings and percentages are rounded for

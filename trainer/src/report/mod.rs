@@ -34,4 +34,4 @@ pub use metrics::{EpochRecord, StepRecord};
 pub use reporter::{Reporter, ReporterOptions};
 pub use run_folder::RunFolder;
 pub use start_table::Section;
-pub use summary::RunSummary;
+pub use summary::{RunSummary, VALIDATION};

@@ -18,8 +18,6 @@ pub struct Pace {
     /// Mean seconds of a step with whole images. The time of a step with small images is proportional to their pixels.
     step: f64,
     steps: u64,
-    /// Seconds of the steps in the current epoch.
-    in_epoch: f64,
     /// Mean seconds of an epoch outside its steps: evaluation.
     outside_steps: f64,
     epochs_seen: u64,
@@ -29,16 +27,7 @@ impl Pace {
     /// Creates the estimate for a run of `epochs` epochs. `pixel_shares` has, for each of the first epochs, the number of pixels
     /// of an image divided by that of a whole image (progressive resizing). Images of later epochs are whole.
     pub fn new(epochs: usize, steps_per_epoch: usize, pixel_shares: Vec<f64>) -> Self {
-        Self {
-            epochs,
-            steps_per_epoch,
-            pixel_shares,
-            step: 0.0,
-            steps: 0,
-            in_epoch: 0.0,
-            outside_steps: 0.0,
-            epochs_seen: 0,
-        }
+        Self { epochs, steps_per_epoch, pixel_shares, step: 0.0, steps: 0, outside_steps: 0.0, epochs_seen: 0 }
     }
 
     /// Returns the pixels of an image in `epoch` (from 1), as a part of those of a whole image.
@@ -53,7 +42,6 @@ impl Pace {
             return;
         }
         self.steps += 1;
-        self.in_epoch += seconds;
         // The first step allocates and tunes, so the second step replaces the first one in the mean.
         let weight = NEWEST.max(1.0 / self.steps.saturating_sub(1).max(1) as f64);
         let seconds = seconds / self.share(record.epoch);
@@ -64,11 +52,10 @@ impl Pace {
 
     /// Counts a finished epoch.
     pub fn epoch(&mut self, record: &EpochRecord) {
-        let outside_steps = (record.seconds - self.in_epoch).max(0.0);
-        self.in_epoch = 0.0;
-        if outside_steps.is_finite() {
+        // `seconds` also has the steps of earlier sessions, so it does not tell the time outside the steps.
+        if record.eval_seconds.is_finite() {
             self.epochs_seen += 1;
-            self.outside_steps += (outside_steps - self.outside_steps) / self.epochs_seen as f64;
+            self.outside_steps += (record.eval_seconds - self.outside_steps) / self.epochs_seen as f64;
         }
     }
 
@@ -99,9 +86,18 @@ mod tests {
         (0..4).for_each(|_| pace.step(&step));
         assert_eq!(pace.left_in_epoch(1, 1), Some(6.0));
         assert_eq!(pace.left_in_run(1, 3), Some(2.0 + 16.0));
-        pace.epoch(&EpochRecord { seconds: 11.0, ..EpochRecord::default() }); // 8 s of steps, 3 s of evaluation
+        pace.epoch(&EpochRecord { seconds: 11.0, eval_seconds: 3.0, ..EpochRecord::default() });
         assert_eq!(pace.left_in_run(2, 0), Some(8.0 + 3.0 + 8.0 + 3.0));
         assert_eq!(pace.left_in_run(3, 4), Some(3.0));
+    }
+
+    /// The epoch's seconds include the steps before the resume.
+    #[test]
+    fn the_steps_before_a_resume_are_no_evaluation() {
+        let mut pace = Pace::new(3, 4, Vec::new());
+        pace.step(&StepRecord { step_ms: 2000.0, ..StepRecord::default() });
+        pace.epoch(&EpochRecord { seconds: 9000.0, eval_seconds: 3.0, ..EpochRecord::default() });
+        assert_eq!(pace.left_in_run(2, 0), Some(8.0 + 3.0 + 8.0 + 3.0));
     }
 
     #[test]

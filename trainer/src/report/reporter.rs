@@ -217,6 +217,24 @@ impl Reporter {
     /// # Errors
     /// When a file or stdout cannot be written.
     pub fn finish(&mut self, summary: &RunSummary) -> Result<(), FileError> {
+        let summary = self.end(summary)?;
+        let result = serde_json::to_vec_pretty(&summary)
+            .map_err(|error| FileError::new(self.folder.summary_json(), error.to_string(), "please report this"))?;
+        write_atomic(&self.folder.summary_json(), &result)?;
+        self.show(&summary)
+    }
+
+    /// Ends the report like [`finish`](Self::finish), but keeps the `summary.json` of an earlier session.
+    ///
+    /// # Errors
+    /// When a file or stdout cannot be written.
+    pub fn finish_without_result(&mut self, summary: &RunSummary) -> Result<(), FileError> {
+        let summary = self.end(summary)?;
+        self.show(&summary)
+    }
+
+    /// Writes the files of the epochs, and returns the summary with all training figures.
+    fn end(&mut self, summary: &RunSummary) -> Result<RunSummary, FileError> {
         self.progress.finish();
         self.flush()?;
         self.draw()?;
@@ -232,10 +250,11 @@ impl Reporter {
         let steps: f64 = self.epochs.iter().map(|row| steps_of(row.epoch)).sum();
         let seconds: f64 = self.epochs.iter().map(|row| steps_of(row.epoch) / row.images_per_s).sum();
         summary.images_per_s.get_or_insert(steps / seconds);
-        let result = serde_json::to_vec_pretty(&summary)
-            .map_err(|error| FileError::new(self.folder.summary_json(), error.to_string(), "please report this"))?;
-        write_atomic(&self.folder.summary_json(), &result)?;
-        self.progress.say(summary_screen(&summary, self.folder.path()).trim_end())
+        Ok(summary)
+    }
+
+    fn show(&mut self, summary: &RunSummary) -> Result<(), FileError> {
+        self.progress.say(summary_screen(summary, self.folder.path()).trim_end())
     }
 
     fn draw(&self) -> Result<(), FileError> {

@@ -9,6 +9,9 @@ use crate::report::{AveragePrecision, Confusion};
 use crate::snapshot::Evaluated;
 use crate::text::{self, align_left, width};
 
+/// The value of [`RunSummary::evaluated`] for evaluations of the validation split.
+pub const VALIDATION: &str = "validation";
+
 /// The result of a run, finished or interrupted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RunSummary {
@@ -36,12 +39,17 @@ pub struct RunSummary {
     pub train_loss: Option<f64>,
     /// Training accuracy of the last complete epoch in percent.
     pub train_top1: Option<f64>,
+    /// The split of `last` and `best`: [`VALIDATION`] if the data set has a validation split and test images. The test images are
+    /// then evaluated only after training, so an interrupted run has no test accuracy. Absent if `last` and `best` are of the test
+    /// split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub evaluated: Option<&'static str>,
     /// Last evaluation, with its epoch.
     pub last: Option<Evaluated>,
     /// Best evaluation by `checkpoint.best`, with its epoch.
     pub best: Option<Evaluated>,
     /// The evaluation of the test split after training, with the epoch of its weights. Present only if the data set has a
-    /// validation split. `last` and `best` are then evaluations of the validation split.
+    /// validation split and the run was not interrupted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub test: Option<Evaluated>,
     /// Number of times that an image could not be decoded and another image of its class replaced it, since the run was started
@@ -94,7 +102,7 @@ pub fn summary_screen(summary: &RunSummary, folder: &Path) -> String {
         let accuracy = if multi_label { "exact" } else { "top-1" };
         rows.push(("training", format!("{accuracy} {}               loss {}", percent(top1), text::loss(loss))));
     }
-    let [both, best_row, last_row] = match summary.test {
+    let [both, best_row, last_row] = match summary.evaluated {
         None => ["best = last", "best", "last"],
         Some(_) => ["val best = last", "val best", "val last"],
     };
@@ -171,6 +179,7 @@ mod tests {
             steps: 564,
             interrupted: None,
             note: None,
+            evaluated: None,
             train_loss: Some(0.3712),
             train_top1: Some(86.4),
             last: Some(evaluated(
@@ -256,7 +265,9 @@ mod tests {
         };
         let test = EvalRecord { balanced_accuracy: Some(71.25), ..test };
         let matrix = Confusion { classes: vec!["a".into(), "b".into()], counts: vec![320, 10, 60, 10] };
-        let summary = RunSummary { test: Some(evaluated(11, test)), test_confusion: Some(matrix), ..summary() };
+        let evaluated_split = Some(VALIDATION);
+        let (test, test_confusion) = (Some(evaluated(11, test)), Some(matrix));
+        let summary = RunSummary { evaluated: evaluated_split, test, test_confusion, ..summary() };
         let screen = summary_screen(&summary, Path::new("runs/x"));
         assert!(screen.contains("\nconfusion of the evaluation of test\n"), "{screen}");
         assert!(!screen.contains("T-shirt"), "the other matrix is in summary.json only: {screen}");
@@ -267,7 +278,20 @@ mod tests {
             test      top-1  82.50%  top-5  99.00%  loss 0.5000  epoch 11, 330 of 400 right; balanced 71.25%
             ");
         let without = serde_json::to_value(self::summary()).unwrap();
-        assert!(without.get("test").is_none(), "absent without a validation split: {without}");
+        for key in ["test", "evaluated"] {
+            assert!(without.get(key).is_none(), "absent without a validation split: {without}");
+        }
+    }
+
+    /// The test split is evaluated after training.
+    #[test]
+    fn an_interrupted_run_says_that_its_evaluations_are_of_the_validation_split() {
+        let interrupted = Some("SIGTERM after step 61".into());
+        let summary = RunSummary { evaluated: Some(VALIDATION), interrupted, ..summary() };
+        let screen = summary_screen(&summary, Path::new("runs/x"));
+        assert!(screen.contains("\nval best ") && screen.contains("\nval last "), "{screen}");
+        assert!(!screen.contains("\ntest "), "{screen}");
+        assert_eq!(serde_json::to_value(&summary).unwrap()["evaluated"], "validation");
     }
 
     #[test]

@@ -218,6 +218,7 @@ mod tests {
             lr: 0.1,
             images_per_s: 1234.5678,
             seconds: 40.51234,
+            eval_seconds: 2.5,
         }
     }
 

@@ -181,11 +181,11 @@ pub(super) fn check_batches(
 }
 
 /// Returns the smallest number of images in a step that batch norm normalises together: those of a device, or with synchronised
-/// batch norm those of all devices. Returns `None` for several processes with synchronised batch norm, because each process has at
+/// batch norm those of all devices. Returns `None` for several processes with synchronised batch norm, because each of them has at
 /// least one image in every step.
 fn smallest_share(plan: &RunPlan, samples: usize, devices: usize) -> Option<usize> {
     let together = plan.parallel.batch_norm == config::BatchNormPolicy::Sync;
-    if together && plan.parallel.mode == config::Mode::Ddp {
+    if together && plan.parallel.mode == config::Mode::Ddp && devices > 1 {
         return None;
     }
     let batch = plan.train.global_batch(devices);
@@ -202,5 +202,24 @@ fn share(count: usize, batch: usize, devices: usize, plan: &RunPlan) -> usize {
         config::Mode::Dp => chunks(count, devices).last().map_or(0, |chunk| chunk.len()),
         // The loader fills the last batch up, so that all ranks have equally many images.
         _ => (count.next_multiple_of(devices).min(batch) / devices).max(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{BatchNormPolicy, Mode};
+
+    /// The last batch of 9 images has one image.
+    #[test]
+    fn one_process_with_synchronised_batch_norm_has_no_images_of_other_processes() {
+        let mut plan = RunPlan::default();
+        (plan.train.batch_size, plan.parallel.batch_norm) = (8, BatchNormPolicy::Sync);
+        for (mode, devices, expected) in
+            [(Mode::Single, 1, Some(1)), (Mode::Dp, 2, Some(1)), (Mode::Ddp, 1, Some(1)), (Mode::Ddp, 2, None)]
+        {
+            plan.parallel.mode = mode;
+            assert_eq!(smallest_share(&plan, 9, devices), expected, "{mode} x{devices}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! The end of a training run: the statistics of all ranks, the summary and the exit code.
 
+use std::path::Path;
+
 use crate::config::BestBy;
 use crate::console;
 use crate::device;
@@ -99,9 +101,60 @@ pub(super) fn finish(
         }
         RunOutcome::Interrupted { signal, step } => {
             summary.interrupted = Some(format!("{} after step {}", signals::name(signal), thousands(step)));
-            reporter.finish(&summary)?;
+            if steps_of_result(&reporter.folder().summary_json()) == Some(step) {
+                // The weights are those of the earlier result, which may be that of a complete run.
+                reporter.finish_without_result(&summary)?;
+                console::eprint("note: summary.json keeps the earlier result, which is of the same steps");
+            } else {
+                reporter.finish(&summary)?;
+            }
             console::print(format_args!("checkpoint saved; continue with: {command}"));
             Ok(exit_code_of_signal(signal))
         }
+    }
+}
+
+/// Returns the number of steps of an earlier session's `summary.json`; `None` if there is none, or if it cannot be read.
+fn steps_of_result(path: &Path) -> Option<u64> {
+    let (file, _) = data::open_regular(path).ok()?;
+    let result: serde_json::Value = serde_json::from_reader(std::io::BufReader::new(file)).ok()?;
+    result["steps"].as_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::report::{ReporterOptions, RunFolder};
+
+    #[test]
+    fn an_interrupted_session_without_a_step_keeps_the_result_of_a_complete_one() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
+        let options = ReporterOptions {
+            epochs: 1,
+            steps_per_epoch: 9,
+            pixel_shares: Vec::new(),
+            every: 0,
+            tensorboard: false,
+            quiet: true,
+            multi_label: false,
+            device: "cpu".to_owned(),
+        };
+        let mut reporter = Reporter::new(folder.clone(), options, &[]).unwrap();
+        let mut end = |outcome, steps| {
+            let continuation = Continuation { command: String::new(), max_time_s: 0 };
+            let classes = vec!["cat".to_owned(), "dog".to_owned()];
+            let summary = RunSummary { steps, ..RunSummary::default() };
+            finish(&mut reporter, summary, outcome, classes, BestBy::Accuracy, &continuation).unwrap();
+            fs::read_to_string(folder.summary_json()).unwrap()
+        };
+        let interrupted = |step| RunOutcome::Interrupted { signal: 2, step };
+        let first = end(interrupted(8), 8);
+        assert!(first.contains("SIGINT after step 8"), "there is no earlier result: {first}");
+        let complete = end(RunOutcome::Finished(EvalCounts::new(2)), 9);
+        assert_eq!(end(interrupted(9), 9), complete);
+        assert!(end(interrupted(10), 10).contains("SIGINT after step 10"));
     }
 }

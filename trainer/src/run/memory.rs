@@ -4,6 +4,7 @@
 use models::Spec;
 
 use super::run_data::prefetched_batches;
+use crate::config::TrainConfig;
 use crate::text::counted;
 
 /// Hint for a refusal.
@@ -13,6 +14,12 @@ pub(crate) const HINT: &str = "use a smaller image_size, or a smaller batch_size
 const MIN_CHECKED_PIXELS: usize = 128 * 128;
 /// Pixels of a step from which memory is checked, also for smaller images.
 const MIN_CHECKED_STEP_PIXELS: usize = 2048 * 2048;
+
+/// Returns the number of images of a loader's batch that one of `processes` processes has. In mode dp, one process has the images
+/// of all `devices`.
+pub(super) fn images_of_process(train: &TrainConfig, devices: usize, processes: usize) -> usize {
+    train.global_batch(devices).div_ceil(processes)
+}
 
 /// The use of the memory.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +75,19 @@ pub(crate) fn refusal(model: &str, spec: &Spec, memory_use: MemoryUse) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::BatchScope;
+
+    #[test]
+    fn a_process_of_mode_dp_has_the_images_of_all_devices() {
+        let mut train = TrainConfig { batch_size: 8, batch_scope: BatchScope::PerWorker, ..TrainConfig::default() };
+        let counts = |train: &TrainConfig| {
+            let [single, dp, ddp] = [[1, 1], [4, 1], [4, 4]];
+            [single, dp, ddp].map(|[devices, processes]| images_of_process(train, devices, processes))
+        };
+        assert_eq!(counts(&train), [8, 32, 8]);
+        train.batch_scope = BatchScope::Global;
+        assert_eq!(counts(&train), [8, 8, 2]);
+    }
 
     #[test]
     fn the_batches_of_a_step_and_those_of_the_next_one_count() {

@@ -42,20 +42,7 @@ pub(super) fn load_newest_checkpoint(
             "a run keeps its seed: leave --seed out",
         ));
     }
-    let trained = loaded.progress.epoch - 1;
-    if plan.train.epochs > 0 && trained > plan.train.epochs {
-        return Err(plan
-            .error_at(
-                &["train.epochs"],
-                format!(
-                    "{}: the run has trained {trained} epochs, more than {}",
-                    loaded.path.display(),
-                    plan.train.epochs
-                ),
-                format!("continue it with {trained} epochs or more, or leave --epochs out"),
-            )
-            .into());
-    }
+    check_epochs(plan, &loaded)?;
     let (step, limit) = (loaded.progress.step, plan.train.max_steps as u64);
     if limit > 0 && step > limit {
         let cause = format!("{}: the run has taken {step} steps, more than {limit}", loaded.path.display());
@@ -77,6 +64,24 @@ pub(super) fn load_newest_checkpoint(
     fit_optimizer_state(plan, &mut loaded)?;
     fit_weight_average(plan, &mut loaded);
     Ok(Some(loaded))
+}
+
+/// Checks that the checkpoint was not trained for longer than the plan's epochs.
+///
+/// # Errors
+/// The checkpoint has more epochs than the plan, or is inside the epoch after the plan's last one.
+fn check_epochs(plan: &RunPlan, loaded: &LoadedCheckpoint) -> Result<(), Failure> {
+    let (trained, planned) = (loaded.progress.epoch - 1, plan.train.epochs);
+    let is_inside = loaded.progress.batch > 0;
+    if planned == 0 || trained + usize::from(is_inside) <= planned {
+        return Ok(());
+    }
+    let (epochs, path) = (counted(trained as u64, "epoch"), loaded.path.display());
+    let part = if is_inside { " and a part of the next one" } else { "" };
+    let cause = format!("{path}: the run has trained {epochs}{part}, more than {planned}");
+    let least = counted((trained + usize::from(is_inside)) as u64, "epoch");
+    let hint = format!("continue it with {least} or more, or leave --epochs out");
+    Err(plan.error_at(&["train.epochs"], cause, hint).into())
 }
 
 /// Removes the optimizer state of layers that `model.freeze` freezes now.

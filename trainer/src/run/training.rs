@@ -7,6 +7,7 @@ use data::{SplitRecord, Splits};
 
 use super::fine_tune;
 use super::finish::{Continuation, RankStats, by_class, finish, gather_rank_stats};
+use super::memory;
 use super::newest_checkpoint::load_newest_checkpoint;
 use super::ranks::JoinedRank;
 use super::resume_command::resume_command;
@@ -23,7 +24,7 @@ use crate::engine::checkpoint::{BestPolicy, CheckpointFolder, LoadedCheckpoint};
 use crate::engine::{Engine, Loaders, RunLength, RunOutcome, RunOutput, RunResult};
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
-use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section};
+use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section, VALIDATION};
 use crate::signals::Stop;
 use crate::snapshot::{DatasetRecord, RunProgress};
 use crate::strategy::Strategy;
@@ -61,6 +62,8 @@ struct RunFacts {
     device: String,
     dataset: DatasetRecord,
     record: Option<SplitRecord>,
+    /// See [`RunSummary::evaluated`].
+    evaluated: Option<&'static str>,
 }
 
 impl Training<'_> {
@@ -106,7 +109,8 @@ impl Training<'_> {
         let own_threads = plan.parallel.threads.filter(|_| self.rank.is_some() && selected.gpu.is_none());
         let described = own_threads.map_or_else(|| selected.description.clone(), device::describe_cpu);
         let device = format!("{described}, {} x{}", plan.parallel.mode, strategy.device_count());
-        let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record };
+        let evaluated = loaders.test.is_some().then_some(VALIDATION);
+        let facts = RunFacts { parameters, fine_tuning, data, source, device, dataset, record, evaluated };
         self.run_rank_0(&mut *strategy, loaders, stop, progress, &timeline, facts)
     }
 
@@ -155,12 +159,12 @@ impl Training<'_> {
         let spec = network_spec(plan, splits);
         let classes = spec.num_classes;
         let processes = self.rank.map_or(1, |rank| rank.comm.world_size());
-        let share = plan.train.global_batch(processes).div_ceil(processes);
+        let devices =
+            if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
+        let share = memory::images_of_process(&plan.train, devices, processes);
         let batch = share.min(splits.train.len()).max(1);
         let batches = splits.train.len().div_ceil(processes).div_ceil(batch);
         let network = build_network(plan, &spec, selected, batch, batches)?;
-        let devices =
-            if plan.parallel.mode == Mode::Dp { plan.parallel.devices.map_or(1, Devices::count) } else { processes };
         let counts = [splits.train.len(), devices];
         let hint = "use larger images, such as data.image_size = 64, another batch_size, or drop_last = true";
         fine_tune::check_batches(plan, &network, &spec, counts, ("train.batch_size", hint))?;
@@ -338,6 +342,7 @@ fn summarize(
         epochs: complete_epochs(&outcome, &progress, lengths, plan.train.epochs),
         planned_epochs: lengths.epochs,
         steps: progress.step,
+        evaluated: facts.evaluated,
         best: progress.best,
         last: progress.last,
         test,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use data::{
     Dataset, ImageShape,
-    loader::{Loader, LoaderConfig},
+    loader::{Batch, Loader, LoaderConfig},
 };
 use models::Spec;
 use trainer::{
@@ -16,8 +16,8 @@ use trainer::{
     },
     failure::Failure,
     report::{Reporter, ReporterOptions, RunFolder},
-    signals::Stop,
-    strategy::{Strategy, single::Single},
+    signals::{Stop, StopReason},
+    strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
 const SHAPE: ImageShape = ImageShape { channels: 1, height: 28, width: 28 };
@@ -60,6 +60,45 @@ pub fn single(plan: &RunPlan) -> Single {
     let device = device::cpu().device();
     let network = models::build("lenet", &Spec { num_classes: 10, in_channels: 1, image_size: [28, 28] }, 7, &device);
     Single::new(network.expect("a network"), device, 10, plan)
+}
+
+/// A [`Single`] that runs `act` in its `at`-th evaluation, before the first image.
+pub struct Disturbed {
+    /// The strategy.
+    pub inner: Single,
+    /// The evaluation, from 1.
+    pub at: usize,
+    /// What happens there.
+    pub act: Box<dyn Fn()>,
+    evaluations: usize,
+}
+
+impl Disturbed {
+    pub fn new(inner: Single, at: usize, act: impl Fn() + 'static) -> Self {
+        Self { inner, at, act: Box::new(act), evaluations: 0 }
+    }
+}
+
+impl Strategy for Disturbed {
+    fn learner(&self) -> &Learner {
+        self.inner.learner()
+    }
+
+    fn learner_mut(&mut self) -> &mut Learner {
+        self.inner.learner_mut()
+    }
+
+    fn train_step(&mut self, batches: Vec<Batch>, lr: f64, stop: Option<StopReason>) -> Result<StepOutcome, Failure> {
+        self.inner.train_step(batches, lr, stop)
+    }
+
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+        self.evaluations += 1;
+        if self.evaluations == self.at {
+            (self.act)();
+        }
+        self.inner.evaluate(batches, stop)
+    }
 }
 
 /// Runs the engine in `folder`, from its newest checkpoint if there is one.

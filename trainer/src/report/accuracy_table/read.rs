@@ -11,9 +11,9 @@ use data::open_regular;
 use serde::Deserialize;
 
 use crate::files::FileError;
-use crate::report::RunFolder;
 use crate::report::run_folder::is_sweep;
 use crate::report::summary_csv::read_summary;
+use crate::report::{RunFolder, VALIDATION};
 
 /// The values of a run that the table uses.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ impl RunRecord {
 pub struct FoundRuns {
     /// The runs, each once.
     pub runs: Vec<RunRecord>,
-    /// Folders of runs that are unfinished or were never evaluated.
+    /// Folders of runs that are unfinished or were never evaluated, or only on a validation split.
     pub unfinished: Vec<PathBuf>,
 }
 
@@ -114,7 +114,7 @@ impl RunIdentity {
         let lines = text.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
         let env = bytes(env)?.and_then(|env| serde_json::from_slice::<EnvFields>(&env).ok());
         let first_start = env.and_then(|EnvFields { started, command, .. }| {
-            Some((started?, command.iter().map(|word| last_part(word).to_owned()).collect()))
+            Some((started?, command.iter().map(|word| without_folders(word)).collect()))
         });
         Ok(Self { lines, first_start })
     }
@@ -136,9 +136,14 @@ impl RunIdentity {
     }
 }
 
-/// Returns the last part of a path. A text without a slash stays as it is.
-pub(super) fn last_part(path: &str) -> &str {
-    path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
+/// Shortens a path in a word of a command line to the path's last part: `configs/a.toml` to `a.toml`. In `KEY=PATH`, shortens only
+/// the path. A word without a slash stays as it is.
+pub(super) fn without_folders(word: &str) -> String {
+    let last_part = |path: &str| path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path).to_owned();
+    match word.split_once('=').filter(|(key, _)| !key.contains('/')) {
+        Some((key, value)) => format!("{key}={}", last_part(value)),
+        None => last_part(word),
+    }
 }
 
 /// Returns the folder's name, also if the path ends in `.`.
@@ -178,6 +183,8 @@ struct SummaryFields {
     planned_epochs: usize,
     best: Option<EvaluationFields>,
     last: Option<EvaluationFields>,
+    /// See [`RunSummary::evaluated`](crate::report::RunSummary::evaluated). Absent in summaries of older versions.
+    evaluated: Option<String>,
     /// Present only if the data set has a validation split.
     test: Option<EvaluationFields>,
     seconds: f64,
@@ -203,6 +210,10 @@ fn read(name: String, folder: RunFolder) -> Result<Option<RunRecord>, FileError>
     let Some(summary) = file(&folder.summary_json())? else { return Ok(None) };
     let summary: SummaryFields = json(&folder.summary_json(), &summary)?;
     let (Some(best), Some(last)) = (&summary.best, &summary.last) else { return Ok(None) };
+    if summary.test.is_none() && summary.evaluated.as_deref() == Some(VALIDATION) {
+        // An interrupted run: the table has test accuracies only.
+        return Ok(None);
+    }
     let commit = match file(&folder.env())? {
         Some(env) => json::<EnvFields>(&folder.env(), &env)?.git_commit,
         None => None,

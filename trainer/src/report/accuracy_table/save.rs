@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::read::{RunIdentity, RunRecord, last_part};
+use super::read::{RunIdentity, RunRecord, without_folders};
 use crate::files::{FileError, write_atomic};
 use crate::report::RunFolder;
 
@@ -28,7 +28,7 @@ const KEPT: [&str; 12] = [
 ];
 
 /// Saves the run's summary in a folder of the run's name below `into`: `config.toml`, `summary.csv`, `summary.json`
-/// without the confusion matrix, and `env.json` without the names of this machine.
+/// without the confusion matrices, and `env.json` without the names of this machine.
 ///
 /// `config` is the text of `config.toml`. The caller removes the settings that belong to this machine. A run may be saved again,
 /// also after the run has continued.
@@ -58,7 +58,9 @@ pub fn save(run: &RunRecord, config: &str, into: &Path) -> Result<PathBuf, FileE
     refuse_another_run(&folder, &run.folder)?;
     let mut summary = json(run.folder.summary_json())?;
     if let Some(summary) = summary.as_object_mut() {
-        summary.remove("confusion");
+        for matrix in ["confusion", "test_confusion"] {
+            summary.remove(matrix);
+        }
     }
     let mut env = json(run.folder.env())?;
     remove_machine_fields(&mut env);
@@ -88,8 +90,8 @@ fn remove_machine_fields(env: &mut Value) {
     env.retain(|key, _| KEPT.contains(&key.as_str()) || key == "resumed");
     if let Some(words) = env.get_mut("command").and_then(Value::as_array_mut) {
         for word in words {
-            if let Some(name) = word.as_str().map(|word| last_part(word).to_owned()) {
-                *word = Value::String(name);
+            if let Some(shortened) = word.as_str().map(without_folders) {
+                *word = Value::String(shortened);
             }
         }
     }

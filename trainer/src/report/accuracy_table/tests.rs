@@ -17,6 +17,7 @@ fn run(root: &Path, name: &str, model: &str, config: &str, best: Option<f64>) {
     let summary = serde_json::json!({
         "model": model, "dataset": "cifar10", "device": "CPU, single x1", "epochs": 3, "planned_epochs": 3,
         "best": eval, "last": eval, "seconds": 90.0, "confusion": {"classes": ["a"], "counts": [1]},
+        "test_confusion": {"classes": ["a"], "counts": [2]},
     });
     write("summary.json", summary.to_string());
     let header = crate::report::summary_csv::HEADER;
@@ -156,11 +157,25 @@ fn a_summary_that_is_saved_counts_as_its_run_and_names_no_machine() {
         }
     }
     let env: serde_json::Value = serde_json::from_slice(&fs::read(saved.join("env.json")).unwrap()).unwrap();
-    assert_eq!(env["command"], serde_json::json!(["trainer", "--config", "a.toml", "--set", "d"]));
+    assert_eq!(env["command"], serde_json::json!(["trainer", "--config", "a.toml", "--set", "data.dir=d"]));
     let both = read_runs(&[runs, results.clone()]).unwrap().runs;
     assert_eq!(both.len(), 1, "a run and its committed summary are one");
     let again = read_runs(&[results]).unwrap().runs;
     assert_eq!((again[0].top1, &again[0].commit), (both[0].top1, &both[0].commit));
+}
+
+#[test]
+fn a_path_in_a_command_is_shortened_and_its_key_stays() {
+    for (word, shortened) in [
+        ("configs/a.toml", "a.toml"),
+        ("model.weights=/home/me/w.pth", "model.weights=w.pth"),
+        ("--run-dir=runs/", "--run-dir=runs"),
+        ("/home/a=b/c.toml", "c.toml"),
+        ("train.seed=1", "train.seed=1"),
+        ("/", "/"),
+    ] {
+        assert_eq!(read::without_folders(word), shortened, "{word}");
+    }
 }
 
 #[test]
@@ -224,6 +239,14 @@ fn unfinished_and_damaged_runs_are_reported() {
     let found = read_runs(&[root.path().to_owned()]).unwrap();
     assert_eq!(found.runs.len(), 1);
     assert_eq!(found.unfinished, [root.path().join("1"), root.path().join("3")]);
+    // A run that was interrupted before the test split was evaluated.
+    let summary = fs::read_to_string(root.path().join("2/summary.json")).unwrap();
+    let of_validation = summary.replacen('{', "{\"evaluated\": \"validation\",", 1);
+    fs::write(root.path().join("2/summary.json"), &of_validation).unwrap();
+    assert!(read_runs(&[root.path().to_owned()]).unwrap().runs.is_empty());
+    let tested = of_validation.replacen('{', "{\"test\": {\"top1\": 65.0},", 1);
+    fs::write(root.path().join("2/summary.json"), tested).unwrap();
+    assert_eq!(read_runs(&[root.path().to_owned()]).unwrap().runs[0].top1, 65.0);
     fs::write(root.path().join("2/summary.json"), "{").unwrap();
     let error = read_runs(&[root.path().to_owned()]).unwrap_err();
     assert_eq!(error.path, root.path().join("2/summary.json"));

@@ -136,7 +136,7 @@ impl Autotuner {
             let [first, limit] = [settings.first_bucket_mb, settings.bucket_mb].map(|mib| (mib * MIB) as usize);
             compute_bucket_assignment(order, lengths, first, limit).iter().map(|bucket| bucket.elements).collect()
         };
-        self.record_trial(slowest, &bucket_sizes);
+        self.record_trial(slowest, bucket_sizes);
         loop {
             if let Some(settings) = self.remaining_candidates.pop_front() {
                 self.current = settings;
@@ -145,7 +145,7 @@ impl Autotuner {
                 return SearchDecision::Try(settings);
             }
             let Some(following) = self.stage.following() else { return SearchDecision::Done(self.report()) };
-            self.fill_candidates(&bucket_sizes);
+            self.fill_candidates(bucket_sizes);
             self.stage = following;
         }
     }
