@@ -202,7 +202,7 @@ fn run() -> Result<bool, String> {
 
 fn main() -> ExitCode {
     let result = run();
-    trainer::device::keep_kernels();
+    trainer::device::save_kernels();
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -170,7 +170,7 @@ fn the_table_has_one_row_per_section() {
     data: name=cifar10, augment=crop:4 flip, mean=0.4914 0.4822 0.4465, std=0.2023 0.1994 0.201, image_size=32, workers=2, off=limit_train limit_test sampler_weights
     train: epochs=10, batch_size=128, batch_scope=global, precision=f32, seed=0, accumulate=1, eval_every=1, off=label_smoothing class_weights mixup cutmix cutout ema grad_clip drop_last tta max_steps max_time_s patience
     optimizer: kind=sgd, momentum=0.9, nesterov=true, lr=0.1, weight_decay=0.0005, decay_norm_and_bias=true, norm_bias_lr_factor=1, off=lr_scale
-    schedule: kind=cosine, warmup_start=0.01, off=warmup_epochs
+    schedule: kind=cosine, warmup_start=0.01, min_lr=0, off=warmup_epochs
     parallel: mode=single
     checkpoint: every=1, keep_last=2, keep_best=true, off=every_steps
     log: every=50, tensorboard=true, off=timeline
