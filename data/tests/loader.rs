@@ -395,7 +395,7 @@ fn impossible_configurations_are_errors_with_a_hint() {
             LoaderConfig { pixels: false, augment: Vec::new(), ..sides(4) },
         ),
         (
-            "pixels: `trivial-augment` computes pixels, and a device only gathers them",
+            "pixels: `rotation:20` computes pixels, and a device only gathers them",
             LoaderConfig { pixels: false, ..config() },
         ),
     ];

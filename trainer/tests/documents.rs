@@ -8,7 +8,7 @@ use std::{
 };
 
 /// Flags of other programs (cargo, torchrun, timm) and of the benches that the documents name.
-const FOREIGN_FLAGS: [&str; 38] = [
+const FOREIGN_FLAGS: [&str; 39] = [
     "amp",
     "amp-dtype",
     "bench",
@@ -26,6 +26,7 @@ const FOREIGN_FLAGS: [&str; 38] = [
     "layer-decay",
     "lr",
     "master_addr",
+    "min-lr",
     "mixup",
     "model-ema",
     "model-ema-decay",

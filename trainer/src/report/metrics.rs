@@ -318,6 +318,6 @@ mod tests {
         let mut writer = MetricsWriter { file: File::create(&path).unwrap(), path };
         let error = writer.write(&step(0)).unwrap_err();
         assert_eq!(error.to_string(), "/dev/full: cannot write: No space left on device (os error 28)");
-        assert!(error.hint.contains("--run-dir") && error.hint.contains("--resume"), "{}", error.hint);
+        assert!(error.hint.contains("free some space") && error.hint.contains("--resume"), "{}", error.hint);
     }
 }

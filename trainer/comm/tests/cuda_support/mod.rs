@@ -58,7 +58,7 @@ impl Program {
                 let source = variant.source_for(include_str!("platform.h"), THREADS);
                 let _ = writeln!(text, "namespace {name} {{\n{source}");
                 for kernel in Kernel::ALL.into_iter().chain([Kernel::Order]) {
-                    let _ = writeln!(text, "ENTRY({})", kernel.name());
+                    let _ = writeln!(text, "DEFINE_KERNEL({})", kernel.name());
                 }
                 text.push_str("}\n");
                 for kernel in Kernel::ALL.into_iter().chain([Kernel::Probe, Kernel::Order]) {
