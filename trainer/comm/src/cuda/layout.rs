@@ -13,9 +13,9 @@ pub const PAGE: usize = 2 << 20;
 /// Bytes of a pack, the unit of memory accesses.
 pub const PACK: usize = 16;
 
-/// Position in a window, in bytes, of the flags [`FlagSet::Filled`]: one word per block and sender.
+/// Position in a window, in bytes, of the flags [`FlagSet::Filled`](super::protocol::FlagSet::Filled): one word per block and sender.
 pub const FILLED: usize = 0;
-/// Position of the flags [`FlagSet::Reduced`].
+/// Position of the flags [`FlagSet::Reduced`](super::protocol::FlagSet::Reduced).
 pub const REDUCED: usize = FILLED + FLAGS;
 /// Position of the number of the launch in which a wait of this rank has failed; zero until then.
 pub const FAULTED_LAUNCH: usize = REDUCED + FLAGS;
@@ -37,11 +37,11 @@ const _: () = assert!(PROBE + MAX_WORLD * 8 <= SLOTS_AT && SLOTS_AT.is_multiple_
 pub mod phase {
     /// [`KernelStep::Pack`](super::super::protocol::KernelStep::Pack).
     pub const PACK: u32 = 1;
-    /// A barrier on [`FlagSet::Filled`](super::FlagSet::Filled).
+    /// A barrier on [`FlagSet::Filled`](super::super::protocol::FlagSet::Filled).
     pub const BARRIER_ENTER: u32 = 2;
     /// [`KernelStep::Reduce`](super::super::protocol::KernelStep::Reduce).
     pub const REDUCE: u32 = 4;
-    /// A barrier on [`FlagSet::Reduced`](super::FlagSet::Reduced).
+    /// A barrier on [`FlagSet::Reduced`](super::super::protocol::FlagSet::Reduced).
     pub const BARRIER_EXIT: u32 = 8;
     /// [`KernelStep::Gather`](super::super::protocol::KernelStep::Gather).
     pub const GATHER: u32 = 16;
