@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rayon::prelude::*;
 
 use crate::crops::{TEN_CROP, centre_of_resized, crops_of_resized};
-use crate::decode::{self, Decoder, Region, TOO_LARGE, Target, resample};
+use crate::decode::{self, Decoder, Region, ResizeTarget, TOO_LARGE, resample};
 use crate::formats::{ParsedFile, open, read_error};
 use crate::{DataError, ImageShape};
 
@@ -70,13 +70,13 @@ impl ImageFile {
         let (mut file, file_len) = open(path)?;
         match *self {
             Self::Path(_) => {
-                let mut bytes = Vec::with_capacity(self.checked(file_len)? as usize);
+                let mut bytes = Vec::with_capacity(self.check_len(file_len)? as usize);
                 // The file may grow meanwhile.
                 file.by_ref().take(MAX_BYTES).read_to_end(&mut bytes).map_err(|e| read_error(path, &e))?;
                 Ok(bytes)
             }
             Self::Member { len, .. } => {
-                let mut bytes = vec![0; self.checked(len)? as usize];
+                let mut bytes = vec![0; self.check_len(len)? as usize];
                 file.read_exact_at(&mut bytes, offset)
                     .map_err(|e| read_error(path, &e).at(format!("byte {offset}")))?;
                 Ok(bytes)
@@ -89,7 +89,7 @@ impl ImageFile {
         let size = match self {
             Self::Path(path) => {
                 let (file, len) = open(path)?;
-                self.checked(len)?;
+                self.check_len(len)?;
                 let mut source = BufReader::new(ParsedFile::new(path, file));
                 let size = decode::read_size(&mut source);
                 // The decoder's text does not tell a disk that does not answer from a damaged image.
@@ -115,12 +115,12 @@ impl ImageFile {
         let part = |height: usize, width: usize| {
             let whole = Region::whole(height, width);
             Ok(match (window(height, width), resize) {
-                (Some(region), _) => [(region, Target::whole(shape.height, shape.width))],
+                (Some(region), _) => [(region, ResizeTarget::whole(shape.height, shape.width))],
                 (None, Resize::ShorterSide(side)) => [(whole, centre_of_resized((height, width), side, shape))],
                 (None, Resize::None) if (height, width) != (shape.height, shape.width) => {
-                    return Err(self.other_size((height, width), shape));
+                    return Err(self.size_mismatch((height, width), shape));
                 }
-                (None, _) => [(whole, Target::whole(shape.height, shape.width))],
+                (None, _) => [(whole, ResizeTarget::whole(shape.height, shape.width))],
             })
         };
         self.decode_parts(part, out)
@@ -143,7 +143,7 @@ impl ImageFile {
     /// Decodes the image and writes resampled regions of it to `out`. `parts` returns the regions, from the height and width.
     fn decode_parts<const N: usize>(
         &self,
-        parts: impl FnOnce(usize, usize) -> Result<[(Region, Target); N], DataError>,
+        parts: impl FnOnce(usize, usize) -> Result<[(Region, ResizeTarget); N], DataError>,
         out: &mut [u8],
     ) -> Result<(), DataError> {
         let bytes = self.read()?;
@@ -169,7 +169,7 @@ impl ImageFile {
     }
 
     /// Makes the error of an image whose height and width are not those of the first image.
-    pub(crate) fn other_size(&self, (height, width): (usize, usize), shape: ImageShape) -> DataError {
+    pub(crate) fn size_mismatch(&self, (height, width): (usize, usize), shape: ImageShape) -> DataError {
         let cause = format!("is {width}x{height} pixels, the first image is {}x{}", shape.width, shape.height);
         self.error(cause, "set image_size in [data] to resize all images to a square")
     }
@@ -187,7 +187,7 @@ impl ImageFile {
     }
 
     /// Returns a length in bytes that an image may have.
-    fn checked(&self, len: u64) -> Result<u64, DataError> {
+    fn check_len(&self, len: u64) -> Result<u64, DataError> {
         match len <= MAX_BYTES {
             true => Ok(len),
             false => {
@@ -233,7 +233,7 @@ impl EncodedImages {
     }
 
     /// Marks that the caller decodes the images once.
-    pub(crate) fn deferred(self) -> Self {
+    pub(crate) fn with_deferred_decoding(self) -> Self {
         Self { is_decoding_deferred: true, ..self }
     }
 

@@ -75,7 +75,7 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
     let sizes = strata(train);
     let held_out = match options.validation {
         None => vec![0; sizes.len()],
-        Some(fraction) => of_each_class("validation", fraction, &sizes, train)?,
+        Some(fraction) => counts_per_class("validation", fraction, &sizes, train)?,
     };
     let rest: Vec<usize> = sizes.iter().zip(&held_out).map(|(all, held_out)| all - held_out).collect();
     if options.validation.is_some()
@@ -84,11 +84,11 @@ fn partition(train: &Dataset, options: &SplitOptions) -> Result<(Vec<u32>, Split
         let fraction = options.validation.unwrap_or_default();
         let cause =
             format!("{fraction} holds out all {}: none is left to train on", stratum_of(train, class, sizes[class]));
-        return Err(error("validation", cause, other_fraction(&sizes, true, false)));
+        return Err(error("validation", cause, fraction_hint(&sizes, true, false)));
     }
     let kept = match options.fraction {
         None => rest,
-        Some(fraction) => of_each_class("fraction", fraction, &rest, train)?,
+        Some(fraction) => counts_per_class("fraction", fraction, &rest, train)?,
     };
     let (mut validation, mut training, mut unused) = (Vec::new(), Vec::new(), Vec::new());
     let mut seen = vec![0; sizes.len()];
@@ -126,7 +126,7 @@ fn check_classes_left(option: &str, train: &Dataset, training: &[u32]) -> Result
 }
 
 /// Returns `fraction` of each class's size, rounded to the nearest integer.
-fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) -> Result<Vec<usize>, DataError> {
+fn counts_per_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) -> Result<Vec<usize>, DataError> {
     let may_take_all = option == "fraction";
     let is_possible = if may_take_all { fraction <= 1.0 } else { fraction < 1.0 };
     if !(fraction > 0.0 && is_possible) {
@@ -138,7 +138,7 @@ fn of_each_class(option: &str, fraction: f64, sizes: &[usize], train: &Dataset) 
         None => Ok(parts),
         Some(class) => {
             let cause = format!("{fraction} of the {} is none", stratum_of(train, class, sizes[class]));
-            Err(error(option, cause, other_fraction(sizes, false, may_take_all)))
+            Err(error(option, cause, fraction_hint(sizes, false, may_take_all)))
         }
     }
 }
@@ -158,7 +158,7 @@ fn stratum_of(train: &Dataset, class: usize, count: usize) -> String {
 
 /// Returns what to do about a fraction that takes all (`too_many`) or none of the images of a class. The smallest of the classes, whose
 /// sizes are `sizes`, sets the limit.
-fn other_fraction(sizes: &[usize], too_many: bool, may_take_all: bool) -> String {
+fn fraction_hint(sizes: &[usize], too_many: bool, may_take_all: bool) -> String {
     let size = sizes.iter().copied().filter(|size| *size > 0).min().unwrap_or(1);
     // Half an image is rounded up. Four digits are enough for a hint.
     let digits = |images: f64| (images / size as f64 * 1e4).ceil();
@@ -325,14 +325,14 @@ mod tests {
     fn the_fraction_of_a_hint_works() {
         for size in 2..300 {
             for too_many in [false, true] {
-                let hint = other_fraction(&[300, size], too_many, true);
+                let hint = fraction_hint(&[300, size], too_many, true);
                 let fraction: f64 = hint.rsplit(' ').next().unwrap().parse().unwrap();
                 let sizes = [size, 300];
                 assert!(split(splits(&sizes, &[1, 1]), &options(fraction, None, 0)).is_ok(), "{size}: {hint}");
             }
         }
-        assert!(other_fraction(&[1], false, false).starts_with("one image cannot be split"));
-        assert_eq!(other_fraction(&[40, 0, 1], false, true), "use at least 0.5");
+        assert!(fraction_hint(&[1], false, false).starts_with("one image cannot be split"));
+        assert_eq!(fraction_hint(&[40, 0, 1], false, true), "use at least 0.5");
     }
 
     /// A limit may leave classes out; that is not the split's fault.

@@ -6,7 +6,7 @@ use zune_jpeg::JpegDecoder;
 use zune_jpeg::zune_core::colorspace::ColorSpace;
 use zune_jpeg::zune_core::options::DecoderOptions;
 
-use super::{MAX_SIDE, TOO_LARGE, samples, text};
+use super::{MAX_SIDE, TOO_LARGE, allocate_samples, text};
 
 /// Reads the headers. Returns the decoder, and height and width. `is_complete`: the file has an end marker. Without the marker,
 /// missing pixels are an error; the decoder's default would make them grey.
@@ -38,7 +38,7 @@ pub(super) fn open<R: BufRead + Seek>(
 
 /// Decodes the image into `[H, W, 3]`.
 pub(super) fn decode<R: BufRead + Seek>(decoder: &mut JpegDecoder<R>, plane: usize) -> Result<Vec<u8>, String> {
-    let mut samples = samples(decoder.output_buffer_size())?;
+    let mut samples = allocate_samples(decoder.output_buffer_size())?;
     decoder.decode_into(&mut samples).map_err(text)?;
     Ok(if samples.len() == plane { samples.into_iter().flat_map(|grey| [grey; 3]).collect() } else { samples })
 }

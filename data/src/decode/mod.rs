@@ -13,7 +13,7 @@ use std::fmt::Display;
 use std::io::{BufRead, Cursor, Read, Seek, SeekFrom};
 
 use png::{BitDepth, ColorType, Transformations};
-pub(crate) use resample::{Region, Target, resample};
+pub(crate) use resample::{Region, ResizeTarget, resample};
 
 /// Maximum memory that the decoder of one image may allocate, in bytes. It bounds what a forged header can request.
 pub(crate) const MAX_DECODED: usize = 1 << 30;
@@ -128,7 +128,7 @@ fn checked_size(height: usize, width: usize) -> Result<(usize, usize), String> {
 }
 
 /// Allocates the memory of a decoded image.
-fn samples(len: Option<usize>) -> Result<Vec<u8>, String> {
+fn allocate_samples(len: Option<usize>) -> Result<Vec<u8>, String> {
     let len =
         len.filter(|&len| len <= MAX_DECODED).ok_or_else(|| format!("more than {MAX_DECODED} bytes of pixels"))?;
     Ok(vec![0; len])
@@ -136,7 +136,7 @@ fn samples(len: Option<usize>) -> Result<Vec<u8>, String> {
 
 /// Decodes the image of a PNG; of an animation the default image.
 fn decode_png<R: BufRead + Seek>(mut reader: png::Reader<R>) -> Result<Vec<u8>, String> {
-    let mut samples = samples(reader.output_buffer_size())?;
+    let mut samples = allocate_samples(reader.output_buffer_size())?;
     let frame = reader.next_frame(&mut samples).map_err(text)?;
     samples.truncate(frame.buffer_size());
     let channels = match frame.color_type {
@@ -149,7 +149,7 @@ fn decode_png<R: BufRead + Seek>(mut reader: png::Reader<R>) -> Result<Vec<u8>, 
     let samples = match frame.bit_depth {
         BitDepth::Eight => samples,
         BitDepth::Sixteen => {
-            samples.chunks_exact(2).map(|two| narrowed(u16::from_be_bytes([two[0], two[1]]))).collect()
+            samples.chunks_exact(2).map(|two| to_8_bits(u16::from_be_bytes([two[0], two[1]]))).collect()
         }
         depth => return Err(format!("{} bits per sample were not expanded", depth as u8)),
     };
@@ -161,6 +161,6 @@ fn decode_png<R: BufRead + Seek>(mut reader: png::Reader<R>) -> Result<Vec<u8>, 
 }
 
 /// Scales a sample from 0..65535 to 0..255, rounded. PIL does not: it takes the high byte of colours and clips grey at 255.
-fn narrowed(sample: u16) -> u8 {
+fn to_8_bits(sample: u16) -> u8 {
     ((u32::from(sample) + 128) / 257) as u8
 }

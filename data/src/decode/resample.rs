@@ -23,13 +23,13 @@ impl Region {
 
 /// The size to which a region is resampled, and the part of the result that is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct ResizeTarget {
     pub(crate) height: usize,
     pub(crate) width: usize,
     pub(crate) part: Region,
 }
 
-impl Target {
+impl ResizeTarget {
     /// Makes a target of which the whole result is computed.
     pub(crate) fn whole(height: usize, width: usize) -> Self {
         Self { height, width, part: Region::whole(height, width) }
@@ -57,7 +57,7 @@ const HALF: i32 = 1 << (PRECISION - 1);
 ///
 /// # Panics
 /// If the region is not inside the image, the part not inside the target, or `out` has another length.
-pub(crate) fn resample(image: &RgbImage, source: Region, target: Target, out: &mut [u8]) {
+pub(crate) fn resample(image: &RgbImage, source: Region, target: ResizeTarget, out: &mut [u8]) {
     let part = target.part;
     assert!(source.top + source.height <= image.height && source.left + source.width <= image.width);
     assert!(part.top + part.height <= target.height && part.left + part.width <= target.width);

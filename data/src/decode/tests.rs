@@ -63,7 +63,7 @@ fn resampling_has_the_pixels_of_pil() {
         let [top, left, region_height, region_width] = numbers(&line, "crop");
         let region = Region { top, left, height: region_height, width: region_width };
         let mut out = vec![0; 3 * target_height * target_width];
-        resample(&image(height, width), region, Target::whole(target_height, target_width), &mut out);
+        resample(&image(height, width), region, ResizeTarget::whole(target_height, target_width), &mut out);
         let distances = interleaved(&out).into_iter().zip(bytes(&line, "pixels")).map(|(a, b)| a.abs_diff(b));
         // From version 13 on PIL starts with the columns where that is faster. The sums between are rounded, too.
         let less = |source: usize, target: usize| source as i64 - target as i64;
@@ -78,10 +78,10 @@ fn a_part_of_the_result_is_that_of_the_whole_result() {
     let (image, region) = (image(37, 53), Region { top: 3, left: 1, height: 31, width: 50 });
     for (height, width) in [(16, 20), (31, 20), (60, 50), (31, 50)] {
         let mut whole = vec![0; 3 * height * width];
-        resample(&image, region, Target::whole(height, width), &mut whole);
+        resample(&image, region, ResizeTarget::whole(height, width), &mut whole);
         let part = Region { top: 5, left: 7, height: 9, width: 11 };
         let mut out = vec![0; 3 * 9 * 11];
-        resample(&image, region, Target { height, width, part }, &mut out);
+        resample(&image, region, ResizeTarget { height, width, part }, &mut out);
         let expected = (0..3).flat_map(|channel| (5..14).map(move |y| (channel * height + y) * width + 7));
         let expected: Vec<u8> = expected.flat_map(|at| whole[at..at + 11].to_vec()).collect();
         assert_eq!(out, expected, "{height}x{width}");

@@ -62,7 +62,7 @@ pub(super) struct Transfer<'a> {
     pub(super) url: &'a str,
     /// File for the bytes until the download is complete.
     pub(super) part: &'a Path,
-    pub(super) want: &'a Download,
+    pub(super) download: &'a Download,
     pub(super) options: &'a FetchOptions,
     pub(super) progress: &'a dyn FetchProgress,
 }
@@ -77,15 +77,15 @@ impl Transfer<'_> {
         let mut file = self.open()?;
         // Bytes of an earlier run. They may be the cause of a wrong checksum.
         let mut old = self.len(&file)?;
-        if old > self.want.bytes {
+        if old > self.download.bytes {
             old = self.truncate(&mut file)?;
         }
-        self.progress.start(self.want.file, self.want.bytes);
+        self.progress.start(self.download.file, self.download.bytes);
         self.progress.advance(old);
         let mut tries = 0;
         loop {
             let before = self.len(&file)?;
-            let end = if before == self.want.bytes {
+            let end = if before == self.download.bytes {
                 RequestOutcome::Complete
             } else {
                 self.request(&client, &mut file, &mut old)?
@@ -93,7 +93,7 @@ impl Transfer<'_> {
             match end {
                 RequestOutcome::Complete => {
                     let sum = self.checksum(&mut file)?;
-                    if sum == self.want.sha256 {
+                    if sum == self.download.sha256 {
                         break;
                     }
                     if old == 0 {
@@ -128,7 +128,7 @@ impl Transfer<'_> {
                 }
             }
             old = self.truncate(&mut file)?;
-            self.progress.start(self.want.file, self.want.bytes);
+            self.progress.start(self.download.file, self.download.bytes);
         }
         file.sync_all().map_err(|e| self.disk(&e))?;
         self.progress.finish();
@@ -137,7 +137,7 @@ impl Transfer<'_> {
 
     /// Requests the missing bytes and appends them. Sets `old` to 0 if the server sends the whole file.
     fn request(&self, client: &ureq::Agent, file: &mut File, old: &mut u64) -> Result<RequestOutcome, DownloadError> {
-        let total = self.want.bytes;
+        let total = self.download.bytes;
         let have = self.len(file)?;
         // With compression, offsets and lengths would be those of the compressed file.
         let mut get = client.get(self.url).header(ACCEPT_ENCODING, "identity");
@@ -168,7 +168,7 @@ impl Transfer<'_> {
                 if have > 0 {
                     // The server ignores ranges and sends the whole file, so start from 0.
                     *old = self.truncate(file)?;
-                    self.progress.start(self.want.file, total);
+                    self.progress.start(self.download.file, total);
                 }
             }
             StatusCode::RANGE_NOT_SATISFIABLE => return Ok(RequestOutcome::Restart),
@@ -183,7 +183,7 @@ impl Transfer<'_> {
 
     /// Appends the body to the file, but never more than the file's length.
     fn receive(&self, mut body: impl Read, file: &mut File) -> Result<RequestOutcome, DownloadError> {
-        let total = self.want.bytes;
+        let total = self.download.bytes;
         let start = file.seek(SeekFrom::End(0)).map_err(|e| self.disk(&e))?;
         let mut have = start;
         let mut buffer = vec![0; 1 << 16];
@@ -245,7 +245,7 @@ impl Transfer<'_> {
             Ok(()) => "the file was removed".to_owned(),
             Err(e) => format!("{} cannot be removed: {e}", self.part.display()),
         };
-        let official = self.want.sha256;
+        let official = self.download.sha256;
         DownloadError::last(format!(
             "the downloaded file has the sha256 {sum}, the official one has {official}; {removed}"
         ))
@@ -261,7 +261,7 @@ impl Transfer<'_> {
     }
 
     fn note(&self, message: &str) {
-        self.progress.note(&format!("{}: {message}", self.want.file));
+        self.progress.note(&format!("{}: {message}", self.download.file));
     }
 
     fn disk(&self, error: &std::io::Error) -> DownloadError {

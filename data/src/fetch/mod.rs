@@ -16,7 +16,7 @@ pub use sources::can_be_fetched;
 pub use verify::{Check, FileReport, FileStatus, VerifyReport, verify};
 
 use crate::DataError;
-use crate::formats::{DatasetFormat, info, locate};
+use crate::formats::{DatasetFormat, locate, require_dataset_info};
 use download::{FailureKind, Transfer};
 use sources::{DatasetSource, Download, source};
 
@@ -100,7 +100,7 @@ pub fn fetch(
 ) -> Result<Fetched, DataError> {
     match source(name) {
         Some(source) => fetch_source(source, dest, options, progress),
-        None => Ok(Fetched::Nothing(match info(name)?.format {
+        None => Ok(Fetched::Nothing(match require_dataset_info(name)?.format {
             DatasetFormat::BuiltIn | DatasetFormat::Custom(_) => {
                 format!("`{name}` is part of the program: there is nothing to fetch")
             }
@@ -130,18 +130,18 @@ fn fetch_source(
 ) -> Result<Fetched, DataError> {
     let target = dest.join(source.folder);
     // An error only means that the files are not there yet.
-    if let Ok(found) = locate(info(source.name)?, dest) {
+    if let Ok(found) = locate(require_dataset_info(source.name)?, dest) {
         let report = verify::report(source, found);
         if report.is_ok() {
             return Ok(Fetched::AlreadyThere(report.dir));
         }
-        refuse_foreign(source, &report, &target)?;
+        check_no_other_copy(source, &report, &target)?;
     }
-    for want in source.downloads {
-        if want.archive {
-            fetch_archive(source, want, dest, &target, options, progress)?;
+    for download in source.downloads {
+        if download.archive {
+            fetch_archive(source, download, dest, &target, options, progress)?;
         } else {
-            fetch_file(source, want, dest, &target, options, progress)?;
+            fetch_file(source, download, dest, &target, options, progress)?;
         }
     }
     let report = verify::report(source, target.clone());
@@ -160,7 +160,7 @@ fn make_folder(dir: &Path) -> Result<(), DataError> {
 }
 
 /// Refuses altered files in another folder than `target`: the readers would prefer them to the files downloaded to `target`.
-fn refuse_foreign(source: &DatasetSource, report: &VerifyReport, target: &Path) -> Result<(), DataError> {
+fn check_no_other_copy(source: &DatasetSource, report: &VerifyReport, target: &Path) -> Result<(), DataError> {
     if report.dir == target {
         return Ok(());
     }
@@ -177,26 +177,26 @@ fn refuse_foreign(source: &DatasetSource, report: &VerifyReport, target: &Path) 
 /// Downloads an archive and unpacks it.
 fn fetch_archive(
     source: &DatasetSource,
-    want: &Download,
+    download: &Download,
     dest: &Path,
     target: &Path,
     options: &FetchOptions,
     progress: &dyn FetchProgress,
 ) -> Result<(), DataError> {
     make_folder(dest)?;
-    let by_hand = dest.join(want.file);
-    if by_hand.is_file() {
-        let sum = File::open(&by_hand).and_then(verify::hash);
-        if sum.is_ok_and(|(_, sum)| sum == want.sha256) {
-            progress.note(&format!("using {}: its checksum is right", by_hand.display()));
+    let user_archive = dest.join(download.file);
+    if user_archive.is_file() {
+        let sum = File::open(&user_archive).and_then(verify::hash);
+        if sum.is_ok_and(|(_, sum)| sum == download.sha256) {
+            progress.note(&format!("using {}: its checksum is right", user_archive.display()));
             make_folder(target)?;
-            return unpack::unpack(&by_hand, source, target);
+            return unpack::unpack(&user_archive, source, target);
         }
-        progress.note(&format!("{} does not have the official checksum and is not used", by_hand.display()));
+        progress.note(&format!("{} does not have the official checksum and is not used", user_archive.display()));
     }
-    let part = dest.join(format!("{}.part", want.file));
-    get(source, want, &part, dest, options, progress)?;
-    progress.note(&format!("unpacking {}", want.file));
+    let part = dest.join(format!("{}.part", download.file));
+    get(source, download, &part, dest, options, progress)?;
+    progress.note(&format!("unpacking {}", download.file));
     make_folder(target)?;
     unpack::unpack(&part, source, target)?;
     std::fs::remove_file(&part).map_err(|e| {
@@ -207,13 +207,13 @@ fn fetch_archive(
 /// Downloads a file that needs no unpacking, unless it is already there under any of its spellings.
 fn fetch_file(
     source: &DatasetSource,
-    want: &Download,
+    download: &Download,
     dest: &Path,
     target: &Path,
     options: &FetchOptions,
     progress: &dyn FetchProgress,
 ) -> Result<(), DataError> {
-    let known = source.files.iter().find(|file| want.file.strip_suffix(".gz") == Some(file.name));
+    let known = source.files.iter().find(|file| download.file.strip_suffix(".gz") == Some(file.name));
     if let Some(FileReport { path, status }) = known.map(|known| verify::check_file(source, target, known)) {
         match status {
             FileStatus::Ok(_) => return Ok(()),
@@ -221,7 +221,7 @@ fn fetch_file(
             FileStatus::Altered(how) | FileStatus::Damaged(how) => {
                 progress.note(&format!("{}: {how}; downloading it again", path.display()));
                 // A file of another spelling would be read instead of the new one.
-                if path != target.join(want.file) {
+                if path != target.join(download.file) {
                     std::fs::remove_file(&path).map_err(|e| {
                         DataError::new(&path, format!("is damaged and cannot be removed: {e}"), "remove it by hand")
                     })?;
@@ -230,9 +230,9 @@ fn fetch_file(
         }
     }
     make_folder(target)?;
-    let part = target.join(format!("{}.part", want.file));
-    get(source, want, &part, dest, options, progress)?;
-    let path = target.join(want.file);
+    let part = target.join(format!("{}.part", download.file));
+    get(source, download, &part, dest, options, progress)?;
+    let path = target.join(download.file);
     std::fs::rename(&part, &path)
         .map_err(|e| DataError::new(&path, format!("cannot be written: {e}"), "check the disk and permissions"))
 }
@@ -240,7 +240,7 @@ fn fetch_file(
 /// Downloads a file to `part`. The error names the address and says what to do without a network.
 fn get(
     source: &DatasetSource,
-    want: &Download,
+    download: &Download,
     part: &Path,
     dest: &Path,
     options: &FetchOptions,
@@ -251,9 +251,9 @@ fn get(
         let hint = "it begins with http:// or https://";
         return Err(DataError::new("", format!("`{base}` is not the address of a server"), hint).at("mirror"));
     }
-    let url = format!("{base}/{}", want.file);
-    Transfer { url: &url, part, want, options, progress }.run().map_err(|failure| {
-        let elsewhere = by_hand(source, dest);
+    let url = format!("{base}/{}", download.file);
+    Transfer { url: &url, part, download, options, progress }.run().map_err(|failure| {
+        let elsewhere = manual_instructions(source, dest);
         let is_empty = || std::fs::metadata(part).is_ok_and(|meta| meta.len() == 0);
         let hint = match failure.kind {
             FailureKind::Local => {
@@ -282,13 +282,13 @@ fn get(
 }
 
 /// Says which files to put where.
-fn by_hand(source: &DatasetSource, dest: &Path) -> String {
+fn manual_instructions(source: &DatasetSource, dest: &Path) -> String {
     let mut text = String::from("without a network, get by other means");
-    for want in source.downloads {
-        let place = if want.archive { dest.to_owned() } else { dest.join(source.folder) };
-        let _ = write!(text, "\n    {} ({} bytes)", place.join(want.file).display(), want.bytes);
+    for download in source.downloads {
+        let place = if download.archive { dest.to_owned() } else { dest.join(source.folder) };
+        let _ = write!(text, "\n    {} ({} bytes)", place.join(download.file).display(), download.bytes);
     }
     let _ = write!(text, "\n  from {} and run `trainer data fetch {}` again: it checks", source.base, source.name);
-    text.push_str(if source.downloads.iter().any(|want| want.archive) { " and unpacks them" } else { " them" });
+    text.push_str(if source.downloads.iter().any(|download| download.archive) { " and unpacks them" } else { " them" });
     text
 }

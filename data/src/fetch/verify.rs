@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 
 use super::sources::{Contents, DatasetSource, KnownFile, source};
 use crate::formats::{
-    DatasetFormat, DecodePolicy, LoadRequest, archives, decompressed, find_idx, info, locate, read, read_names,
+    DatasetFormat, DecodePolicy, LoadRequest, archives, decompressed, find_idx, load_unsplit, locate, read_names,
+    require_dataset_info,
 };
 use crate::{DataError, EncodedImages};
 
@@ -87,7 +88,7 @@ pub fn verify(name: &str, dir: &Path, label_delim: Option<char>) -> Result<Verif
 
 /// Checks the files of `source` in `dir` or in one of the usual folders below it.
 pub(super) fn verify_source(source: &DatasetSource, dir: &Path) -> Result<VerifyReport, DataError> {
-    let found = locate(info(source.name)?, dir)?;
+    let found = locate(require_dataset_info(source.name)?, dir)?;
     Ok(report(source, found))
 }
 
@@ -125,7 +126,7 @@ fn check(path: &Path, file: &KnownFile, name: &str) -> FileStatus {
     match file.contents {
         Contents::Official { bytes, sha256 } => check_sum(path, bytes, sha256).unwrap_or_else(FileStatus::Altered),
         Contents::ClassNames => {
-            let classes = info(name).map_or(0, |info| info.class_names.len());
+            let classes = require_dataset_info(name).map_or(0, |info| info.class_names.len());
             read_names(path, classes, name)
                 .map_or_else(|e| FileStatus::Altered(e.cause), |_| FileStatus::Ok(Check::Structure))
         }
@@ -173,7 +174,7 @@ fn damaged(error: DataError) -> FileReport {
 
 /// Checks a data set without official checksums by reading and decoding all of it. All damaged images are in the report.
 fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result<VerifyReport, DataError> {
-    let info = info(name)?;
+    let info = require_dataset_info(name)?;
     let built_in = matches!(info.format, DatasetFormat::BuiltIn | DatasetFormat::Custom(_));
     let request = LoadRequest {
         name: name.to_owned(),
@@ -197,7 +198,7 @@ fn verify_structure(name: &str, dir: &Path, label_delim: Option<char>) -> Result
         let splits = ["train", "val", "valid", "validation", "test"].map(|split| dir.join(split));
         (dir.to_owned(), splits.into_iter().filter(|split| split.is_dir()).collect())
     };
-    let files = match read(&request, false) {
+    let files = match load_unsplit(&request, false) {
         Ok(splits) => {
             let encoded = splits.iter().filter_map(|(_, split)| split.encoded.as_ref());
             let reports: Vec<FileReport> = encoded.flat_map(EncodedImages::check).map(damaged).collect();

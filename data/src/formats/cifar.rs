@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::file::{damaged, open, read_error, read_records};
-use super::padding::{ImagePadding, keep};
+use super::padding::{ImagePadding, limited_count};
 use super::registry::CifarLayout;
 use super::{DatasetInfo, LoadRequest, dataset, locate};
 use crate::{DataError, Dataset, ImageShape, Splits};
@@ -30,8 +30,8 @@ pub(super) fn load(
     let train: Vec<PathBuf> = layout.train.iter().map(|file| dir.join(file)).collect();
     let read =
         |files: &[PathBuf], records, count| read_split(info, layout, &padding, files, records, count, &dir, &classes);
-    let train_count = keep(request.limit_train, train.len() * layout.train_records, "limit_train")?;
-    let test_count = keep(request.limit_test, layout.test_records, "limit_test")?;
+    let train_count = limited_count(request.limit_train, train.len() * layout.train_records, "limit_train")?;
+    let test_count = limited_count(request.limit_test, layout.test_records, "limit_test")?;
     padding.check_memory(&dir, train_count + test_count)?;
     Ok(Splits {
         train: read(&train, layout.train_records, train_count)?,
@@ -115,7 +115,7 @@ pub(crate) fn read_names(path: &Path, expected: usize, name: &str) -> Result<Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::{DatasetFormat, metadata};
+    use crate::formats::{DatasetFormat, dataset_info};
 
     /// Makes a record with the given label bytes and pixels that count up from `index`.
     fn record(index: u8, labels: &[u8]) -> Vec<u8> {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     fn read(name: &str, bytes: &[u8], records: usize, count: usize) -> Result<Dataset, DataError> {
-        let info = metadata(name).unwrap();
+        let info = dataset_info(name).unwrap();
         let DatasetFormat::Cifar(layout) = info.format else { unreachable!() };
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("x.bin");

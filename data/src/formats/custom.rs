@@ -4,7 +4,7 @@ use std::path::Path;
 
 use parking_lot::RwLock;
 
-use super::padding::{ImagePadding, keep};
+use super::padding::{ImagePadding, limited_count};
 use super::registry::{DATASETS, DatasetFormat, DatasetInfo};
 use super::{LoadRequest, dataset};
 use crate::{DataError, Dataset, ImageShape, Splits};
@@ -156,7 +156,7 @@ fn checked(
         return Err(wrong(cause));
     }
     let padding = ImagePadding::padded(info, natural, image_size)?;
-    labels.truncate(keep(limit, labels.len(), option)?);
+    labels.truncate(limited_count(limit, labels.len(), option)?);
     images.truncate(labels.len() * natural.len());
     if !padding.is_identity() {
         let mut padded = padding.allocate(Path::new(""), labels.len())?;
@@ -170,7 +170,7 @@ fn checked(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::{self, dataset_names, metadata};
+    use crate::formats::{self, dataset_info, dataset_names};
 
     const SHAPE: ImageShape = ImageShape { channels: 1, height: 2, width: 2 };
 
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn the_images_of_a_function_are_limited_and_padded() {
         add("three", |_| Ok(three([0, 1, 1], 12)));
-        assert!(dataset_names().any(|name| name == "three") && metadata("three").is_some());
+        assert!(dataset_names().any(|name| name == "three") && dataset_info("three").is_some());
         let splits = load("three", None).unwrap();
         assert_eq!((splits.train.len(), splits.test.len()), (3, 2));
         assert_eq!((splits.train.image(1), &splits.train.labels[..]), (&[4, 5, 6, 7][..], &[0, 1, 1][..]));

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 
 use super::file::{check_length, damaged, open, read_error, transient_or};
-use super::padding::{ImagePadding, keep};
+use super::padding::{ImagePadding, limited_count};
 use super::{DatasetInfo, LoadRequest, dataset, locate};
 use crate::{DataError, Dataset, ImageShape, Splits};
 
@@ -50,8 +50,8 @@ pub(super) fn load(info: &DatasetInfo, dir: &Path, request: &LoadRequest) -> Res
     let [train_images, train_labels, test_images, test_labels] = STEMS;
     let (train, test) = (read(train_images, train_labels)?, read(test_images, test_labels)?);
     let counts = [
-        keep(request.limit_train, train.1.1.len(), "limit_train")?,
-        keep(request.limit_test, test.1.1.len(), "limit_test")?,
+        limited_count(request.limit_train, train.1.1.len(), "limit_train")?,
+        limited_count(request.limit_test, test.1.1.len(), "limit_test")?,
     ];
     let padding = ImagePadding::padded(info, natural_shape(info), request.image_size)?;
     padding.check_memory(&dir, counts.iter().sum())?;
@@ -247,7 +247,7 @@ pub(super) fn assemble(
         let cause = format!("label {} is out of range: `{}` has 0 to {}", labels[record], info.name, classes - 1);
         return Err(DataError::new(label_file, cause, damaged(info.name)).at(format!("record {record}")));
     }
-    let count = keep(limit, available, option)?;
+    let count = limited_count(limit, available, option)?;
     pixels.truncate(count * natural.len());
     let images = if padding.is_identity() {
         pixels
@@ -266,7 +266,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::formats::metadata;
+    use crate::formats::dataset_info;
 
     const IMAGES: IdxKind = IdxKind::Images { height: 2, width: 3 };
 
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn labels_are_checked_against_images_and_classes() {
-        let info = metadata("mnist").unwrap();
+        let info = dataset_info("mnist").unwrap();
         let join = |labels: Vec<u8>, limit| {
             let pixels = vec![5; 3 * 784];
             assemble(info, None, (Path::new("images"), pixels), (Path::new("labels"), labels), limit, "limit_test")

@@ -10,12 +10,12 @@ mod walk;
 use std::path::{Path, PathBuf};
 
 use super::file::{check_folder, is_folder};
-use super::repeated::{Repeat, Split, first_repeated};
+use super::repeated::{DuplicateKind, Split, first_duplicate};
 use super::split_files::{SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::{DataError, Splits};
 use walk::{ClassImage, classes, images};
-pub(super) use walk::{NOT_READ, READ, images_below};
+pub(super) use walk::{READABLE_EXTENSIONS, UNREADABLE_EXTENSIONS, images_below};
 
 /// Reads an image folder. `needs_test`: a folder without test images is an error.
 pub(super) fn load(
@@ -52,17 +52,17 @@ fn check_files<'a>(images: impl Iterator<Item = &'a ClassImage>, defer_missing: 
     first.map_or(Ok(()), |problem| Err(problem.clone()))
 }
 
-/// Checks that no image has two classes or two splits. `splits` as in [`first_repeated`].
+/// Checks that no image has two classes or two splits. `splits` as in [`first_duplicate`].
 fn check_repeated(parts: [(Split, &Vec<ClassImage>); 3], splits: bool) -> Result<(), DataError> {
     let images = parts.into_iter().flat_map(|(part, images)| images.iter().map(move |image| (part, image)));
     // A link to nothing has no inode.
     let images = images.filter_map(|(part, image)| Some((image.inode?, image.label, part, image)));
-    let Some((first, image, repeat)) = first_repeated(images, splits) else { return Ok(()) };
+    let Some((first, image, repeat)) = first_duplicate(images, splits) else { return Ok(()) };
     let one = "remove one of the two: an image has one class and one split";
     let (why, hint) = match repeat {
-        Repeat::Label => ("an image has two classes", one),
-        Repeat::Split => ("an image of one split is in another one", one),
-        Repeat::Validation => (
+        DuplicateKind::Label => ("an image has two classes", one),
+        DuplicateKind::Split => ("an image of one split is in another one", one),
+        DuplicateKind::Validation => (
             "data.validation may take it and train on it too",
             "remove one of the two (data.sampler_weights draws some classes more often), or move the validation images to val/",
         ),

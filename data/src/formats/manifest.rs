@@ -26,7 +26,7 @@ use columns::{Columns, HEADER, header};
 use labels::{Labels, labels};
 
 use super::file::read_error;
-use super::repeated::{Inode, Repeat, Split, first_repeated};
+use super::repeated::{DuplicateKind, Inode, Split, first_duplicate};
 use super::split_files::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
 use crate::encoded::ImageFile;
@@ -176,7 +176,7 @@ fn rows(file: &Path, bytes: &[u8], multi_label: bool) -> Result<Vec<ManifestRow>
     Ok(rows)
 }
 
-/// Checks that no image has two labels or two splits. `metadata` is that of the rows' files. `splits` as in [`first_repeated`].
+/// Checks that no image has two labels or two splits. `metadata` is that of the rows' files. `splits` as in [`first_duplicate`].
 fn check_repeated(
     file: &Path,
     rows: &[ManifestRow],
@@ -186,12 +186,12 @@ fn check_repeated(
     // A missing file has no inode.
     let inodes = metadata.iter().map(|found| found.as_ref().ok().map(Inode::of));
     let images = rows.iter().zip(inodes).filter_map(|(row, inode)| Some((inode?, row.label.as_str(), row.split, row)));
-    let Some((first, row, repeat)) = first_repeated(images, splits) else { return Ok(()) };
+    let Some((first, row, repeat)) = first_duplicate(images, splits) else { return Ok(()) };
     let one = "keep one of the two lines: an image has one label and one split";
     let (has, hint) = match repeat {
-        Repeat::Label => ("has another label", one),
-        Repeat::Split => ("has another split", one),
-        Repeat::Validation => (
+        DuplicateKind::Label => ("has another label", one),
+        DuplicateKind::Split => ("has another split", one),
+        DuplicateKind::Validation => (
             "is repeated, and data.validation may take it and train on it too. It is listed",
             "list each image once (data.sampler_weights draws some classes more often), or name the split of each image in the manifest",
         ),

@@ -23,7 +23,7 @@ mod webdataset;
 use std::path::{Path, PathBuf};
 
 pub use custom::{CustomDataset, CustomSplits, LabelledImages, register};
-pub use registry::{DatasetInfo, dataset_names, metadata};
+pub use registry::{DatasetInfo, dataset_info, dataset_names};
 
 pub(crate) use cifar::read_names;
 pub(crate) use file::{ParsedFile, open, read_error};
@@ -105,13 +105,13 @@ pub fn is_label_delimiter(symbol: char) -> bool {
 /// range, images of different sizes, an `image_size` below the images' own size, a limit of zero, more pixels than fit into
 /// memory, or those of [`split`].
 pub fn load(request: &LoadRequest) -> Result<Splits, DataError> {
-    let splits = read(request, request.split.validation.is_none())?;
+    let splits = load_unsplit(request, request.split.validation.is_none())?;
     if request.only_for_evaluation && !splits.test.is_empty() { Ok(splits) } else { split(splits, &request.split) }
 }
 
 /// Does the work of [`load`] without splitting the training set. `needs_test`: image files without test images are an error.
-pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
-    let info = info(&request.name)?;
+pub(crate) fn load_unsplit(request: &LoadRequest, needs_test: bool) -> Result<Splits, DataError> {
+    let info = require_dataset_info(&request.name)?;
     if request.label_delim.is_some() && !matches!(info.format, DatasetFormat::Manifest) {
         let cause = format!("each image of the data set `{}` has one class", info.name);
         let hint = "only a manifest lists images with several classes: leave label_delim out, or write a manifest";
@@ -133,8 +133,8 @@ pub(crate) fn read(request: &LoadRequest, needs_test: bool) -> Result<Splits, Da
 }
 
 /// Returns the registry's entry, or an error that lists all names.
-pub(crate) fn info(name: &str) -> Result<&'static DatasetInfo, DataError> {
-    metadata(name).ok_or_else(|| {
+pub(crate) fn require_dataset_info(name: &str) -> Result<&'static DatasetInfo, DataError> {
+    dataset_info(name).ok_or_else(|| {
         let names = dataset_names().collect::<Vec<_>>().join(", ");
         DataError::new("", format!("there is no data set `{name}`"), format!("the data sets are {names}"))
     })

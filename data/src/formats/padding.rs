@@ -124,7 +124,7 @@ pub(super) fn check_side(size: usize) -> Result<(), DataError> {
 }
 
 /// Returns how many of `available` images a limit keeps.
-pub(super) fn keep(limit: Option<usize>, available: usize, option: &str) -> Result<usize, DataError> {
+pub(super) fn limited_count(limit: Option<usize>, available: usize, option: &str) -> Result<usize, DataError> {
     if limit == Some(0) {
         return Err(DataError::new("", format!("{option} = 0 leaves no image"), "leave it out to use all images"));
     }
@@ -134,12 +134,12 @@ pub(super) fn keep(limit: Option<usize>, available: usize, option: &str) -> Resu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::formats::metadata;
+    use crate::formats::dataset_info;
 
     #[test]
     fn pads_around_the_centre() {
         let shape = ImageShape { channels: 2, height: 2, width: 2 };
-        let padding = ImagePadding::padded(metadata("mnist").unwrap(), shape, Some(5)).unwrap();
+        let padding = ImagePadding::padded(dataset_info("mnist").unwrap(), shape, Some(5)).unwrap();
         let mut out = vec![9];
         padding.append(&[1, 2, 3, 4, 5, 6, 7, 8], &mut out);
         #[rustfmt::skip]
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn impossible_sizes_and_limits_are_refused() {
-        let info = metadata("mnist").unwrap();
+        let info = dataset_info("mnist").unwrap();
         let shape = ImageShape { channels: 1, height: 28, width: 28 };
         let error = ImagePadding::padded(info, shape, Some(27)).unwrap_err();
         assert_eq!(error.cause, "image_size 27 is smaller than the 1x28x28 images of `mnist`");
@@ -165,7 +165,7 @@ mod tests {
         );
         assert!(error.hint.contains("image_size"), "{}", error.hint);
         assert!(huge.allocate(Path::new("data"), usize::MAX).is_err());
-        assert!(keep(Some(0), 10, "limit_train").is_err());
-        assert_eq!(keep(Some(20), 10, "limit_train"), Ok(10));
+        assert!(limited_count(Some(0), 10, "limit_train").is_err());
+        assert_eq!(limited_count(Some(20), 10, "limit_train"), Ok(10));
     }
 }

@@ -261,7 +261,7 @@ pub fn dataset_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the facts about the data set `name`; `None` for an unknown name.
-pub fn metadata(name: &str) -> Option<&'static DatasetInfo> {
+pub fn dataset_info(name: &str) -> Option<&'static DatasetInfo> {
     DATASETS.iter().chain(custom::registered()).find(|info| info.name == name)
 }
 
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn every_entry_is_consistent() {
         for info in &DATASETS {
-            assert_eq!(metadata(info.name), Some(info));
+            assert_eq!(dataset_info(info.name), Some(info));
             let channels = info.channels.unwrap();
             assert_eq!((info.default_mean.len(), info.default_std.len()), (channels, channels), "{}", info.name);
             assert_eq!(info.class_names.len(), info.classes.unwrap_or(0), "{}", info.name);
@@ -288,6 +288,6 @@ mod tests {
         }
         // CIFAR-100 numbers its fine labels in alphabetical order of their names.
         assert!(CIFAR100_CLASSES.is_sorted());
-        assert_eq!(metadata("imagenet"), None);
+        assert_eq!(dataset_info("imagenet"), None);
     }
 }

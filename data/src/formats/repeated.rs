@@ -24,7 +24,7 @@ pub(super) enum Split {
 
 /// Why a data set may not list an image twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Repeat {
+pub(super) enum DuplicateKind {
     /// An image has one label.
     Label,
     /// A test image must not be trained on.
@@ -36,17 +36,17 @@ pub(super) enum Repeat {
 /// Returns the first image that may not be listed twice: an earlier location, the later location, and the kind of mistake. An image
 /// may not have two labels or two splits. If the training set will be split (`splits`), it may not have an image twice. `images`
 /// has one item per listing: inode, label, split, location.
-pub(super) fn first_repeated<L: PartialEq, T: Copy>(
+pub(super) fn first_duplicate<L: PartialEq, T: Copy>(
     images: impl IntoIterator<Item = (Inode, L, Split, T)>,
     splits: bool,
-) -> Option<(T, T, Repeat)> {
+) -> Option<(T, T, DuplicateKind)> {
     let mut seen: HashMap<Inode, (L, Split, T)> = HashMap::new();
     for (inode, label, part, place) in images {
         let repeat = match seen.get(&inode) {
             None => None,
-            Some((other, ..)) if *other != label => Some(Repeat::Label),
-            Some((_, other, _)) if *other != part => Some(Repeat::Split),
-            Some(_) => (splits && part == Split::Train).then_some(Repeat::Validation),
+            Some((other, ..)) if *other != label => Some(DuplicateKind::Label),
+            Some((_, other, _)) if *other != part => Some(DuplicateKind::Split),
+            Some(_) => (splits && part == Split::Train).then_some(DuplicateKind::Validation),
         };
         let before = seen.insert(inode, (label, part, place));
         if let (Some(repeat), Some((.., first))) = (repeat, before) {

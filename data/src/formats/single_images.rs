@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::file::read_error;
 use super::padding::ImagePadding;
-use super::{image_folder, metadata};
+use super::{dataset_info, image_folder};
 use crate::encoded::{ImageFile, Resize, ten_crop_side};
 use crate::{DataError, ImageShape, TEN_CROP};
 
@@ -40,7 +40,7 @@ pub fn list(paths: &[PathBuf]) -> (Vec<PathBuf>, Vec<DataError>) {
 /// # Errors
 /// A file that cannot be read, or that is not a PNG or JPEG.
 pub fn decode(path: &Path, name: &str, shape: ImageShape, resize: Option<usize>) -> Result<Vec<u8>, DataError> {
-    let info = metadata(name);
+    let info = dataset_info(name);
     let side = |own: Option<usize>, side: usize| own.unwrap_or(side).min(side);
     let height = side(info.and_then(|info| info.height), shape.height);
     let width = side(info.and_then(|info| info.width), shape.width);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
-use super::padding::{ImagePadding, check_side, keep};
+use super::padding::{ImagePadding, check_side, limited_count};
 use super::{DatasetInfo, DecodePolicy, LoadRequest, dataset};
 use crate::encoded::{ImageFile, Resize};
 use crate::label_sets::first_missing_class;
@@ -84,7 +84,7 @@ pub(super) fn load_splits(
             let labels = samples.iter().map(|sample| sample.label).collect();
             let files = samples.into_iter().map(|sample| sample.file).collect();
             let encoded = EncodedImages::new(files, resize, padding.shape(), source);
-            let encoded = if in_each_epoch { encoded } else { encoded.deferred() };
+            let encoded = if in_each_epoch { encoded } else { encoded.with_deferred_decoding() };
             Ok(Dataset { encoded: Some(encoded), ..dataset(info, &padding, Vec::new(), labels, classes.to_vec()) })
         }
         false => decode_all(info, &padding, resize, source, &samples, classes),
@@ -156,7 +156,7 @@ fn limit_per_class(
     limit: Option<usize>,
     option: &str,
 ) -> Result<Vec<Sample>, DataError> {
-    let count = keep(limit, all.len(), option)?;
+    let count = limited_count(limit, all.len(), option)?;
     if count == all.len() {
         return Ok(all);
     }
@@ -180,7 +180,7 @@ fn limit_per_class(
 fn check_sizes(samples: &[Sample], shape: ImageShape) -> Result<(), DataError> {
     let mistake = samples.par_iter().find_map_first(|sample| match sample.file.size() {
         Ok(size) if size == (shape.height, shape.width) => None,
-        Ok(size) => Some(sample.file.other_size(size, shape)),
+        Ok(size) => Some(sample.file.size_mismatch(size, shape)),
         Err(error) => Some(error),
     });
     mistake.map_or(Ok(()), Err)

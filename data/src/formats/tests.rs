@@ -65,7 +65,7 @@ fn fashion_mini_is_what_its_origin_says() {
     // Checksums of the pixels, computed with numpy from the official files.
     assert_eq!(sha256(&splits.train.images), "d539559dcd3945a376df9f10b0aa92cc3038b419858c8c91bcd7fae17559ee07");
     assert_eq!(sha256(&splits.test.images), "3d7f6d64869a3f2d1afe64ae33ffb9b20670a91b31e3bbf0657e3999ec7b35cf");
-    let info = metadata("fashion-mini").unwrap();
+    let info = dataset_info("fashion-mini").unwrap();
     assert_eq!((info.train_len, info.test_len), (Some(splits.train.len()), Some(splits.test.len())));
     let (mean, std) = mean_and_std(&splits.train.images);
     assert!((mean - f64::from(info.default_mean[0])).abs() < 0.005, "{mean}");
@@ -128,7 +128,7 @@ fn idx_files_are_found_in_every_spelling_and_folder() {
         assert_eq!(splits.source, folder.display().to_string(), "{name} {below}");
         assert_eq!(splits.train.images, images[16..], "{name} {below}");
         assert_eq!(splits.test.labels, labels[8..].iter().map(|&l| u16::from(l)).collect::<Vec<_>>());
-        assert_eq!(splits.train.classes, metadata(name).unwrap().class_names);
+        assert_eq!(splits.train.classes, dataset_info(name).unwrap().class_names);
     }
 }
 

@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::file::{read_error, transient_or};
-use super::image_folder::{NOT_READ, READ};
+use super::image_folder::{READABLE_EXTENSIONS, UNREADABLE_EXTENSIONS};
 use super::repeated::Inode;
 use super::split_files::{Sample, SplitFiles, load_splits};
 use super::{DatasetInfo, LoadRequest};
@@ -262,15 +262,15 @@ impl Indexer<'_> {
         }
         let members = &mut self.members;
         let twice = match extension.as_str() {
-            image if READ.contains(&image) => members.image.replace((span, name.to_owned())).is_some(),
+            image if READABLE_EXTENSIONS.contains(&image) => members.image.replace((span, name.to_owned())).is_some(),
             "cls" => members.cls.replace(span).is_some(),
             "json" => members.json.replace(span).is_some(),
-            image if NOT_READ.contains(&image) => {
+            image if UNREADABLE_EXTENSIONS.contains(&image) => {
                 let cause = format!("`{name}`: images of the format {image} cannot be read");
                 members.unread.get_or_insert((span, cause, "convert it to PNG or JPEG"));
                 false
             }
-            other if other.rsplit_once('.').is_some_and(|(_, last)| READ.contains(&last)) => {
+            other if other.rsplit_once('.').is_some_and(|(_, last)| READABLE_EXTENSIONS.contains(&last)) => {
                 let cause =
                     format!("the sample `{key}` has no image but `{name}`: the key of a sample ends at the first dot");
                 members.unread.get_or_insert((

@@ -176,7 +176,7 @@ impl Loader {
     }
 
     /// Returns the number of images of the data set.
-    pub fn images(&self) -> usize {
+    pub fn dataset_len(&self) -> usize {
         self.shared.dataset.len()
     }
 

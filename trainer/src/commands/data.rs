@@ -36,7 +36,7 @@ fn list() -> Result<u8, Failure> {
         "name", "train", "test", "classes", "shape"
     ));
     let number = |count: Option<usize>| count.map_or("-".to_owned(), |count| thousands(count as u64));
-    for info in formats::dataset_names().filter_map(formats::metadata) {
+    for info in formats::dataset_names().filter_map(formats::dataset_info) {
         let shape = match (info.channels, info.height, info.width) {
             (Some(channels), Some(height), Some(width)) => format!("{channels}x{height}x{width}"),
             _ => "any".to_owned(),

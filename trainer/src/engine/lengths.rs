@@ -39,7 +39,7 @@ impl RunLength {
         let all = epochs as u64 * steps_per_epoch;
         let schedule_steps = if plan.train.epochs == 0 { limit } else { all };
         let last_step = if limit == 0 { all } else { all.min(limit) };
-        let (images, global_batch) = (loader.images(), loader.global_batch());
+        let (images, global_batch) = (loader.dataset_len(), loader.global_batch());
         Self { images, global_batch, batches_per_epoch, steps_per_epoch, epochs, schedule_steps, last_step }
     }
 

@@ -164,7 +164,7 @@ pub(crate) fn cache_folder() -> PathBuf {
 
 /// Returns the facts about a data set that are known before its files are read; `None` for an image folder.
 pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
-    let info = formats::metadata(name)?;
+    let info = formats::dataset_info(name)?;
     Some(DatasetFacts {
         channels: info.channels?,
         height: info.height?,
@@ -177,8 +177,9 @@ pub(super) fn known_facts(name: &str) -> Option<DatasetFacts> {
 
 /// Returns the facts about a data set from its files.
 pub(crate) fn dataset_facts(name: &str, splits: &Splits) -> DatasetFacts {
-    let (mean, std) =
-        formats::metadata(name).map(|info| (info.default_mean.to_vec(), info.default_std.to_vec())).unwrap_or_default();
+    let (mean, std) = formats::dataset_info(name)
+        .map(|info| (info.default_mean.to_vec(), info.default_std.to_vec()))
+        .unwrap_or_default();
     let shape = splits.train.shape;
     let (channels, height, width) = (shape.channels, shape.height, shape.width);
     DatasetFacts { channels, height, width, classes: splits.train.classes.len(), mean, std }

@@ -128,7 +128,7 @@ impl Training<'_> {
         let policy = BestPolicy {
             keep: plan.checkpoint.keep_best,
             by: plan.best_by(),
-            eval_images: loaders.eval.images() as u64,
+            eval_images: loaders.eval.dataset_len() as u64,
             eval_crc: loaders.eval.eval_checksum(),
         };
         if let Some(warning) = store.restore_links(&loaded.path, &mut loaded.progress, policy)? {

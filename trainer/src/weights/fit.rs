@@ -168,7 +168,7 @@ type SpecDatasets = (Spec, Vec<&'static str>);
 /// Returns the spec of each known data set. Data sets with the same spec share an entry.
 fn known_specs() -> Vec<SpecDatasets> {
     let mut sets: Vec<SpecDatasets> = Vec::new();
-    for info in formats::dataset_names().filter_map(formats::metadata) {
+    for info in formats::dataset_names().filter_map(formats::dataset_info) {
         let (Some(in_channels), Some(height), Some(width), Some(num_classes)) =
             (info.channels, info.height, info.width, info.classes)
         else {

@@ -13,11 +13,11 @@ use crate::formats::split_files::Sample;
 use crate::{DataError, open_regular};
 
 /// File name extensions of the images that are read, in upper or lower case.
-pub(in crate::formats) const READ: [&str; 5] = ["png", "jpg", "jpeg", "jpe", "jfif"];
+pub(in crate::formats) const READABLE_EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "jpe", "jfif"];
 
 /// Extensions of images that cannot be read. Ignoring such a file silently would change the data set.
 #[rustfmt::skip]
-pub(in crate::formats) const NOT_READ: [&str; 19] = [
+pub(in crate::formats) const UNREADABLE_EXTENSIONS: [&str; 19] = [
     "bmp", "gif", "webp", "tif", "tiff", "ppm", "pgm", "pbm", "avif", "heic", "heif", "jxl", "jp2", "j2k", "ico", "tga", "psd", "dng",
     "exr",
 ];
@@ -174,9 +174,9 @@ fn walk(
             continue;
         }
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
-        if READ.contains(&extension.as_str()) {
+        if READABLE_EXTENSIONS.contains(&extension.as_str()) {
             found.push(FoundImage::new(path, metadata));
-        } else if NOT_READ.contains(&extension.as_str()) {
+        } else if UNREADABLE_EXTENSIONS.contains(&extension.as_str()) {
             let cause = format!("images of the format {extension} cannot be read");
             refuse(DataError::new(path, cause, "convert it to PNG or JPEG, or remove it"))?;
         } else if let Err(error) = metadata

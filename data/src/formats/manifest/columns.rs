@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::DataError;
-use crate::formats::image_folder::{NOT_READ, READ};
+use crate::formats::image_folder::{READABLE_EXTENSIONS, UNREADABLE_EXTENSIONS};
 
 pub(super) const HEADER: &str = "the first line names the columns: path,label or path,label,split";
 
@@ -49,7 +49,8 @@ fn hint(unknown: &str, fields: &[&str]) -> String {
         return format!("the fields are separated by {name}: save the file with commas; {HEADER}");
     }
     let extension = |field: &&str| Path::new(field).extension().map(|end| end.to_string_lossy().to_ascii_lowercase());
-    let is_image = |end: String| READ.contains(&end.as_str()) || NOT_READ.contains(&end.as_str());
+    let is_image =
+        |end: String| READABLE_EXTENSIONS.contains(&end.as_str()) || UNREADABLE_EXTENSIONS.contains(&end.as_str());
     if fields.iter().filter_map(extension).any(is_image) {
         return format!("the file begins with an image: insert a line before it; {HEADER}");
     }

@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
     if arguments.batch_size == 0 {
         return Err(Failure::usage("--batch-size 0", "use at least 1"));
     }
-    if let Some(name) = arguments.data.as_deref().filter(|name| formats::metadata(name).is_none()) {
+    if let Some(name) = arguments.data.as_deref().filter(|name| formats::dataset_info(name).is_none()) {
         let names: Vec<_> = formats::dataset_names().collect();
         return Err(Failure::usage(format!("--data {name}: no such data set"), config::data_set_hint(name, &names)));
     }
