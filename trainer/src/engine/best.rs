@@ -44,8 +44,8 @@ impl Engine<'_> {
     /// (`checkpoint.keep_best = false`), removes the link `best`, which points to older weights.
     pub(super) fn save_evaluated(&mut self, name: &str, is_best: bool) -> Result<(), Failure> {
         let keep_best = is_best && self.plan.checkpoint.keep_best;
-        if let Some(RunOutput { store, .. }) = self.output.as_ref().filter(|_| is_best && !keep_best) {
-            store.remove_best_link()?;
+        if let Some(RunOutput { checkpoints, .. }) = self.output.as_ref().filter(|_| is_best && !keep_best) {
+            checkpoints.remove_best_link()?;
         }
         self.save(name, if keep_best { LinkUpdate::LastAndBest } else { LinkUpdate::Last })
     }

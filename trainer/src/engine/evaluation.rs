@@ -6,7 +6,7 @@ use super::{Engine, WorkKind};
 use crate::console;
 use crate::failure::Failure;
 use crate::snapshot::EvalRecord;
-use crate::strategy::{EvalCounts, Evaluation, Scores, diverged};
+use crate::strategy::{EvalCounts, Evaluation, Scores, divergence_failure};
 
 impl Engine<'_> {
     /// Evaluates all images of [`Loaders::eval`].
@@ -28,7 +28,7 @@ impl Engine<'_> {
             && !counts.loss().is_finite()
         {
             let epoch = self.progress.epoch;
-            return Err(diverged(format!("epoch {epoch}: the loss of the evaluation is {}", counts.loss())));
+            return Err(divergence_failure(format!("epoch {epoch}: the loss of the evaluation is {}", counts.loss())));
         }
         Ok(evaluation)
     }
@@ -58,7 +58,7 @@ impl Engine<'_> {
     /// Loads the best checkpoint on all ranks, if the run keeps one, and returns the epoch of the weights.
     fn load_final_weights(&mut self) -> Result<usize, Failure> {
         let best = match &self.output {
-            Some(output) if self.plan.checkpoint.keep_best => output.store.best()?,
+            Some(output) if self.plan.checkpoint.keep_best => output.checkpoints.best()?,
             _ => None,
         };
         self.warn_of_lost_best(best.is_none());

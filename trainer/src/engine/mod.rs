@@ -26,7 +26,7 @@ use crate::optim::{Schedule, lr_scale_factor};
 use crate::report::{EpochRecord, Reporter};
 use crate::signals::{Stop, StopReason};
 use crate::snapshot::{Evaluated, PartialEpoch, RunProgress};
-use crate::strategy::{EvalCounts, Evaluation, Strategy, diverged, percent};
+use crate::strategy::{EvalCounts, Evaluation, Strategy, divergence_failure, percent};
 use crate::timeline::Timeline;
 
 /// How a run ended.
@@ -126,7 +126,7 @@ pub struct RunOutput<'a> {
     /// Metrics, curves, screen.
     pub reporter: &'a mut Reporter,
     /// Checkpoints.
-    pub store: CheckpointFolder,
+    pub checkpoints: CheckpointFolder,
 }
 
 impl<'a> Engine<'a> {
@@ -365,17 +365,17 @@ impl<'a> Engine<'a> {
 
     /// Saves a checkpoint, after all earlier reports are on disk.
     fn save(&mut self, name: &str, links: LinkUpdate) -> Result<(), Failure> {
-        if let Some(RunOutput { reporter, store }) = &mut self.output {
+        if let Some(RunOutput { reporter, checkpoints }) = &mut self.output {
             reporter.flush()?;
             let start = Instant::now();
             let snapshot = self.strategy.snapshot();
             if let Some(tensor) = snapshot.not_finite() {
-                return Err(diverged(format!(
+                return Err(divergence_failure(format!(
                     "after step {}: {tensor} has a value that is not finite",
                     self.progress.step
                 )));
             }
-            store.save(name, snapshot, &self.progress, links)?;
+            checkpoints.save(name, snapshot, &self.progress, links)?;
             self.saved_step = self.progress.step;
             let seconds = start.elapsed().as_secs_f64();
             self.progress.elapsed_s += seconds;

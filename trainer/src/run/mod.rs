@@ -140,7 +140,7 @@ fn folder_access<'a>(
     launcher_folder: Option<&'a Path>,
 ) -> FolderAccess<'a> {
     match (launcher_folder, role, job) {
-        (Some(folder), ..) => FolderAccess::Given(folder),
+        (Some(folder), ..) => FolderAccess::LockedByLauncher(folder),
         _ if arguments.dry_run => FolderAccess::Read,
         // Rank 0 locks the run later, once all ranks have opened it. Until then, only check that no other program writes the run.
         (_, Role::Worker(_), _) => FolderAccess::Check(None),

@@ -18,15 +18,15 @@ use crate::{
 pub(crate) fn check_plan(
     arguments: &TrainArgs,
     source: Option<&ConfigSource>,
-    several: bool,
+    has_several_workers: bool,
 ) -> Result<RunPlan, Failure> {
     let source = match source {
         Some(text) => PlanSource::of_text(arguments, text.clone()),
         None => PlanSource::find(arguments, FolderAccess::Read)?,
     };
-    let PlannedRun { plan, .. } = source.read(several)?;
+    let PlannedRun { plan, .. } = source.read(has_several_workers)?;
     let nodes = arguments.job.nnodes.unwrap_or(1);
-    if uses_ddp(&plan, several, nodes)? {
+    if uses_ddp(&plan, has_several_workers, nodes)? {
         check_batch_size(&plan, plan.parallel.devices.map_or(1, Devices::count))?;
     } else {
         job_flags::check_one_process(&arguments.job)?;
@@ -34,23 +34,23 @@ pub(crate) fn check_plan(
     Ok(plan)
 }
 
-/// Returns whether the plan trains in several processes (DDP). `several` is set if the run has several workers.
-pub(super) fn uses_ddp(plan: &RunPlan, several: bool, nodes: usize) -> Result<bool, Failure> {
+/// Returns whether the plan trains in several processes (DDP). `has_several_workers` is set if the run has several workers.
+pub(super) fn uses_ddp(plan: &RunPlan, has_several_workers: bool, nodes: usize) -> Result<bool, Failure> {
     let mistake = |cause: &str, hint: &str| Err(plan.error_at(&["parallel.mode"], cause, hint).into());
     match plan.parallel.mode {
         // A job of one process is possible, as with torchrun, where a flag or the file asks for one.
-        Mode::Ddp if !several && plan.parallel.devices.is_none() => mistake(
+        Mode::Ddp if !has_several_workers && plan.parallel.devices.is_none() => mistake(
             "mode ddp needs the number of processes",
             "say how many: --cpus N or --gpus N; or train without other processes: --mode single",
         ),
-        Mode::Single if several => {
+        Mode::Single if has_several_workers => {
             mistake("single is one process on one device", "leave --cpus and --gpus out, or use --mode ddp or dp")
         }
         Mode::Dp if nodes > 1 => mistake("dp is one process", "use --mode ddp for several machines"),
         Mode::Dp if plan.parallel.devices.is_none() => {
             mistake("mode dp needs the number of devices", "say how many: --cpus N or --gpus N")
         }
-        _ if !several && !plan.parallel.autotune.is_empty() => Err(nothing_to_tune(plan)),
+        _ if !has_several_workers && !plan.parallel.autotune.is_empty() => Err(nothing_to_tune(plan)),
         mode => Ok(mode == Mode::Ddp),
     }
 }

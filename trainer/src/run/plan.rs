@@ -38,21 +38,21 @@ pub(super) enum FolderAccess<'a> {
     /// This process, or another process of this job, locks the folder later. Now only checks that no other program writes it.
     Check(Option<&'a str>),
     /// Writes this folder, which this process's launcher has locked.
-    Given(&'a Path),
+    LockedByLauncher(&'a Path),
 }
 
 impl FolderAccess<'_> {
     /// Opens the run that `--resume` names, or the newest run that no other program writes.
     fn open(self, named: Option<&Path>, run_dir: &Path) -> Result<RunFolder, FileError> {
         let claim = |folder: &mut RunFolder| match self {
-            Self::Read | Self::Given(_) => Ok(()),
+            Self::Read | Self::LockedByLauncher(_) => Ok(()),
             Self::Write(job) => folder.lock(job),
             Self::Check(job) => folder.check_free(job),
         };
         // A folder that is not a run folder is wrong input. A run folder that cannot be written has its own exit code.
         let open = |path| RunFolder::open(path).map_err(|error| FileError { code: USAGE, ..error });
         match (self, named) {
-            (Self::Given(path), _) => open(path),
+            (Self::LockedByLauncher(path), _) => open(path),
             // Do not check the lock here: node 0 of this job may be taking it just now. The check follows when all nodes have
             // joined.
             (Self::Check(Some(_)), Some(path)) => open(path),
@@ -85,7 +85,7 @@ impl<'a> PlanSource<'a> {
             let path = match access {
                 // The launcher has written the plan there. The user may have changed the file of --config since, and a worker that
                 // is started again must not train something else.
-                FolderAccess::Given(folder) => RunFolder::open(folder)?.config(),
+                FolderAccess::LockedByLauncher(folder) => RunFolder::open(folder)?.config(),
                 _ => arguments.config.clone().ok_or_else(|| {
                     Failure::usage("nothing says what to train", "name a TOML file: --config configs/quickstart.toml")
                 })?,
@@ -114,15 +114,15 @@ impl<'a> PlanSource<'a> {
         }
     }
 
-    /// Reads the plan. `several` is set if the run has several workers. They are processes (DDP), unless a flag or the file
-    /// selects mode DP, in which they are the devices of one process.
+    /// Reads the plan. If the run `has_several_workers`, they are processes (DDP), unless a flag or the file selects mode DP, in
+    /// which the workers are the devices of one process.
     ///
     /// # Errors
     /// Every mistake in the file and the flags, with its location.
-    pub(super) fn read(self, several: bool) -> Result<PlannedRun, Failure> {
+    pub(super) fn read(self, has_several_workers: bool) -> Result<PlannedRun, Failure> {
         let mut overrides = overrides(self.arguments);
         let dp = |overrides: &Overrides| self.resolve(overrides).is_ok_and(|p| p.parallel.mode == Mode::Dp);
-        if several && overrides.mode.is_none() && !dp(&overrides) {
+        if has_several_workers && overrides.mode.is_none() && !dp(&overrides) {
             overrides.mode = Some(Mode::Ddp.to_string());
         }
         let mut plan = self.resolve(&overrides)?;

@@ -67,7 +67,7 @@ pub(super) fn read_data(plan: &mut RunPlan, pixels: PixelAccess<'_>) -> Result<S
         defer_missing: plan.data.on_error == Some(OnError::Skip),
         only_for_evaluation: false,
     })
-    .map_err(|error| blame_key(plan, error))?;
+    .map_err(|error| with_plan_location(plan, error))?;
     if known_facts(&plan.data.name).is_none() {
         // Record the setting in the plan: all ranks compare it, and a resumed run keeps it.
         let in_each_epoch = splits.train.encoded.as_ref().is_some_and(|encoded| !encoded.is_decoding_deferred());
@@ -109,17 +109,17 @@ pub(crate) fn validation_options(plan: &RunPlan) -> SplitOptions {
 
 /// Adds the location in the plan to an error of the data set or of its loader whose `place` is a key of the plan, or whose file is
 /// the data folder.
-pub(super) fn blame_key(plan: &RunPlan, error: DataError) -> Failure {
+pub(super) fn with_plan_location(plan: &RunPlan, error: DataError) -> Failure {
     let key = match error.place.as_str() {
         key @ ("validation" | "fraction" | "limit_train") => format!("data.{key}"),
         key @ ("image_sizes" | "mixup" | "cutmix" | "class_weights") => format!("train.{key}"),
-        _ => return blame_folder(plan, error),
+        _ => return with_folder_origin(plan, error),
     };
     plan.error_at(&[&key], format!("`{key}`: {}", error.cause), error.hint).into()
 }
 
 /// Adds to an error about the data folder, or about a missing file in it, who named the folder.
-fn blame_folder(plan: &RunPlan, mut error: DataError) -> Failure {
+fn with_folder_origin(plan: &RunPlan, mut error: DataError) -> Failure {
     match &plan.data.dir {
         Some(dir) if !error.is_transient && error.place.is_empty() && is_of_folder(&error, dir) => {
             if dir.is_relative() {

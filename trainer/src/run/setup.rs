@@ -112,7 +112,7 @@ pub(super) fn build_loaders(
             .into());
     }
     let new = |set: &Arc<Dataset>, config| {
-        Loader::new(Arc::clone(set), config).map_err(|error| super::run_data::blame_key(plan, error))
+        Loader::new(Arc::clone(set), config).map_err(|error| super::run_data::with_plan_location(plan, error))
     };
     let shape = train.shape;
     let train_loader = new(&train, train_config)?;

@@ -123,7 +123,7 @@ impl Training<'_> {
         loaders: &Loaders,
     ) -> Result<Option<LoadedCheckpoint>, Failure> {
         let plan = self.plan;
-        let store = self.checkpoint_folder(folder)?;
+        let checkpoints = self.checkpoint_folder(folder)?;
         let Some(mut loaded) = load_newest_checkpoint(plan, folder, Some(dataset))? else { return Ok(None) };
         let policy = BestPolicy {
             keep: plan.checkpoint.keep_best,
@@ -131,7 +131,7 @@ impl Training<'_> {
             eval_images: loaders.eval.dataset_len() as u64,
             eval_crc: loaders.eval.eval_checksum(),
         };
-        if let Some(warning) = store.restore_links(&loaded.path, &mut loaded.progress, policy)? {
+        if let Some(warning) = checkpoints.restore_links(&loaded.path, &mut loaded.progress, policy)? {
             console::eprint(format_args!("warning: {warning}"));
         }
         loaded.progress.eval_crc = Some(policy.eval_crc);
@@ -212,13 +212,13 @@ impl Training<'_> {
         }
         write_atomic(&folder.config(), plan.to_toml().as_bytes())?;
         split_file::write(&folder, plan.train.seed, facts.record.as_ref())?;
-        let store = self.checkpoint_folder(&folder)?.with_dataset(facts.dataset.clone());
+        let checkpoints = self.checkpoint_folder(&folder)?.with_dataset(facts.dataset.clone());
         let lengths = RunLength::new(plan, &loaders.train);
         let mut reporter = self.reporter(&folder, &lengths, &progress, &facts)?;
-        let files = Some(RunOutput { reporter: &mut reporter, store });
+        let output = Some(RunOutput { reporter: &mut reporter, checkpoints });
         // A launcher answers signals itself.
         let announcement = if self.rank.is_none() { Some(stop.announce()?) } else { None };
-        let engine = Engine::new(plan, strategy, loaders, files, stop, progress);
+        let engine = Engine::new(plan, strategy, loaders, output, stop, progress);
         let result = engine.with_timeline(timeline).run()?;
         if let (Some(announcement), RunOutcome::Interrupted { .. }) = (announcement, &result.outcome) {
             announcement.wait();

@@ -243,8 +243,8 @@ pub(super) fn queue_step(
         }
         GraphPhase::Captured(of_graph, mut captured) if of_graph == signature => {
             // A step without the graph has run. If another tensor shared the state's memory, that step has moved the state.
-            if std::mem::take(&mut captured.check_addresses)
-                && parts.any_rank(learner.addresses()? != captured.addresses)?
+            if std::mem::take(&mut captured.compare_memory_ids)
+                && parts.any_rank(learner.memory_ids()? != captured.memory_ids)?
             {
                 learner.graph.restart_after_move(signature);
                 return Ok(Some(batches));
@@ -256,7 +256,7 @@ pub(super) fn queue_step(
             learner.graph.unlaunched.steps += 1;
         }
         GraphPhase::Captured(of_graph, mut captured) if same_image_size(&of_graph, &signature) => {
-            captured.check_addresses = true;
+            captured.compare_memory_ids = true;
             learner.graph.phase = GraphPhase::Captured(of_graph, captured);
             return learner.drain_before_eager_step(parts, batches, lr, outcome);
         }

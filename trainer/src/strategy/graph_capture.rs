@@ -18,10 +18,10 @@ use crate::{
 pub(super) struct CapturedStep {
     pub(super) inputs: Box<StepInputs>,
     pub(super) graph: Graph,
-    /// The addresses of the training state when the step was captured.
-    pub(super) addresses: Vec<[u64; 2]>,
-    /// Whether a step without the graph has run after the capture. Then the next step must compare the addresses.
-    pub(super) check_addresses: bool,
+    /// Identifiers of the memory of the training state when the step was captured.
+    pub(super) memory_ids: Vec<[u64; 2]>,
+    /// Whether a step without the graph has run after the capture. Then the next step must compare the identifiers.
+    pub(super) compare_memory_ids: bool,
 }
 
 /// A step to run: its batches on this rank, its learning rate, and the number by which its loss is divided.
@@ -192,14 +192,14 @@ impl Learner {
         graph::prepare(&device).map_err(|error| gpu_failure("no step can be captured", error))?;
         let on_device = step.batches.iter().map(|batch| DeviceBatch::new(&self.replica, batch)).collect();
         let mut inputs = StepInputs::new(on_device, &device);
-        let before = self.addresses()?;
+        let before = self.memory_ids()?;
         let (outputs, host_data) = self.run(parts, &mut inputs, step)?;
         // Write the inputs of this step, although `run` has used them already: from here on the feed counts steps.
         let words = inputs.words(self, step.batches, step.lr);
         let steps = parts.min_over_ranks(StepInputs::max_feed_steps(words.len()))?;
         inputs.make_feed(&outputs, steps).write(words);
         self.keep_results(&inputs, &outputs);
-        let moved = parts.any_rank(host_data || self.addresses()? != before)?;
+        let moved = parts.any_rank(host_data || self.memory_ids()? != before)?;
         let graph = &mut self.graph;
         graph.phase = GraphPhase::WarmedUpOnce(signature.clone(), Box::new(inputs));
         if moved {
@@ -221,13 +221,13 @@ impl Learner {
         mut inputs: Box<StepInputs>,
         step: StepRequest<'_>,
     ) -> Result<(), Failure> {
-        let before = self.addresses()?;
+        let before = self.memory_ids()?;
         let feed = inputs.feed().clone();
         feed.write(inputs.words(self, step.batches, step.lr));
         feed.take_inputs();
         let (outputs, _) = self.run(parts, &mut inputs, step)?;
         self.keep_results(&inputs, &outputs);
-        let moved = parts.any_rank(self.addresses()? != before)?;
+        let moved = parts.any_rank(self.memory_ids()? != before)?;
         self.graph.phase = GraphPhase::WarmedUpTwice(signature.clone(), inputs);
         if moved {
             self.graph.reset(&self.replica.inner_device());
@@ -250,7 +250,7 @@ impl Learner {
         mut inputs: Box<StepInputs>,
         step: StepRequest<'_>,
     ) -> Result<Box<CapturedStep>, Failure> {
-        let (device, before) = (self.replica.inner_device(), self.addresses()?);
+        let (device, before) = (self.replica.inner_device(), self.memory_ids()?);
         let feed = inputs.feed().clone();
         let mut failed = None;
         let captured = graph::capture(&device, || {
@@ -264,12 +264,12 @@ impl Learner {
             return Err(failure);
         }
         let (graph, ()) = captured.map_err(|error| gpu_failure("the step cannot be captured", error))?;
-        let addresses = self.addresses()?;
-        if addresses != before {
+        let memory_ids = self.memory_ids()?;
+        if memory_ids != before {
             return Err(Failure::run("the captured step does not update the training state in place", GRAPH_HINT));
         }
         tracing::info!("the step is captured as a CUDA graph");
-        Ok(Box::new(CapturedStep { inputs, graph, addresses, check_addresses: false }))
+        Ok(Box::new(CapturedStep { inputs, graph, memory_ids, compare_memory_ids: false }))
     }
 
     /// Queues a step: the passes, then the optimizer. Also returns whether the network has used data of the host
@@ -291,8 +291,8 @@ impl Learner {
         Ok((StepOutputs { logits, grad_norm }, host_data))
     }
 
-    /// Returns the addresses of the training state in the GPU's memory.
-    pub(super) fn addresses(&self) -> Result<Vec<[u64; 2]>, Failure> {
+    /// Returns identifiers of the memory that holds the training state on the GPU.
+    pub(super) fn memory_ids(&self) -> Result<Vec<[u64; 2]>, Failure> {
         let mut tensors = Vec::new();
         state::visit(self.replica.network(), |_, kind, value| {
             if kind != StateKind::Frozen {

@@ -89,12 +89,12 @@ impl StepOutcome {
         if self.loss_sum.is_finite() {
             return Ok(());
         }
-        Err(diverged(format!("the training loss is {} (learning rate {lr})", self.loss_sum)))
+        Err(divergence_failure(format!("the training loss is {} (learning rate {lr})", self.loss_sum)))
     }
 }
 
 /// Returns the failure of a run whose numbers are no longer finite.
-pub fn diverged(cause: String) -> Failure {
+pub fn divergence_failure(cause: String) -> Failure {
     let failure = Failure::run(
         cause,
         "training diverged: lower optimizer.lr, lengthen the warm-up, or set train.grad_clip; --resume continues from the newest \

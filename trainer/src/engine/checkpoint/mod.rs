@@ -73,7 +73,7 @@ struct ManifestFile {
 }
 
 /// Returns the error of a checkpoint that cannot be written.
-fn writing(path: impl AsRef<Path>, error: impl Display) -> FileError {
+fn write_error(path: impl AsRef<Path>, error: impl Display) -> FileError {
     FileError::new(
         path,
         format!("cannot write the checkpoint: {error}"),

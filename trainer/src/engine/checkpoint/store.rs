@@ -11,7 +11,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
 use super::{EMA, LinkUpdate, MANIFEST, MODEL, Manifest, ManifestFile, OPTIMIZER, STATE, StateFile, VERSION};
-use super::{read, sha256, writing};
+use super::{read, sha256, write_error};
 use crate::console;
 use crate::files::FileError;
 use crate::snapshot::{DatasetRecord, RunProgress, Snapshot};
@@ -38,12 +38,12 @@ impl CheckpointFolder {
     /// # Errors
     /// The folder cannot be read or cleaned.
     pub fn open(folder: &Path, keep_last: usize, seed: u64) -> Result<Self, FileError> {
-        let entries = fs::read_dir(folder).map_err(|error| writing(folder, error))?;
+        let entries = fs::read_dir(folder).map_err(|error| write_error(folder, error))?;
         for entry in entries.flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             match name.to_string_lossy().strip_prefix(REPLACED_PREFIX) {
                 Some(name) if !folder.join(name).exists() => {
-                    fs::rename(&path, folder.join(name)).map_err(|error| writing(&path, error))?;
+                    fs::rename(&path, folder.join(name)).map_err(|error| write_error(&path, error))?;
                 }
                 Some(_) => remove(&path)?,
                 None if name.to_string_lossy().starts_with(TEMPORARY_PREFIX) => remove(&path)?,
@@ -119,7 +119,7 @@ impl CheckpointFolder {
 
     fn write_files(&self, folder: &Path, snapshot: Snapshot, progress: &RunProgress) -> Result<(), FileError> {
         let open = Folder::of_file(folder).and_then(|all| all.create_folder(folder.file_name().unwrap_or_default()));
-        let files = open.map_err(|error| writing(folder, error))?;
+        let files = open.map_err(|error| write_error(folder, error))?;
         let state = StateFile {
             progress: progress.clone(),
             optimizer_steps: snapshot.optimizer_steps,
@@ -129,10 +129,10 @@ impl CheckpointFolder {
         let mut manifest = Manifest { version: VERSION, files: Vec::new() };
         let mut write = |name: &str, bytes: &[u8]| {
             manifest.files.push(ManifestFile { name: name.into(), bytes: bytes.len() as u64, sha256: sha256(bytes) });
-            write_synced(&files, name, bytes).map_err(|error| writing(folder.join(name), error))
+            write_synced(&files, name, bytes).map_err(|error| write_error(folder.join(name), error))
         };
         let tensors = |name: &str, tensors: &[NamedTensor]| {
-            state_file::encode(tensors).map_err(|error| writing(folder.join(name), error))
+            state_file::encode(tensors).map_err(|error| write_error(folder.join(name), error))
         };
         write(MODEL, &tensors(MODEL, &state_file::named_tensors(snapshot.model))?)?;
         write(OPTIMIZER, &tensors(OPTIMIZER, &snapshot.optimizer)?)?;
@@ -141,8 +141,8 @@ impl CheckpointFolder {
         }
         write(STATE, &json(&folder.join(STATE), &state)?)?;
         let path = folder.join(MANIFEST);
-        write_synced(&files, MANIFEST, &json(&path, &manifest)?).map_err(|error| writing(&path, error))?;
-        files.sync().map_err(|error| writing(folder, error))
+        write_synced(&files, MANIFEST, &json(&path, &manifest)?).map_err(|error| write_error(&path, error))?;
+        files.sync().map_err(|error| write_error(folder, error))
     }
 
     /// Replaces the relative link `link` atomically by a link to `name`. A copying tool that follows links (`cp -rL`) turns the
@@ -151,13 +151,13 @@ impl CheckpointFolder {
         let (temporary, link) = (self.folder.join(format!("{TEMPORARY_PREFIX}{link}")), self.folder.join(link));
         remove(&temporary)?;
         if fs::symlink_metadata(&link).is_ok_and(|found| found.is_dir()) {
-            let moved = move_away(&link).map_err(|error| writing(&link, error))?;
+            let moved = move_away(&link).map_err(|error| write_error(&link, error))?;
             let [link, moved] = [link.display(), moved.display()];
             console::eprint(format_args!("warning: {link} was a folder, not a link; it is now {moved}"));
         }
         std::os::unix::fs::symlink(name, &temporary)
             .and_then(|()| fs::rename(&temporary, &link))
-            .map_err(|error| writing(&link, error))
+            .map_err(|error| write_error(&link, error))
     }
 
     /// Deletes the oldest checkpoints beyond `keep_last`, except the checkpoint that `best` points to and the one just `saved`.
@@ -174,7 +174,7 @@ impl CheckpointFolder {
             kept += 1;
             if kept > self.keep_last {
                 let hidden = self.folder.join(format!("{TEMPORARY_PREFIX}{}", name.to_string_lossy()));
-                fs::rename(&path, &hidden).map_err(|error| writing(&path, error))?;
+                fs::rename(&path, &hidden).map_err(|error| write_error(&path, error))?;
                 remove(&hidden)?;
             }
         }
@@ -185,7 +185,7 @@ impl CheckpointFolder {
 /// Renames `temporary` to `target`. If `target` exists (a resumed run writes a checkpoint again), exchanges the two atomically.
 /// On a file system that cannot exchange two names (NFS, Lustre), replaces `target` in two steps.
 fn rename_or_exchange(temporary: &Path, target: &Path) -> Result<(), FileError> {
-    let failed = |error: io::Error| writing(target, error);
+    let failed = |error: io::Error| write_error(target, error);
     if !target.exists() {
         return fs::rename(temporary, target).map_err(failed);
     }
@@ -202,7 +202,9 @@ pub(super) fn replace_in_two_steps(temporary: &Path, target: &Path) -> Result<()
     let aside =
         target.with_file_name(format!("{REPLACED_PREFIX}{}", target.file_name().unwrap_or_default().to_string_lossy()));
     remove(&aside)?;
-    fs::rename(target, &aside).and_then(|()| fs::rename(temporary, target)).map_err(|error| writing(target, error))?;
+    fs::rename(target, &aside)
+        .and_then(|()| fs::rename(temporary, target))
+        .map_err(|error| write_error(target, error))?;
     remove(&aside)
 }
 
@@ -219,7 +221,7 @@ fn move_away(folder: &Path) -> io::Result<PathBuf> {
 }
 
 fn json(path: &Path, value: &impl serde::Serialize) -> Result<Vec<u8>, FileError> {
-    serde_json::to_vec_pretty(value).map_err(|error| writing(path, error))
+    serde_json::to_vec_pretty(value).map_err(|error| write_error(path, error))
 }
 
 fn write_synced(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<()> {
@@ -229,7 +231,7 @@ fn write_synced(folder: &Folder, name: &str, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn sync_folder(folder: &Path) -> Result<(), FileError> {
-    fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| writing(folder, error))
+    fs::File::open(folder).and_then(|file| file.sync_all()).map_err(|error| write_error(folder, error))
 }
 
 /// Removes a folder, file or link, if it exists.
@@ -239,5 +241,5 @@ fn remove(path: &Path) -> Result<(), FileError> {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
     };
-    result.map_err(|error| writing(path, error))
+    result.map_err(|error| write_error(path, error))
 }

@@ -97,7 +97,7 @@ pub struct Ddp {
     /// Set during autotuning.
     tuner: Option<Autotuner>,
     /// The result, until the engine takes it.
-    tuned: Option<TuningReport>,
+    tuning_report: Option<TuningReport>,
     unused: UnusedParameterWarning,
     check_sync_every: u64,
     comm: Communicator,
@@ -160,7 +160,7 @@ impl Ddp {
             on_gpu,
             threads,
             tuner,
-            tuned: None,
+            tuning_report: None,
             unused: UnusedParameterWarning::default(),
             check_sync_every: parallel.check_sync_every as u64,
             comm,
@@ -212,7 +212,7 @@ impl Ddp {
             SearchDecision::Done(report) => {
                 tracing::info!(step = self.steps, chosen = ?report.chosen, "autotuned");
                 self.apply(&report.chosen, &order)?;
-                (self.tuner, self.tuned) = (None, Some(report));
+                (self.tuner, self.tuning_report) = (None, Some(report));
                 Ok(())
             }
         }
@@ -362,7 +362,7 @@ impl Strategy for Ddp {
     }
 
     fn take_tuning_report(&mut self) -> Option<TuningReport> {
-        self.tuned.take()
+        self.tuning_report.take()
     }
 
     fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
