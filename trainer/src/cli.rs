@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub use data_dir::{DATA_DIR, DataDir, NamedBy};
 pub use launch_args::{LaunchArgs, ProcessCount};
-pub(crate) use launch_args::{hint_of, with_usual_spelling};
+pub(crate) use launch_args::{hint_of, normalize_flags};
 pub use measure::{AllreduceArgs, BenchCommand, CompareArgs, ScalingArgs, ShortRunArgs, SweepArgs};
 
 /// Trains image classifiers. A TOML file describes the run.

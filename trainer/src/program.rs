@@ -40,7 +40,7 @@ pub fn main() -> ExitCode {
         Failure::of_panic(text).map(|failure| (failure.message, failure.hint.unwrap_or_default()))
     });
     let run = || {
-        let words = arguments::rewritten(std::env::args_os())?;
+        let words = arguments::normalized(std::env::args_os())?;
         let cli = match Cli::try_parse_from(&words) {
             Ok(cli) => cli.with_data_dir(std::env::var_os(DATA_DIR)),
             // `console` escapes control characters: the arguments may have file names.

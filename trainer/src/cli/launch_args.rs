@@ -85,7 +85,7 @@ pub(crate) struct ForeignFlag {
 }
 
 /// Flags of torchrun without a counterpart, and what to use instead.
-const WITHOUT_COUNTERPART: [(&str, &str); 7] = [
+const UNSUPPORTED_TORCHRUN_FLAGS: [(&str, &str); 7] = [
     (
         "--rdzv-endpoint",
         "the launchers meet at --master-addr HOST --master-port PORT; each machine has its --node-rank",
@@ -104,7 +104,7 @@ const WITHOUT_COUNTERPART: [(&str, &str); 7] = [
 /// # Errors
 /// `-np` without `launch`: it does not say whether processes share the cores or have a GPU each. A flag of torchrun that has no
 /// counterpart.
-pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, ForeignFlag> {
+pub(crate) fn normalize_flags(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, ForeignFlag> {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
     let own = own_arguments(&arguments);
     let launches = launches(&arguments);
@@ -122,7 +122,8 @@ pub(crate) fn with_usual_spelling(arguments: impl IntoIterator<Item = OsString>)
             _ => {}
         }
         let flag = argument.to_str().and_then(|text| text.split('=').next()).unwrap_or_default();
-        if let (true, Some((name, hint))) = (are_own, WITHOUT_COUNTERPART.iter().find(|(name, _)| *name == flag)) {
+        if let (true, Some((name, hint))) = (are_own, UNSUPPORTED_TORCHRUN_FLAGS.iter().find(|(name, _)| *name == flag))
+        {
             return Err(ForeignFlag {
                 message: format!("{name}: this flag of torchrun has no counterpart here"),
                 hint,
@@ -168,7 +169,7 @@ mod tests {
     use crate::cli::{Cli, Command};
 
     fn parse(line: &str) -> Result<LaunchArgs, String> {
-        let words = with_usual_spelling(line.split_whitespace().map(OsString::from))
+        let words = normalize_flags(line.split_whitespace().map(OsString::from))
             .map_err(|flag| format!("{} {}", flag.message, flag.hint))?;
         match Cli::try_parse_from(&words) {
             Ok(Cli { command: Some(Command::Launch(arguments)), .. }) => Ok(arguments),

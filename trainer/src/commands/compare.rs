@@ -66,7 +66,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     if arguments.runs.json {
         print_json(&comparison)?;
     } else {
-        console::print(comparison.page());
+        console::print(comparison.render());
         console::print(format_args!("\nfolder: {}", out.display()));
     }
     Ok(if comparison.modes.iter().any(|mode| mode.error.is_some()) { FAILED } else { 0 })

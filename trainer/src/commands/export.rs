@@ -228,13 +228,13 @@ fn check_target(to: &Path, format: Option<&str>, force: bool) -> Result<FileForm
             return Err(Failure::usage(message, hint));
         }
     };
-    check_free(to, force, "name a regular file: --to FILE")?;
+    check_output_path(to, force, "name a regular file: --to FILE")?;
     Ok(chosen)
 }
 
 /// Refuses a folder, a device and a pipe, and without `force` a file that exists already. `instead` is the hint for a device or a
 /// pipe.
-pub(super) fn check_free(to: &Path, force: bool, instead: &str) -> Result<(), Failure> {
+pub(super) fn check_output_path(to: &Path, force: bool, instead: &str) -> Result<(), Failure> {
     if to.is_dir() {
         return Err(Failure::usage(format!("--to {}: is a folder", to.display()), "name a file"));
     }

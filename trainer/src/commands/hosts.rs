@@ -29,7 +29,7 @@ pub(super) fn requested_hosts(job: &JobArgs) -> Result<Option<Vec<Host>>, Failur
 ///
 /// # Errors
 /// The environment variable that describes the node is malformed.
-pub(super) fn apply_plan(arguments: &mut TrainArgs, variables: &Variables) -> Result<(), Failure> {
+pub(super) fn apply_node_plan(arguments: &mut TrainArgs, variables: &Variables) -> Result<(), Failure> {
     let Some(plan) = SshNodePlan::of(variables)? else { return Ok(()) };
     set_workers(arguments, plan.workers);
     apply_to_job(&mut arguments.job, plan);
@@ -125,7 +125,7 @@ pub(super) fn ssh_launcher(
 ///
 /// # Errors
 /// The environment variable that describes the node is malformed.
-pub(super) fn plan_of_node() -> Result<(Variables, Option<SshNodePlan>), Failure> {
+pub(super) fn node_plan() -> Result<(Variables, Option<SshNodePlan>), Failure> {
     let variables = environment::variables();
     let plan = SshNodePlan::of(&variables)?;
     Ok((variables, plan))

@@ -22,14 +22,14 @@ const NO_ID: &str = "none";
 /// # Errors
 /// A flag is wrong, the program does not exist, or a host does not answer.
 pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
-    let (mut variables, plan) = hosts::plan_of_node()?;
+    let (mut variables, plan) = hosts::node_plan()?;
     let (mut job, mut workers) = (arguments.job.clone(), arguments.cpus);
     if let Some(plan) = plan {
         workers = Some(ProcessCount::Number(plan.workers));
         hosts::apply_to_job(&mut job, plan);
     }
     if let Some(requested) = hosts::requested_hosts(&job)? {
-        let count = workers.map(of_hosts).transpose()?.map(|count| ("--cpus", count));
+        let count = workers.map(total_process_count).transpose()?.map(|count| ("--cpus", count));
         return Ok(hosts::ssh_launcher(&job, &requested, count, false, &variables)?.run()?);
     }
     let Some(workers) = workers else {
@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
             "say it: trainer launch --cpus 4 -- PROGRAM; or name hosts: -H host1:4,host2:4",
         ));
     };
-    let workers = on_this_machine(workers, device::count_gpus)?;
+    let workers = local_process_count(workers, device::count_gpus)?;
     if let Some(path) = &job.secret_file {
         secret::read_file(path, &mut variables)?;
     }
@@ -95,7 +95,7 @@ pub(super) fn run(arguments: &LaunchArgs) -> Result<u8, Failure> {
 ///
 /// # Errors
 /// One process per GPU is requested, and there is no GPU.
-fn on_this_machine(
+fn local_process_count(
     count: ProcessCount,
     gpus: impl FnOnce() -> Result<usize, MissingCudaPart>,
 ) -> Result<usize, Failure> {
@@ -113,7 +113,7 @@ fn on_this_machine(
 ///
 /// # Errors
 /// The number depends on the hosts' GPUs or cores, which this machine does not know.
-fn of_hosts(count: ProcessCount) -> Result<usize, Failure> {
+fn total_process_count(count: ProcessCount) -> Result<usize, Failure> {
     match count {
         ProcessCount::Number(number) => Ok(number),
         ProcessCount::Auto | ProcessCount::Gpus | ProcessCount::Cores => Err(Failure::usage(
@@ -141,15 +141,18 @@ mod tests {
     #[test]
     fn processes_are_counted_by_gpus_or_cores() {
         let missing = || Err(MissingCudaPart { cause: "no NVIDIA driver".into(), hint: "--cpus N".into() });
-        let count = |count, gpus: Option<usize>| on_this_machine(count, || gpus.map_or_else(missing, Ok)).unwrap();
+        let count = |count, gpus: Option<usize>| local_process_count(count, || gpus.map_or_else(missing, Ok)).unwrap();
         let cores = cores::quota();
         assert_eq!(count(ProcessCount::Number(3), None), 3);
         assert_eq!((count(ProcessCount::Auto, Some(5)), count(ProcessCount::Auto, None)), (5, cores));
         assert_eq!((count(ProcessCount::Gpus, Some(5)), count(ProcessCount::Cores, Some(5))), (5, cores));
-        let error = on_this_machine(ProcessCount::Gpus, missing).unwrap_err();
+        let error = local_process_count(ProcessCount::Gpus, missing).unwrap_err();
         assert_eq!(error.to_string(), "one process per GPU: no NVIDIA driver\n  hint: --cpus N");
         assert_eq!(
-            (of_hosts(ProcessCount::Number(3)).unwrap(), of_hosts(ProcessCount::Auto).unwrap_err().code),
+            (
+                total_process_count(ProcessCount::Number(3)).unwrap(),
+                total_process_count(ProcessCount::Auto).unwrap_err().code
+            ),
             (3, 2)
         );
     }

@@ -47,7 +47,7 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
     match arguments.runs.json {
         true => print_json(&report)?,
         false => {
-            console::print(report.page());
+            console::print(report.render());
             console::print(format_args!("\nfolder: {}", out.display()));
         }
     }

@@ -14,7 +14,7 @@ pub(super) fn run(arguments: &TrainArgs) -> Result<u8, Failure> {
     let variables = environment::variables();
     child::end_with_parent(&variables);
     let mut arguments = arguments.clone();
-    hosts::apply_plan(&mut arguments, &variables)?;
+    hosts::apply_node_plan(&mut arguments, &variables)?;
     match hosts::requested_hosts(&arguments.job)? {
         Some(requested) => hosts::train(&arguments, &requested, variables),
         None => run::run(&arguments, variables),

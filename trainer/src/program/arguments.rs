@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::cli::with_usual_spelling;
+use crate::cli::normalize_flags;
 use crate::config;
 use crate::failure::Failure;
 
@@ -45,11 +45,11 @@ const FOREIGN_FLAGS: [(&str, &str); 22] = [
 /// Rewrites arguments that clap would read in another way than the user means them.
 ///
 /// # Errors
-/// See [`with_usual_spelling`].
-pub(super) fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
+/// See [`normalize_flags`].
+pub(super) fn normalized(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
     let arguments = log_level_after_command(arguments.into_iter().collect());
-    let arguments = with_usual_spelling(arguments).map_err(|flag| Failure::usage(flag.message, flag.hint))?;
-    Ok(with_views(arguments))
+    let arguments = normalize_flags(arguments).map_err(|flag| Failure::usage(flag.message, flag.hint))?;
+    Ok(with_tta_value(arguments))
 }
 
 /// Reads `--log-level LEVEL COMMAND` as `COMMAND --log-level LEVEL`: clap takes a flag before a command for one of `train`.
@@ -67,7 +67,7 @@ fn log_level_after_command(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Reads `predict --tta PATH` as `--tta=flip PATH`: the value of `--tta` may be left out, and clap would take the path for it.
-fn with_views(mut arguments: Vec<OsString>) -> Vec<OsString> {
+fn with_tta_value(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if arguments.get(1).is_none_or(|command| command != "predict") {
         return arguments;
     }
@@ -182,20 +182,20 @@ mod tests {
             for command in
                 ["launch --cpus 1 -- true", "bench scaling --config x.toml --cpus 2", "models", "--config x.toml"]
             {
-                let arguments = rewritten(words(&format!("trainer {level} {command}"))).unwrap();
+                let arguments = normalized(words(&format!("trainer {level} {command}"))).unwrap();
                 let cli = Cli::try_parse_from(&arguments).unwrap_or_else(|mistake| panic!("{arguments:?}: {mistake}"));
                 assert_eq!(cli.log_level.as_deref(), Some("debug"), "{arguments:?}");
                 assert_eq!(cli.command.is_some(), !command.starts_with('-'), "{arguments:?}");
             }
         }
         // torchrun's spelling is read after it.
-        assert_eq!(rewritten(words("trainer --log-level info launch -np 2 -- true")).unwrap()[4], "--np");
+        assert_eq!(normalized(words("trainer --log-level info launch -np 2 -- true")).unwrap()[4], "--np");
     }
 
     #[test]
     fn a_path_after_tta_is_not_taken_for_the_name_of_views() {
         let read = |line: &str| {
-            let Ok(cli) = Cli::try_parse_from(rewritten(words(line)).unwrap()) else { return None };
+            let Ok(cli) = Cli::try_parse_from(normalized(words(line)).unwrap()) else { return None };
             let Some(crate::cli::Command::Predict(arguments)) = cli.command else { panic!("{line}") };
             Some((arguments.tta.unwrap_or_default(), arguments.paths.len()))
         };

@@ -110,7 +110,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// Another program writes the run.
-    pub fn check_free(&self, job: Option<&str>) -> Result<(), FileError> {
+    pub fn check_not_locked(&self, job: Option<&str>) -> Result<(), FileError> {
         RunLock::other_holder(&self.path, job).map_or(Ok(()), |holder| Err(locked_error(&self.path, holder.as_ref())))
     }
 

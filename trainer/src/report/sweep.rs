@@ -158,7 +158,7 @@ impl Sweep {
     }
 
     /// Formats the table, then the messages of failed runs. The text ends with a newline.
-    pub fn page(&self) -> String {
+    pub fn render(&self) -> String {
         let has_test = self.runs.iter().any(|run| run.test.is_some());
         let shown = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| self.metric.shown(value));
         let title = self.metric.title();
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_best_run_is_first_and_failures_are_explained() {
-        insta::assert_snapshot!(sweep().page(), @r#"
+        insta::assert_snapshot!(sweep().render(), @r#"
         run  optimizer.lr      data.augment  best top-1  epoch  last top-1   time    state
         003           0.1  ["crop", "flip"]      81.50%      2      81.00%  1m01s     done
         001          0.05  ["crop", "flip"]      80.25%      2      79.75%  1m01s     done
@@ -278,11 +278,11 @@ mod tests {
         "#);
         let mut with_test = sweep();
         with_test.runs[0].test = Some(79.0);
-        assert!(with_test.page().lines().next().unwrap().contains("test top-1"));
+        assert!(with_test.render().lines().next().unwrap().contains("test top-1"));
         let by_loss = Sweep { metric: Metric::Loss, ..sweep() };
         let numbers: Vec<_> = by_loss.ranked().iter().map(|run| run.number).collect();
         assert_eq!(numbers, [1, 3, 2, 4], "the lowest loss is first, and runs without one are last");
-        assert!(by_loss.page().starts_with("run  optimizer.lr      data.augment  best loss  epoch  last loss"));
+        assert!(by_loss.render().starts_with("run  optimizer.lr      data.augment  best loss  epoch  last loss"));
     }
 
     #[test]
@@ -294,7 +294,7 @@ mod tests {
         let mut words = sweep();
         words.runs[0].values[0] = "\"sgd\"".to_owned();
         assert!(String::from_utf8(words.csv().unwrap()).unwrap().contains("\n1,sgd,\"[\"\"crop"));
-        assert!(words.page().contains("001           sgd  [\"crop\", \"flip\"]"), "{}", words.page());
+        assert!(words.render().contains("001           sgd  [\"crop\", \"flip\"]"), "{}", words.render());
         let json = serde_json::to_string(&sweep()).unwrap();
         assert!(json.contains(r#""state":"done""#), "{json}");
         assert_eq!(serde_json::from_str::<Sweep>(&json).unwrap(), sweep());

@@ -47,7 +47,7 @@ impl FolderAccess<'_> {
         let claim = |folder: &mut RunFolder| match self {
             Self::Read | Self::LockedByLauncher(_) => Ok(()),
             Self::Write(job) => folder.lock(job),
-            Self::Check(job) => folder.check_free(job),
+            Self::Check(job) => folder.check_not_locked(job),
         };
         // A folder that is not a run folder is wrong input. A run folder that cannot be written has its own exit code.
         let open = |path| RunFolder::open(path).map_err(|error| FileError { code: USAGE, ..error });

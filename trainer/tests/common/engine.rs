@@ -128,7 +128,7 @@ pub fn run(
         true => Reporter::resume(folder.clone(), options, &[], progress.step, progress.epoch),
     };
     let mut reporter = reporter.expect("a reporter");
-    let store = CheckpointFolder::open(&folder.checkpoints(), 9, plan.train.seed).expect("a store");
-    let output = Some(RunOutput { reporter: &mut reporter, store });
+    let checkpoints = CheckpointFolder::open(&folder.checkpoints(), 9, plan.train.seed).expect("a store");
+    let output = Some(RunOutput { reporter: &mut reporter, checkpoints });
     Engine::new(plan, strategy, loaders, output, stop, progress).run()
 }

@@ -24,7 +24,7 @@ use comm::{
 #[serde(untagged)]
 pub(super) enum FoundPart<T> {
     /// The part was found.
-    There(T),
+    Found(T),
     /// The part is missing.
     Missing {
         /// The places that were searched, and the errors.
@@ -36,7 +36,7 @@ impl<T> FoundPart<T> {
     /// Converts a result. The error becomes text.
     pub(super) fn of<E: std::fmt::Display>(result: Result<T, E>) -> Self {
         match result {
-            Ok(found) => Self::There(found),
+            Ok(found) => Self::Found(found),
             Err(error) => Self::Missing { missing: error.to_string() },
         }
     }
@@ -194,7 +194,7 @@ const TCP_ALWAYS: &str = "CPUs of any hosts; `auto` takes it";
 fn backends(nccl: &FoundPart<Library>) -> Vec<BackendFacts> {
     let row = |name, compiled, note: &str| BackendFacts { name, compiled, note: note.to_owned() };
     let nccl = match nccl {
-        FoundPart::There(_) => "",
+        FoundPart::Found(_) => "",
         FoundPart::Missing { .. } => "; its library is not here",
     };
     let gpu = |what: &str| match HAS_CUDA {
@@ -232,7 +232,7 @@ fn choice(peers: &[Peer], ipc: &str, nccl: &FoundPart<Library>) -> DefaultChoice
         Ok(DeviceSet::Gpus(gpus)) => DefaultChoice {
             device: gpus.all.iter().map(device::describe).collect::<Vec<_>>().join("; "),
             why: "driver, GPU, NVRTC and CUDA's headers are there".into(),
-            gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, FoundPart::There(_))),
+            gradients: between_gpus(&gpus.all, peers, ipc, matches!(nccl, FoundPart::Found(_))),
         },
         Ok(DeviceSet::Cpu(Some(why))) => on_cpu(why),
         Ok(DeviceSet::Cpu(None)) => on_cpu("this build has no GPU backend (feature cuda)".into()),

@@ -28,7 +28,7 @@ fn cpu(report: &DoctorReport) -> Section {
 fn gpus(report: &DoctorReport) -> Section {
     let mut section = Section::new("gpu");
     section = match &report.driver {
-        FoundPart::There(driver) => {
+        FoundPart::Found(driver) => {
             let version = driver.version.as_deref().unwrap_or("of unknown version");
             section.row("driver", format!("{version}, serves CUDA {} ({})", driver.cuda, driver.library))
         }
@@ -55,7 +55,7 @@ fn gpus(report: &DoctorReport) -> Section {
 
 fn library(found: &FoundPart<Library>) -> String {
     match found {
-        FoundPart::There(library) => {
+        FoundPart::Found(library) => {
             let version = library.version.as_deref().unwrap_or("unknown version");
             format!("{version} ({}, {})", library.name, shown(library.path.as_ref()))
         }
@@ -65,11 +65,11 @@ fn library(found: &FoundPart<Library>) -> String {
 
 fn tools(report: &DoctorReport) -> Section {
     let headers = match &report.headers {
-        FoundPart::There(headers) => headers.path.display().to_string(),
+        FoundPart::Found(headers) => headers.path.display().to_string(),
         FoundPart::Missing { missing } => format!("none: {missing}"),
     };
     let mpi = match &report.mpi {
-        FoundPart::There(mpi) => {
+        FoundPart::Found(mpi) => {
             let version = mpi.version.as_deref().unwrap_or("unknown version");
             format!("{version}, {} ({})", mpi.threads, mpi.path.display())
         }

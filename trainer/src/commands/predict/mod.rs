@@ -82,7 +82,7 @@ struct Classifier {
 pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
     if let Some(to) = &arguments.to {
         let instead = "name a regular file; without --to, predictions go to standard output";
-        super::export::check_free(to, arguments.force, instead)?;
+        super::export::check_output_path(to, arguments.force, instead)?;
     }
     if let Some(threads) = arguments.threads {
         // Ignore the error: it means that the pool exists already, and nothing has used the pool before this line.

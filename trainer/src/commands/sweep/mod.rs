@@ -61,7 +61,7 @@ pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
     match arguments.json {
         true => print_json(&sweep)?,
         false => {
-            console::print(sweep.page());
+            console::print(sweep.render());
             console::print(format_args!("folder: {}", out.display()));
         }
     }

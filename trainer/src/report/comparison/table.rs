@@ -6,7 +6,7 @@ use crate::text::{aligned, loss, speed};
 impl Comparison {
     /// Formats the page: speed and the parts of a step, then memory, traffic and losses, then errors. The text ends with
     /// a newline.
-    pub fn page(&self) -> String {
+    pub fn render(&self) -> String {
         let Self { model, data, batch_size, steps, warmup, rounds, machine, .. } = self;
         let rounds = if *rounds == 1 { "one round".to_owned() } else { format!("median of {rounds} rounds") };
         let mut page = format!(

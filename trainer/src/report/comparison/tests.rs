@@ -84,7 +84,7 @@ fn differences_of_losses_are_relative_and_a_nan_shows() {
 
 #[test]
 fn the_page() {
-    insta::assert_snapshot!(comparison().page(), @r"
+    insta::assert_snapshot!(comparison().render(), @r"
     resnet18 on cifar10, batch 128: 8 steps after 2 of warm-up, one round
     EPYC, 2 threads
 

@@ -97,7 +97,7 @@ pub struct ScalingReport {
 
 impl ScalingReport {
     /// Formats the page. The text ends with a newline.
-    pub fn page(&self) -> String {
+    pub fn render(&self) -> String {
         let Self { model, data, batch_size, machine, steps, .. } = self;
         let steps = match self.measured.iter().map(|row| row.steps).min() {
             Some(fewest) if fewest < *steps => format!("{fewest} to {steps}"),
