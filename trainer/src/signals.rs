@@ -70,13 +70,13 @@ enum SecondSignal {
 
 /// Whether a signal has requested a stop of the run.
 #[derive(Debug, Clone, Default)]
-pub struct Stop {
+pub struct StopFlag {
     signal: Arc<AtomicUsize>,
     /// Whether a signal ends the process at once, until [`enter_training`](Self::enter_training).
     exits_at_once: Arc<AtomicBool>,
 }
 
-impl Stop {
+impl StopFlag {
     /// Returns a flag that no signal sets, for evaluation and tests.
     pub fn never() -> Self {
         Self::default()
@@ -182,7 +182,7 @@ impl Stop {
     }
 }
 
-/// The thread of [`Stop::announce`].
+/// The thread of [`StopFlag::announce`].
 pub struct Announcement(JoinHandle<()>);
 
 impl Announcement {
@@ -213,10 +213,10 @@ fn refused(error: io::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// A signal may come after the handlers of [`Stop::on_signals`] and before those of the thread.
+    /// A signal may come after the handlers of [`StopFlag::on_signals`] and before those of the thread.
     #[test]
     fn a_signal_that_came_before_the_thread_started_is_announced_too() {
-        let stop = Stop::never();
+        let stop = StopFlag::never();
         stop.request(rustix::process::Signal::TERM.as_raw());
         stop.announce().unwrap().wait();
     }

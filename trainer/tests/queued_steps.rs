@@ -11,7 +11,7 @@ use trainer::{
     engine::{Loaders, RunOutcome, RunResult, checkpoint},
     failure::Failure,
     report::RunFolder,
-    signals::{Stop, StopReason},
+    signals::{StopFlag, StopReason},
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
@@ -26,7 +26,7 @@ struct QueuedSingle {
     /// The step that fails, if one does.
     fails: Option<usize>,
     /// The step during which the run receives SIGTERM, and the flag that the signal sets.
-    stop: Option<(usize, Stop)>,
+    stop: Option<(usize, StopFlag)>,
 }
 
 impl QueuedSingle {
@@ -77,7 +77,7 @@ impl Strategy for QueuedSingle {
         }
     }
 
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &StopFlag) -> Result<Evaluation, Failure> {
         assert!(self.queue.is_empty(), "no step is left when an epoch ends");
         self.inner.evaluate(batches, stop)
     }
@@ -94,7 +94,7 @@ fn loaders() -> Loaders {
     }
 }
 
-fn run(folder: &RunFolder, strategy: &mut dyn Strategy, stop: Stop) -> Result<RunResult, Failure> {
+fn run(folder: &RunFolder, strategy: &mut dyn Strategy, stop: StopFlag) -> Result<RunResult, Failure> {
     engine::run(folder, &engine::plan(PLAN), strategy, loaders(), stop)
 }
 
@@ -123,8 +123,8 @@ fn a_run_with_queued_steps_equals_a_run_without() {
     let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
     let (plain, queued) = (folder("plain"), folder("queued"));
     let mut queues = QueuedSingle::new(single());
-    run(&plain, &mut single(), Stop::never()).unwrap();
-    let end = run(&queued, &mut queues, Stop::never()).unwrap();
+    run(&plain, &mut single(), StopFlag::never()).unwrap();
+    let end = run(&queued, &mut queues, StopFlag::never()).unwrap();
     assert!(matches!(end.outcome, RunOutcome::Finished(_)), "{:?}", end.outcome);
     assert_eq!((queues.longest, queues.taken, queues.finished), (2, 12, 10), "two of the steps are not queued");
 
@@ -145,7 +145,7 @@ fn the_error_of_a_queued_step_names_the_step() {
     let root = tempfile::tempdir().unwrap();
     let folder = RunFolder::create(root.path(), "lenet", "single", 1).unwrap();
     let mut queues = QueuedSingle { fails: Some(4), ..QueuedSingle::new(single()) };
-    let failure = run(&folder, &mut queues, Stop::never()).err().expect("a step fails");
+    let failure = run(&folder, &mut queues, StopFlag::never()).err().expect("a step fails");
     assert!(failure.message.starts_with("epoch 1, step 4: the training loss is NaN"), "{}", failure.message);
     assert_eq!(lines(&folder).len(), 4, "the steps before are reported");
 }
@@ -155,9 +155,9 @@ fn a_signal_ends_the_run_when_all_queued_steps_are_finished() {
     let root = tempfile::tempdir().unwrap();
     let folder = |name: &str| RunFolder::create(&root.path().join(name), "lenet", "single", 1).unwrap();
     let (whole, parts) = (folder("whole"), folder("parts"));
-    run(&whole, &mut single(), Stop::never()).unwrap();
+    run(&whole, &mut single(), StopFlag::never()).unwrap();
 
-    let stop = Stop::never();
+    let stop = StopFlag::never();
     let mut queues = QueuedSingle { stop: Some((7, stop.clone())), ..QueuedSingle::new(single()) };
     let end = run(&parts, &mut queues, stop).unwrap();
     // The next step brings the signal, and one more is queued before its outcome is known.
@@ -165,7 +165,7 @@ fn a_signal_ends_the_run_when_all_queued_steps_are_finished() {
     assert_eq!(end.progress.step, queues.taken as u64, "every step that was taken is counted");
     assert_eq!(checkpoint::load_newest(&parts.checkpoints()).unwrap().0.progress.step, end.progress.step);
 
-    run(&parts, &mut QueuedSingle::new(single()), Stop::never()).unwrap();
+    run(&parts, &mut QueuedSingle::new(single()), StopFlag::never()).unwrap();
     let weights = |folder: &RunFolder| fs::read(folder.checkpoints().join("last/model.safetensors")).unwrap();
     assert!(weights(&parts) == weights(&whole), "the resumed run has the same weights");
     assert_eq!(lines(&parts), lines(&whole));

@@ -11,7 +11,7 @@ use models::{Spec, StateTensor};
 use trainer::{
     config::{self, ConfigSource, DatasetFacts, Overrides, Registry, RunPlan},
     device,
-    signals::Stop,
+    signals::StopFlag,
     snapshot::{RunProgress, Snapshot},
     strategy::{DeviceDataset, DeviceDatasets, Evaluation, Strategy, single::Single},
 };
@@ -135,7 +135,7 @@ fn evaluation_uses_the_average_and_counts_every_sample() {
         averaged.train_step(samples(), 0.5, None).expect("step");
     }
     let images = || [batch(0, 7), batch(7, 4)].into_iter().map(Ok);
-    let counts = |strategy: &mut Single| match strategy.evaluate(&mut images(), &Stop::never()) {
+    let counts = |strategy: &mut Single| match strategy.evaluate(&mut images(), &StopFlag::never()) {
         Ok(Evaluation::Done(counts)) => counts,
         other => panic!("{other:?}"),
     };
@@ -253,7 +253,7 @@ fn a_data_set_on_the_device_trains_to_the_same_bits() {
                 strategy.train_step(vec![batch.expect("a batch")], 0.1, None).expect("step").loss_sum.to_bits()
             })
             .collect();
-        let evaluation = strategy.evaluate(&mut loaders[1].epoch(1, 0), &Stop::never()).expect("evaluation");
+        let evaluation = strategy.evaluate(&mut loaders[1].epoch(1, 0), &StopFlag::never()).expect("evaluation");
         (losses, evaluation, strategy.snapshot())
     };
     let (host, device) = (run(PixelSource::Loader), run(PixelSource::Device));

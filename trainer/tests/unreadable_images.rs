@@ -12,7 +12,7 @@ use trainer::{
     engine::{Loaders, RunOutcome, RunResult, checkpoint},
     failure::Failure,
     report::RunFolder,
-    signals::Stop,
+    signals::StopFlag,
     strategy::single::Single,
 };
 
@@ -107,7 +107,7 @@ fn images_lost_between_two_epochs_do_not_lose_the_epoch_before() {
         let (from, to) = (images.clone(), aside.clone());
         let mut strategy =
             Disturbed::new(Single::new(network, device, 2, &plan), at, move || fs::rename(&from, &to).unwrap());
-        engine::run(&folder, &plan, &mut strategy, Loaders { train, eval, test: None }, Stop::never())
+        engine::run(&folder, &plan, &mut strategy, Loaders { train, eval, test: None }, StopFlag::never())
     };
     let Err(failure) = run(1) else { panic!("the images are gone") };
     assert!(failure.message.contains("pictures/train/dark/"), "{failure:?}");

@@ -8,7 +8,7 @@ use serde_json::Value;
 use trainer::{
     engine::{Loaders, RunOutcome, RunResult, checkpoint},
     report::RunFolder,
-    signals::Stop,
+    signals::StopFlag,
 };
 
 const CONFIG: &str = r#"
@@ -167,7 +167,7 @@ fn data_verify_names_all_splits() {
 
 /// Runs the engine in `folder`, from its newest checkpoint if there is one, and stops in evaluation `at`.
 fn run(folder: &RunFolder, at: usize) -> RunResult {
-    let (plan, stop) = (engine::plan(""), Stop::never());
+    let (plan, stop) = (engine::plan(""), StopFlag::never());
     let signal = stop.clone();
     let mut strategy = Disturbed::new(engine::single(&plan), at, move || signal.request(15));
     engine::run(folder, &plan, &mut strategy, loaders(), stop).unwrap()
@@ -214,7 +214,9 @@ fn a_best_checkpoint_damaged_during_training_is_named_with_the_way_to_another_on
     let file = folder.checkpoints().join("epoch-1/model.safetensors");
     let plan = engine::plan("[optimizer]\nlr = 1e-30\n");
     let mut strategy = Disturbed::new(engine::single(&plan), 2, move || fs::write(&file, "cut").unwrap());
-    let Err(failure) = engine::run(&folder, &plan, &mut strategy, loaders(), Stop::never()) else { panic!("damaged") };
+    let Err(failure) = engine::run(&folder, &plan, &mut strategy, loaders(), StopFlag::never()) else {
+        panic!("damaged")
+    };
     assert!(failure.message.contains("best/model.safetensors"), "{failure:?}");
     let hint = failure.hint.unwrap();
     assert!(hint.contains("--resume evaluates the test images again, and writes the summary"), "{hint}");

@@ -8,7 +8,7 @@ use crate::console;
 use crate::device::{DeviceRequest, DeviceSet, LocalRank, SelectedDevice};
 use crate::failure::Failure;
 use crate::run::ranks::{self, JoinedRank};
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use crate::text::thousands;
 use comm::{DType, TransportKind, bench, cuda};
 use launch::{
@@ -76,7 +76,7 @@ pub(super) fn run(arguments: &AllreduceArgs) -> Result<u8, Failure> {
             let local_rank = ranks::local_rank(&role, arguments.oversubscribe);
             let selected = target.select(&local_rank)?;
             // A measurement has nothing to save, so signals keep their default action: they end the process.
-            let rank = ranks::join_over(&role, &variables, backend.transport(&role), TIMEOUT, Stop::never())?;
+            let rank = ranks::join_over(&role, &variables, backend.transport(&role), TIMEOUT, StopFlag::never())?;
             let result = ranks::check_gpus_unique(&rank, selected.gpu.as_ref(), arguments.oversubscribe)
                 .and_then(|()| measure(arguments, backend, &config, &role, &rank, &selected));
             if let Err(failure) = &result {

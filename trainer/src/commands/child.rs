@@ -20,7 +20,7 @@ use crate::files::{self, FileError, write_atomic};
 use crate::report::RunFolder;
 use crate::report::run_lock::{LockAttempt, RunLock, locked_error};
 use crate::run::plan;
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use launch::{environment::Variables, set_parent_death_signal, signals};
 
 /// Environment variable with the process id of the command that started the run.
@@ -188,7 +188,7 @@ impl ShortRun<'_> {
         &self,
         folder: &Path,
         variables: &[(&str, String)],
-        stop: &Stop,
+        stop: &StopFlag,
     ) -> Result<Result<RunFolder, String>, Failure> {
         fs::create_dir_all(folder).map_err(|error| FileError::io(folder, "create the folder", &error))?;
         let log = folder.join("messages.log");
@@ -255,7 +255,7 @@ pub(super) fn warmup(steps: usize) -> usize {
 
 /// Waits until a run has ended. If this process receives a signal, sends the same signal to the run, waits until the run has
 /// ended, and returns an error.
-fn wait(mut child: Child, stop: &Stop) -> Result<ExitStatus, Failure> {
+fn wait(mut child: Child, stop: &StopFlag) -> Result<ExitStatus, Failure> {
     let mut passed_on = false;
     loop {
         match try_wait(&mut child)? {

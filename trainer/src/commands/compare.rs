@@ -16,7 +16,7 @@ use crate::report::comparison;
 use crate::report::comparison::{Comparison, ModeResult, ModeStats, Round};
 use crate::report::environment::Environment;
 use crate::report::metrics::read_metrics;
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 
 /// The file with the results, in the folder of the comparison.
 const RESULT: &str = "compare.json";
@@ -43,7 +43,7 @@ pub(super) fn run(arguments: &CompareArgs) -> Result<u8, Failure> {
     let local_rank =
         LocalRank { local_world_size: workers, oversubscribe: arguments.oversubscribe, ..LocalRank::ALONE };
     let device = target.all(&local_rank)?.remove(0).description;
-    let stop = Stop::on_signals()?;
+    let stop = StopFlag::on_signals()?;
     let (out, _lock) = child::result_folder(arguments.runs.out.as_deref(), "compare", RESULT)?;
     let mut runs: Vec<(Mode, Vec<Round>, Option<String>)> =
         modes.iter().map(|&mode| (mode, Vec::new(), None)).collect();
@@ -108,7 +108,7 @@ fn run_mode(
     plan: &RunPlan,
     mode: Mode,
     folder: &Path,
-    stop: &Stop,
+    stop: &StopFlag,
 ) -> Result<Result<Round, String>, Failure> {
     let (flag, _) = workers(arguments);
     let mut flags = ["--mode", mode.name(), flag, &workers_of(mode, arguments).to_string()].map(str::to_owned).to_vec();

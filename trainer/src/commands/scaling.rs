@@ -17,7 +17,7 @@ use crate::report::scaling::{
     self, Algorithm, Interconnect, Link, Measured, Profile, Scaling, ScalingReport, computed, profile,
 };
 use crate::report::{RunFolder, StepRecord};
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use launch::cores;
 
 /// Numbers of workers for the computed steps.
@@ -39,7 +39,7 @@ pub(super) fn run(arguments: &ScalingArgs) -> Result<(), Failure> {
         let cause = format!("a batch of {} cannot be shared by {most} workers", plan.train.batch_size);
         return Err(plan.error_at(&["train.batch_size"], cause, "use a larger batch, or fewer workers").into());
     }
-    let stop = Stop::on_signals()?;
+    let stop = StopFlag::on_signals()?;
     let (out, _lock) = child::result_folder(arguments.runs.out.as_deref(), "scaling", RESULT)?;
     let report = measure(arguments, &plan, &workers, network, &out, &stop)?;
     let chart = scaling::chart(&report).map_err(|error| Failure::run(error, "please report this"))?;
@@ -115,7 +115,7 @@ fn measure(
     workers: &[usize],
     network: Interconnect,
     out: &Path,
-    stop: &Stop,
+    stop: &StopFlag,
 ) -> Result<ScalingReport, Failure> {
     let most = workers.iter().copied().max().unwrap_or(1);
     let (cores, batch_size) = (cores::quota(), plan.train.batch_size);
@@ -183,7 +183,7 @@ fn run_workers(
     plan: &RunPlan,
     Measurement { scaling, workers, threads }: Measurement,
     folder: &Path,
-    stop: &Stop,
+    stop: &StopFlag,
 ) -> Result<(RunFolder, Vec<StepRecord>), Failure> {
     let scope = if scaling == Scaling::Weak { "per_worker" } else { "global" };
     let mut set: Vec<String> =

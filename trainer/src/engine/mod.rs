@@ -24,7 +24,7 @@ use crate::device::KernelCompileReporter;
 use crate::failure::Failure;
 use crate::optim::{Schedule, lr_scale_factor};
 use crate::report::{EpochRecord, Reporter};
-use crate::signals::{Stop, StopReason};
+use crate::signals::{StopFlag, StopReason};
 use crate::snapshot::{Evaluated, PartialEpoch, RunProgress};
 use crate::strategy::{EvalCounts, Evaluation, Strategy, divergence_failure, percent};
 use crate::timeline::Timeline;
@@ -92,7 +92,7 @@ pub struct Engine<'a> {
     schedule: Schedule,
     /// Set on rank 0 only, since one process writes the run folder.
     output: Option<RunOutput<'a>>,
-    stop: Stop,
+    stop: StopFlag,
     progress: RunProgress,
     /// The step of the last checkpoint that this process has loaded or saved.
     saved_step: u64,
@@ -136,7 +136,7 @@ impl<'a> Engine<'a> {
         strategy: &'a mut dyn Strategy,
         loaders: Loaders,
         output: Option<RunOutput<'a>>,
-        stop: Stop,
+        stop: StopFlag,
         mut progress: RunProgress,
     ) -> Self {
         let lengths = RunLength::new(plan, &loaders.train);

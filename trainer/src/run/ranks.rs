@@ -7,7 +7,7 @@ use crate::cli::{JobArgs, TrainArgs};
 use crate::config::{Backend, RunPlan};
 use crate::device::LocalRank;
 use crate::failure::{Failure, Hint};
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use comm::{CommError, Communicator, TransportKind, cuda::driver::Gpu};
 use launch::{
     JobFolder, JoinTimeouts, LaunchConfig, NOTICE_INTERVAL, ProcessGroup, Role, WorkerStatus, best_transport, cores,
@@ -98,7 +98,7 @@ pub(crate) struct JoinedRank {
     /// Reports what this rank is doing.
     pub status: WorkerStatus,
     /// Requests a stop of this rank.
-    pub stop: Stop,
+    pub stop: StopFlag,
     shutdown: Option<ShutdownBarrier>,
 }
 
@@ -211,7 +211,11 @@ pub(crate) fn join(role: &WorkerRole, variables: &Variables, plan: &RunPlan) -> 
         Backend::Mpi => TransportKind::Mpi,
         _ => best_transport(role),
     };
-    let stop = if role.launcher == Launcher::Builtin { Stop::of_builtin_worker()? } else { Stop::of_foreign_worker()? };
+    let stop = if role.launcher == Launcher::Builtin {
+        StopFlag::of_builtin_worker()?
+    } else {
+        StopFlag::of_foreign_worker()?
+    };
     join_over(role, variables, transport, Duration::from_secs(plan.parallel.timeout_s as u64), stop)
 }
 
@@ -225,7 +229,7 @@ pub(crate) fn join_over(
     variables: &Variables,
     transport: TransportKind,
     timeout: Duration,
-    stop: Stop,
+    stop: StopFlag,
 ) -> Result<JoinedRank, Failure> {
     let timeouts = JoinTimeouts { join: JOIN_TIMEOUT, answer: timeout, notice: NOTICE_INTERVAL };
     let (comm, status, shutdown) = ProcessGroup::join(role, variables, transport, timeouts)?.into_parts();

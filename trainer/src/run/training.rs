@@ -25,7 +25,7 @@ use crate::engine::{Engine, Loaders, RunLength, RunOutcome, RunOutput, RunResult
 use crate::failure::{Failure, exit_code_of_signal};
 use crate::files::write_atomic;
 use crate::report::{Reporter, ReporterOptions, RunFolder, RunSummary, Section, VALIDATION};
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use crate::snapshot::{DatasetRecord, RunProgress};
 use crate::strategy::Strategy;
 use crate::strategy::ddp::{self, Ddp};
@@ -85,7 +85,7 @@ impl Training<'_> {
             setup::build_loaders(plan, &mut *strategy, splits, cpu_augment_reason.is_some(), &selected.device())?;
         let stop = match self.rank {
             Some(rank) => rank.stop.clone(),
-            None => Stop::on_signals()?,
+            None => StopFlag::on_signals()?,
         };
         stop.enter_training();
         if let Some(rank) = self.rank {
@@ -200,7 +200,7 @@ impl Training<'_> {
         &self,
         strategy: &mut dyn Strategy,
         loaders: Loaders,
-        stop: Stop,
+        stop: StopFlag,
         progress: RunProgress,
         timeline: &Timeline,
         facts: RunFacts,
@@ -307,7 +307,7 @@ fn run_other_rank(
     plan: &RunPlan,
     strategy: &mut dyn Strategy,
     loaders: Loaders,
-    stop: Stop,
+    stop: StopFlag,
     progress: RunProgress,
     timeline: &Timeline,
 ) -> Result<u8, Failure> {

@@ -5,7 +5,7 @@ use data::{CENTRE_CROP, DataError, TEN_CROP, loader::Batch};
 use models::{Context, Network};
 
 use super::{Batches, Scores, multi_label, replica::host_logits};
-use crate::{config::Tta, loss, signals::Stop};
+use crate::{config::Tta, loss, signals::StopFlag};
 
 /// The logits of one batch on the host, row-major `[B, classes]`.
 #[derive(Debug, Default)]
@@ -108,7 +108,7 @@ impl EvalCounts {
     pub(super) fn count_batches<E: From<DataError>>(
         mut counts: Self,
         batches: &mut Batches<'_>,
-        stop: &Stop,
+        stop: &StopFlag,
         mut infer: impl FnMut(Batch) -> Result<Logits, E>,
     ) -> Result<Self, E> {
         let classes = counts.classes;

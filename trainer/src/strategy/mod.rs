@@ -37,7 +37,7 @@ use data::{DataError, loader::Batch};
 
 use crate::{
     failure::Failure,
-    signals::{Stop, StopReason},
+    signals::{StopFlag, StopReason},
     snapshot::{RunProgress, Snapshot},
     timeline::Timeline,
 };
@@ -130,7 +130,7 @@ pub enum Evaluation {
 
 impl Evaluation {
     /// Returns `counts`, unless a signal has stopped the evaluation.
-    fn of_one_process(counts: EvalCounts, stop: &Stop) -> Self {
+    fn of_one_process(counts: EvalCounts, stop: &StopFlag) -> Self {
         stop.signal().map_or(Self::Done(counts), Self::Stopped)
     }
 }
@@ -237,7 +237,7 @@ pub trait Strategy {
     ///
     /// # Errors
     /// A batch is an error, or a rank or a device does not answer.
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure>;
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &StopFlag) -> Result<Evaluation, Failure>;
 
     /// Copies the weights, the optimizer state and the weight average to the host (`state_dict`).
     fn snapshot(&self) -> Snapshot {

@@ -15,7 +15,7 @@ use crate::{
     device,
     loss::{self, binary},
     optim::FlatGradients,
-    signals::Stop,
+    signals::StopFlag,
     timeline::{Timeline, Track},
 };
 
@@ -247,7 +247,12 @@ impl Replica {
     ///
     /// # Errors
     /// A batch is an error.
-    pub fn evaluate(&self, network: &Network, batches: &mut Batches<'_>, stop: &Stop) -> Result<EvalCounts, DataError> {
+    pub fn evaluate(
+        &self,
+        network: &Network,
+        batches: &mut Batches<'_>,
+        stop: &StopFlag,
+    ) -> Result<EvalCounts, DataError> {
         let mut full = 0;
         let infer = |batch: Batch| {
             let count = batch.len();

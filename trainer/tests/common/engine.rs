@@ -16,7 +16,7 @@ use trainer::{
     },
     failure::Failure,
     report::{Reporter, ReporterOptions, RunFolder},
-    signals::{Stop, StopReason},
+    signals::{StopFlag, StopReason},
     strategy::{Batches, Evaluation, Learner, StepOutcome, Strategy, single::Single},
 };
 
@@ -92,7 +92,7 @@ impl Strategy for Disturbed {
         self.inner.train_step(batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &StopFlag) -> Result<Evaluation, Failure> {
         self.evaluations += 1;
         if self.evaluations == self.at {
             (self.act)();
@@ -107,7 +107,7 @@ pub fn run(
     plan: &RunPlan,
     strategy: &mut dyn Strategy,
     loaders: Loaders,
-    stop: Stop,
+    stop: StopFlag,
 ) -> Result<RunResult, Failure> {
     let newest =
         checkpoint::load_newest(&folder.checkpoints()).ok().map(|(newest, _)| (newest.snapshot, newest.progress));

@@ -24,7 +24,7 @@ use crate::failure::Failure;
 use crate::report::AveragePrecision;
 use crate::report::confusion::{Confusion, confusion_table};
 use crate::run::{by_class, run_data, split_file};
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use crate::snapshot::EvalRecord;
 use crate::strategy::Replica;
 use crate::text::thousands;
@@ -88,7 +88,7 @@ pub(super) fn run(arguments: &EvalArgs) -> Result<(), Failure> {
         console::eprint(format_args!("note: evaluates all {all} images; the run had {limit} (data.limit_test)"));
     }
     let (replica, origin) = load_network(&target, &test, arguments)?;
-    let stop = Stop::on_signals()?;
+    let stop = StopFlag::on_signals()?;
     let mut replaced = ReplacedImages::default();
     let mut batches = loader.epoch(1, 0).inspect(|batch| replaced.add(batch));
     let counts = replica.evaluate(&replica.inference(), &mut batches, &stop)?;

@@ -29,7 +29,7 @@ use crate::loss::{self, binary};
 use crate::report::RunFolder;
 use crate::report::screen::Screen;
 use crate::run::{plan, run_data};
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use crate::snapshot::DatasetRecord;
 use crate::strategy::Logits;
 use crate::text::thousands;
@@ -106,7 +106,7 @@ pub(super) fn run(arguments: &PredictArgs) -> Result<(), Failure> {
     errors.into_iter().try_for_each(&mut leave_out)?;
     let classifier = Classifier::open(arguments)?;
     let top_k = classifier.top_k(arguments)?;
-    let stop = Stop::on_signals()?;
+    let stop = StopFlag::on_signals()?;
     let mut out = Output::new(arguments, &classifier, top_k)?;
     let bar = progress_bar(paths.len(), arguments);
     for (done, batch) in paths.chunks(arguments.batch_size as usize).enumerate() {

@@ -24,7 +24,7 @@ use crate::failure::{FAILED, Failure, exit_code_of_signal};
 use crate::files::{FileError, read_or_empty, write_atomic};
 use crate::report::sweep::{Metric, RunState, Sweep, SweepRun};
 use crate::run;
-use crate::signals::Stop;
+use crate::signals::StopFlag;
 use launch::signals;
 
 /// Name of the copy of the configuration in the sweep's folder.
@@ -38,7 +38,7 @@ const STATE: &str = "sweep.json";
 /// The configuration or a flag is wrong, or a file of the sweep's folder cannot be read or written. A run that fails is a row of
 /// the table.
 pub(super) fn run(arguments: &SweepArgs) -> Result<u8, Failure> {
-    let stop = Stop::on_signals()?;
+    let stop = StopFlag::on_signals()?;
     let (mut sweep, source) = match &arguments.resume {
         Some(folder) => (load(arguments, folder)?, None),
         None => {
@@ -188,7 +188,7 @@ fn find_slots(sweep: &Sweep) -> Result<DeviceSlots, Failure> {
 
 /// Starts runs while slots are free, until all runs have ended. After a signal, starts no more runs, sends the signal to the
 /// running ones and waits for them. Returns the signal.
-fn train(out: &Path, sweep: &mut Sweep, slots: &mut DeviceSlots, stop: &Stop) -> Result<Option<i32>, Failure> {
+fn train(out: &Path, sweep: &mut Sweep, slots: &mut DeviceSlots, stop: &StopFlag) -> Result<Option<i32>, Failure> {
     let mut running: Vec<Running> = Vec::new();
     let mut waiting: Vec<usize> =
         (0..sweep.runs.len()).filter(|&index| sweep.runs[index].state != RunState::Done).rev().collect();

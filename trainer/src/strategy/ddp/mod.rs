@@ -71,7 +71,7 @@ use crate::{
     config::{BatchNormPolicy, Devices, RunPlan, Tta, Tunable},
     console,
     failure::Failure,
-    signals::{Stop, StopReason},
+    signals::{StopFlag, StopReason},
     snapshot::{RunProgress, Snapshot},
 };
 use comm::{Communicator, ReduceOp};
@@ -234,7 +234,7 @@ impl Ddp {
     }
 
     /// Sums the counts over all ranks. If any rank has received a signal, every rank returns [`Evaluation::Stopped`].
-    fn reduce_counts(&self, mut counts: EvalCounts, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn reduce_counts(&self, mut counts: EvalCounts, stop: &StopFlag) -> Result<Evaluation, Failure> {
         let mut signal = [i64::from(stop.signal().unwrap_or(0))];
         self.comm.all_reduce(&mut signal, ReduceOp::Max)?;
         let mut sums: Vec<i64> = [counts.samples, counts.top1, counts.top5].map(|count| count as i64).to_vec();
@@ -365,7 +365,7 @@ impl Strategy for Ddp {
         self.tuning_report.take()
     }
 
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &StopFlag) -> Result<Evaluation, Failure> {
         self.status.set_status(format_args!("evaluating after {} steps", self.steps));
         let Self { learner, comm, .. } = self;
         let comm = &*comm;

@@ -32,7 +32,7 @@ use crate::{
     config::{BatchNormPolicy, RunPlan, Tta},
     device,
     failure::Failure,
-    signals::{Stop, StopReason},
+    signals::{StopFlag, StopReason},
 };
 
 /// The strategy of one process with several devices.
@@ -107,7 +107,7 @@ impl Strategy for Dp {
         step::train_step(self, batches, lr, stop)
     }
 
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &StopFlag) -> Result<Evaluation, Failure> {
         let networks = replicate::replicate(&self.learner.evaluated_network(), &self.devices, self.devices.len());
         let empty = EvalCounts::empty(self.classes, self.multi_label);
         let counts = EvalCounts::count_batches(empty, batches, stop, |batch| self.infer(&networks, batch))?;

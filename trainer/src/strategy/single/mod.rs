@@ -10,7 +10,7 @@ use super::{Batches, Evaluation, Learner, StepGraph, StepOutcome, Strategy, grap
 use crate::{
     config::RunPlan,
     failure::Failure,
-    signals::{Stop, StopReason},
+    signals::{StopFlag, StopReason},
 };
 
 /// The strategy of one process with one device.
@@ -61,7 +61,7 @@ impl Strategy for Single {
         graph::finish_step(&mut self.learner, &mut SingleGraphStep::default())
     }
 
-    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &Stop) -> Result<Evaluation, Failure> {
+    fn evaluate(&mut self, batches: &mut Batches<'_>, stop: &StopFlag) -> Result<Evaluation, Failure> {
         self.learner.graph.restart_warm_up(&self.learner.replica.inner_device());
         let counts = self.learner.replica.evaluate(&self.learner.evaluated_network(), batches, stop)?;
         Ok(Evaluation::of_one_process(counts, stop))
