@@ -1,19 +1,14 @@
-//! Golden values: `torch.optim` and `torch.optim.lr_scheduler` in float64.
+//! Golden values: `torch.optim` in float64.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::*;
-use crate::config::{Anneal, ScheduleConfig, ScheduleKind};
 
 fn optimizers() -> serde_json::Value {
     serde_json::from_str(include_str!("../../tests/reference/optimizers.json")).expect("golden file")
 }
 
-fn schedules() -> serde_json::Value {
-    serde_json::from_str(include_str!("../../tests/reference/lr_schedules.json")).expect("golden file")
-}
-
-fn numbers(value: &serde_json::Value) -> Vec<f64> {
+pub(super) fn numbers(value: &serde_json::Value) -> Vec<f64> {
     value.as_array().expect("array").iter().map(|v| v.as_f64().expect("number")).collect()
 }
 
@@ -325,84 +320,4 @@ fn clipping_takes_the_norm_of_all_gradients_together() {
     let clipped = gradients.into_inner();
     let values = |i: usize| clipped[i].clone().expect("gradient").try_to_vec_as::<f32>().expect("f32");
     assert!((values(0)[0] - 0.6).abs() < 1e-6 && (values(2)[1] - 0.8).abs() < 1e-6);
-}
-
-fn check_schedule(key: &str, config: &ScheduleConfig, steps_per_epoch: u64) {
-    let golden = schedules();
-    let base = golden["base_lr"].as_f64().expect("base_lr");
-    let steps = golden["steps"].as_u64().expect("steps");
-    let schedule = Schedule::new(config, base, steps, steps_per_epoch);
-    for (step, expected) in numbers(&golden[key]).into_iter().enumerate() {
-        let lr = schedule.lr(step as u64);
-        assert!((lr - expected).abs() < 1e-6, "{key} step {step}: {lr} against {expected}");
-    }
-}
-
-fn schedule(kind: ScheduleKind) -> ScheduleConfig {
-    ScheduleConfig { kind, warmup_epochs: 0.0, ..ScheduleConfig::default() }
-}
-
-fn one_cycle() -> ScheduleConfig {
-    let kind = ScheduleKind::OneCycle;
-    ScheduleConfig { pct_start: 0.2, div: 5.0, final_div: 1e4, anneal: Anneal::Linear, ..schedule(kind) }
-}
-
-fn multi_step(milestones: [f64; 2]) -> ScheduleConfig {
-    ScheduleConfig { milestones: milestones.to_vec(), gamma: 0.1, ..schedule(ScheduleKind::MultiStep) }
-}
-
-#[test]
-fn schedules_equal_pytorch() {
-    check_schedule("cosine_T_max=steps", &schedule(ScheduleKind::Cosine), 20);
-    check_schedule("one_cycle_linear_pct_0.2_div_5_final_div_1e4", &one_cycle(), 20);
-    let fractions = multi_step([0.5, 0.75]);
-    check_schedule("multistep_milestones_half_and_three_quarters_gamma_0.1", &fractions, 20);
-    let epochs = multi_step([5.0, 7.5]);
-    check_schedule("multistep_milestones_half_and_three_quarters_gamma_0.1", &epochs, 2);
-    let warmup = ScheduleConfig { warmup_epochs: 2.5, warmup_start: 0.2, ..schedule(ScheduleKind::Cosine) };
-    check_schedule("linear_warmup_5_from_0.2_then_cosine", &warmup, 2);
-}
-
-#[test]
-fn cosine_annealing_to_a_learning_rate_equals_pytorch() {
-    // torch.optim.lr_scheduler.CosineAnnealingLR(SGD(lr=0.1), T_max=6, eta_min=0.02).
-    let expected = [0.1, 0.0946410161514, 0.08, 0.06, 0.04, 0.0253589838486, 0.02];
-    let config = ScheduleConfig { min_lr: 0.02, ..schedule(ScheduleKind::Cosine) };
-    let schedule = Schedule::new(&config, 0.1, 6, 1);
-    for (step, expected) in expected.into_iter().enumerate() {
-        let lr = schedule.lr(step as u64);
-        assert!((lr - expected).abs() < 1e-9, "step {step}: {lr} against {expected}");
-    }
-}
-
-#[test]
-fn one_cycle_with_cosine_annealing_equals_pytorch() {
-    // torch.optim.lr_scheduler.OneCycleLR(max_lr=0.1, total_steps=10, pct_start=0.3, anneal_strategy="cos"), else the defaults.
-    let usual =
-        [0.004, 0.052, 0.1, 0.0950484632, 0.0811745654, 0.0611262022, 0.0388741978, 0.0188258346, 0.0049519368, 4e-07];
-    // With total_steps=8, pct_start=0.05 the rise is shorter than a step.
-    let without_rise =
-        [0.0984700194, 0.0894570676, 0.0737974745, 0.0541291508, 0.0337652915, 0.0161362569, 0.0042117168, 4e-07];
-    for (pct_start, expected) in [(0.3, &usual[..]), (0.05, &without_rise[..])] {
-        let config = ScheduleConfig { kind: ScheduleKind::OneCycle, pct_start, ..ScheduleConfig::default() };
-        let schedule = Schedule::new(&config, 0.1, expected.len() as u64, 1);
-        for (step, expected) in expected.iter().enumerate() {
-            let lr = schedule.lr(step as u64);
-            assert!((lr - expected).abs() < 1e-6, "{pct_start}, step {step}: {lr} against {expected}");
-        }
-    }
-}
-
-#[test]
-fn schedules_stay_finite_at_their_edges() {
-    let [constant, cosine] = [ScheduleKind::Constant, ScheduleKind::Cosine].map(schedule);
-    for config in [constant, cosine, multi_step([0.5, 0.75]), one_cycle()] {
-        for total in [0, 1, 2, 3] {
-            let schedule = Schedule::new(&config, 0.1, total, 1);
-            for step in 0..5 {
-                let lr = schedule.lr(step);
-                assert!((0.0..=0.1 + 1e-12).contains(&lr), "{config:?} of {total} steps at {step}: {lr}");
-            }
-        }
-    }
 }

@@ -132,8 +132,8 @@ impl Ddp {
         let collectives = reduction.as_ref().map(|one| Arc::clone(&one.collectives));
         let settings = StepSettings::of(plan);
         let options = ReducerOptions {
-            first_bucket_bytes: bytes(settings.first_bucket_mb),
-            bucket_bytes_cap: bytes(settings.bucket_mb),
+            first_bucket_bytes: mib_to_bytes(settings.first_bucket_mb),
+            bucket_bytes_cap: mib_to_bytes(settings.bucket_mb),
             overlap: parallel.overlap,
             in_order: collectives.is_some() && parallel.batch_norm == BatchNormPolicy::Sync,
             compression: parallel.compression,
@@ -221,8 +221,8 @@ impl Ddp {
     /// Uses other settings for the next steps.
     fn apply(&mut self, settings: &StepSettings, order: &[usize]) -> Result<(), Failure> {
         tracing::debug!(step = self.steps, ?settings, "autotune");
-        self.options.first_bucket_bytes = bytes(settings.first_bucket_mb);
-        self.options.bucket_bytes_cap = bytes(settings.bucket_mb);
+        self.options.first_bucket_bytes = mib_to_bytes(settings.first_bucket_mb);
+        self.options.bucket_bytes_cap = mib_to_bytes(settings.bucket_mb);
         self.options.compression = settings.compression;
         let parameters = &self.learner.replica.parameters;
         let reduction = self.reduction.clone();
@@ -266,7 +266,7 @@ impl Ddp {
     }
 }
 
-fn bytes(mib: f64) -> usize {
+fn mib_to_bytes(mib: f64) -> usize {
     (mib * MIB) as usize
 }
 
