@@ -253,8 +253,9 @@ pub fn run(random: usize, alternate: bool) -> Result<bool, String> {
             if ours.len() != theirs.len() || ours.iter().zip(&theirs).any(|(a, b)| a.len() != b.len()) {
                 return Err(format!("{case:?}: the shapes of the results differ from the CPU"));
             }
-            let error: Vec<f32> = ours.iter().zip(&theirs).map(|(ours, theirs)| relative_error(ours, theirs)).collect();
-            let passed = error.iter().all(|&error| error <= limit);
+            let errors: Vec<f32> =
+                ours.iter().zip(&theirs).map(|(ours, theirs)| relative_error(ours, theirs)).collect();
+            let passed = errors.iter().all(|&error| error <= limit);
             all_passed &= passed;
             let mark = if passed { "" } else { "  WRONG" };
             let Case { images, outputs, window: [down, across], options, .. } = case;
@@ -273,9 +274,9 @@ pub fn run(random: usize, alternate: bool) -> Result<bool, String> {
             println!(
                 "{name:62} {:>6} {:9.1e} {:9.1e} {:9.1e} {limit:9.0e}{mark}",
                 dtype.name(),
-                error[0],
-                error[1],
-                error[2]
+                errors[0],
+                errors[1],
+                errors[2]
             );
         }
     }

@@ -120,7 +120,7 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
     let equal = vec![4; world_size];
     // The last partial batch: the first ranks have more images.
     let partial: Vec<usize> = (0..world_size).map(|rank| 1 + (world_size - 1 - rank) * 2).collect();
-    let mut passed = true;
+    let mut all_passed = true;
     for case in [
         (equal.clone(), [64, 8, 8], DType::F32, false, Activation::Relu),
         (partial.clone(), [64, 8, 8], DType::F32, true, Activation::Relu),
@@ -159,8 +159,8 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
         let mut unlike = [i64::from(!alike)];
         comm.all_reduce(&mut unlike, ReduceOp::Max)?;
         let limit = if *dtype == DType::BF16 { NEAR_BF16 } else { NEAR };
-        let all_passed = of_all[0] <= limit && unlike[0] == 0;
-        passed &= all_passed;
+        let passed = of_all[0] <= limit && unlike[0] == 0;
+        all_passed &= passed;
         if me == 0 {
             let bits = if unlike[0] == 0 { "the same bits" } else { "OTHER BITS" };
             println!(
@@ -168,12 +168,12 @@ pub fn run(comm: &Communicator, device: &Device, backend: DeviceBackend) -> Resu
                  {bits}{}",
                 dtype.name(),
                 of_all[0],
-                if all_passed { "" } else { "  WRONG" }
+                if passed { "" } else { "  WRONG" }
             );
         }
     }
     let gpus = Arc::into_inner(gpus).ok_or_else(|| other(&"a graph still has the GPUs"))?;
     let (group, failed) = gpus.group.into_inner().map_err(|error| other(&error))?;
     group.close()?;
-    failed.map_or(Ok(passed), Err)
+    failed.map_or(Ok(all_passed), Err)
 }

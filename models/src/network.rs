@@ -180,11 +180,11 @@ pub fn cost(network: &Network, spec: &Spec) -> Cost {
 ///
 /// [`BuildError::UnknownModel`].
 pub fn estimate_size(name: &str, spec: &Spec) -> Result<[f64; 2], BuildError> {
-    /// Maximum side in pixels of the smaller of the two networks. A forward pass on small images takes less time.
-    const LARGE: usize = 64;
+    /// Maximum side, in pixels, of the images of the smaller network. A forward pass on small images takes less time.
+    const MAX_SIDE: usize = 64;
     let native_spec = crate::find(name)?.spec;
     let at = |scale: usize| {
-        let image_size = native_spec.image_size.map(|side| scale * side.min(LARGE));
+        let image_size = native_spec.image_size.map(|side| scale * side.min(MAX_SIDE));
         // The last layer does not depend on the image size, so limit its width to save time.
         let scaled_spec = Spec { image_size, num_classes: spec.num_classes.clamp(1, 1000), ..*spec };
         let network = crate::skip_init(name, &scaled_spec)?;

@@ -32,9 +32,9 @@ use burn::tensor::{Device, FloatDType};
 use resnet18::Layer;
 use shared::median;
 
-/// All sides in the order of the table.
+/// All implementations, in the order of the table.
 const IMPLEMENTATIONS: [&str; 5] = ["ours", "ours_bf16", "nchw", "channels_last", "channels_last_bf16"];
-/// PyTorch's sides; the last one is bf16.
+/// PyTorch's implementations; the last one is bf16.
 const PYTORCH: [&str; 3] = ["nchw", "channels_last", "channels_last_bf16"];
 
 struct Options {

@@ -133,9 +133,9 @@ fn normalise(
 
 /// Applies batch norm with the given statistics and the epilogue, `torch.nn.functional.batch_norm(training=False)`.
 ///
-/// Without gradients, custom kernels compute the output in one pass. With gradients, a frozen batch norm (no gradient for weight
-/// and bias) runs as a depthwise convolution on the CPU. All other cases with gradients use burn's operations. Shapes and element
-/// types are those of [`batch_norm_train`].
+/// Without gradients, custom kernels compute the output in one pass, if there are kernels for the device and the element type. With
+/// gradients, a frozen batch norm (no gradient for weight and bias) runs as a depthwise convolution on the CPU. All other cases use
+/// burn's operations. Shapes and element types are those of [`batch_norm_train`].
 ///
 /// # Panics
 ///

@@ -211,8 +211,8 @@ impl Communicator {
         self.inner.stream.queue.submit(task, self.fail_later())
     }
 
-    /// Returns a function that ends the job with an error and returns the job's error. The function does not own the process, so
-    /// the queue's thread is never the last owner.
+    /// Returns a function that ends the job with an error and returns the job's error. The function does not own the process, so it
+    /// does not keep the process alive on the queue's thread after the result is sent.
     pub(super) fn fail_later(&self) -> impl FnOnce(CommError) -> CommError + Send + 'static {
         let process = Arc::downgrade(&self.inner.process);
         move |error| match process.upgrade() {

@@ -35,7 +35,7 @@ fn every_kernel_compiles_and_has_its_accesses() {
             let barriers = if variant.kernel == Kernel::TwoShot { 2 } else { 1 };
             at_least("st.release.sys.global.u64", barriers);
             at_least("ld.acquire.sys.global.u64", barriers);
-            // Two for each device barrier, one in `begin`.
+            // Two for each device barrier, one in `begin_launch`.
             at_least("bar.sync", 2 * barriers + 1);
             at_least("ld.relaxed.sys.global.u64", barriers + 1);
             // Packs are read and written in one access.

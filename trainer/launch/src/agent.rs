@@ -74,7 +74,7 @@ impl AgentHello {
     /// Parses the JSON in the first line of the agent on `host`.
     ///
     /// # Errors
-    /// Its version or build differs from `own`.
+    /// The text is not an [`AgentHello`], or the agent's version or build differs from `own`.
     pub(super) fn parse(text: &str, host: &str, own: &Self) -> Result<Self> {
         let hint = "all hosts need the same program: copy this one to the same path";
         let theirs: Self = serde_json::from_str(text)

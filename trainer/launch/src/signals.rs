@@ -74,12 +74,19 @@ impl Signals {
     }
 }
 
-/// A signal that arrives while this process cannot act on it yet. The first signal is kept, and a second one ends the wait.
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.0.handle().close();
+    }
+}
+
+/// A signal that arrives while this process cannot act on it yet. The first signal is kept. A second signal ends the wait, unless
+/// it is a SIGHUP ([`ends_at_once`]).
 #[derive(Default)]
 pub(super) struct DeferredSignal(Option<(i32, Instant)>);
 
 impl DeferredSignal {
-    /// Keeps `signal` if it is the first, and prints its `effect`. Returns whether `signal` is the second and ends the wait.
+    /// Keeps `signal` if it is the first, and prints its `effect`. Otherwise returns whether `signal` ends the wait.
     pub(super) fn ends_wait(&mut self, signal: i32, effect: &str, screen: &Screen) -> bool {
         if self.0.is_some() {
             return ends_at_once(signal);
@@ -97,12 +104,6 @@ impl DeferredSignal {
     /// Returns the time since the first signal.
     pub(super) fn elapsed(&self) -> Option<Duration> {
         self.0.map(|(_, since)| since.elapsed())
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        self.0.handle().close();
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct ParameterGroup {
     pub(super) skipped_steps: u64,
 }
 
-/// The learning rates of one step on the device, one per parameter group.
+/// The scalars of the optimizer's step on the device: those of each parameter group, and the loss.
 #[derive(Debug)]
 pub(crate) struct DeviceScalars {
     device: Device,
@@ -24,7 +24,7 @@ pub(crate) struct DeviceScalars {
 }
 
 impl DeviceScalars {
-    /// Makes rates without groups on `device` (without autodiff). The first step makes the groups.
+    /// Makes scalars without groups on `device` (without autodiff). The first step makes the groups.
     pub(crate) fn new(device: &Device) -> Self {
         Self { device: device.clone(), loss: Tensor::zeros([1], device), groups: Vec::new() }
     }

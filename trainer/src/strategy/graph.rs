@@ -88,8 +88,8 @@ struct UnlaunchedSteps {
 #[derive(Debug, Default)]
 pub struct StepGraph {
     pub(super) phase: GraphPhase,
-    /// How often a step has moved the training state to other addresses.
-    address_changes: usize,
+    /// How often a step has moved the training state to other memory.
+    moves: usize,
     /// Steps whose outcome is not known yet, the oldest first.
     queued: VecDeque<QueuedGraphStep>,
     /// The pending results of launched steps, each with the number of these steps.
@@ -129,7 +129,7 @@ struct QueuedGraphStep {
 }
 
 /// If the state has moved to other memory this many times, no further step is captured.
-const MAX_ADDRESS_CHANGES: usize = 5;
+const MAX_MOVES: usize = 5;
 
 impl StepGraph {
     /// Prepares to capture steps on `device`, if the device is a GPU that supports graphs and the plan allows graphs.
@@ -171,8 +171,8 @@ impl StepGraph {
     /// Starts again, since the state has moved to other memory.
     pub(super) fn restart_after_move(&mut self, signature: StepSignature) {
         self.phase = GraphPhase::Waiting(Some(signature));
-        self.address_changes += 1;
-        if self.address_changes >= MAX_ADDRESS_CHANGES {
+        self.moves += 1;
+        if self.moves >= MAX_MOVES {
             self.disable("the training state is in other memory after each step; please report this");
         }
     }

@@ -15,7 +15,7 @@ use super::rows::{Blocks, Rows, THREADS_PER_BLOCK, all};
 use super::side_results::NormGradientResult;
 use crate::extension::Activation;
 
-/// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradientResult` in
+/// Writes the gradients of bias and weight, and the factors of the input's gradient, `factors[3][columns]` (`NormGradient` in
 /// `implicit_gemm/prologue.cu`), from the sums over all rows. `inv_rows` is the reciprocal of the number of rows.
 #[cube]
 pub(super) fn write_gradient<N: Size>(
@@ -229,7 +229,7 @@ impl GradientPass<'_> {
     pub(super) fn launch(self) -> (NormGradientResult, Option<NormGradientResult>) {
         let Self { x, norm, residual, dy, pooled, out, masked } = self;
         let (gradient, of_residual) = (NormGradientResult::empty(x), residual.map(|_| NormGradientResult::empty(x)));
-        // `x` and `gradient` take the place of tensors that are not used. The kernel neither reads nor writes them.
+        // `x` and `gradient` stand in for tensors that are absent. The kernel does not use these arguments.
         let (second, third) = (out.unwrap_or(x), masked.unwrap_or(x));
         let (residual, residual_norm) = residual.unwrap_or((x, norm));
         let (statistics, residual_statistics) = (norm.statistics(), residual_norm.statistics());

@@ -88,8 +88,8 @@ fn convolve_runs<F: Float, N: Size>(
     (pivot + shift, max(squares - shift * sum, Vector::new(0.0)), count)
 }
 
-/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as [`write_deferred_statistics`]
-/// writes them. `pieces[piece][2][columns]` is a workspace.
+/// Convolves as [`depthwise`](super::direct_kernels::depthwise), and computes the statistics of the result as
+/// [`write_deferred_statistics`] writes them. `pieces[piece][2][columns]` is a workspace.
 #[cube(launch_unchecked)]
 fn convolve_with_statistics<F: Float, N: Size>(
     source: &[Vector<F, N>],
@@ -331,8 +331,8 @@ pub(super) fn forward(
     (out.into_tensor(), of_batch)
 }
 
-/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps [`NormGradientResult`]
-/// for it. `x` is the batch norm's input, `grad` the gradient of the convolution's output.
+/// Computes the gradient of the normalised values of `norm`, whose output a depthwise convolution reads, and keeps
+/// [`NormGradientResult`] for it. `x` is the batch norm's input, `grad` the gradient of the convolution's output.
 pub(super) fn data_gradient(
     x: &Rows,
     norm: &Deferred,

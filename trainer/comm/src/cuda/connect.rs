@@ -159,9 +159,9 @@ impl<'a> RouteNegotiation<'a> {
             _ => Ok(launcher),
         });
         let constants = windows.constants(limit);
-        let abort = Arc::downgrade(&windows.abort());
+        let host_words = Arc::downgrade(&windows.host_words());
         comm.inner.process.abort.on_raise(move || {
-            if let Some(words) = abort.upgrade() {
+            if let Some(words) = host_words.upgrade() {
                 words.set(word::ABORT, 1);
                 // NCCL's stream waits for this word. The value is above every launch's number. A launch that runs now may set its
                 // own number again; the launches after it see the abort, and set theirs.

@@ -13,7 +13,8 @@ pub const PAGE: usize = 2 << 20;
 /// Bytes of a pack, the unit of memory accesses.
 pub const PACK: usize = 16;
 
-/// Position in a window, in bytes, of the flags [`FlagSet::Filled`](super::protocol::FlagSet::Filled): one word per block and sender.
+/// Position in a window, in bytes, of the flags [`FlagSet::Filled`](super::protocol::FlagSet::Filled): one word per block and
+/// sender.
 pub const FILLED: usize = 0;
 /// Position of the flags [`FlagSet::Reduced`](super::protocol::FlagSet::Reduced).
 pub const REDUCED: usize = FILLED + FLAGS;
@@ -151,7 +152,7 @@ pub struct LaunchParams {
 }
 
 impl LaunchParams {
-    /// Returns the kernel's last parameter, as words of 64 bits, for a kernel of `parts` tensors.
+    /// Returns the kernel's last parameter, as words of 64 bits, for a kernel of at most `max_sources` tensors.
     pub fn words(&self, max_sources: usize) -> Vec<u64> {
         let mut words = self.windows.to_vec();
         words.extend([

@@ -1,7 +1,7 @@
 //! The binding to NCCL. The library is loaded at run time, when a route needs it.
 //!
-//! NCCL runs on a separate stream beside the stream of the launches, and the CPU waits for neither stream. A CUDA event could
-//! order the two streams, but cubecl exposes its streams only on its own thread (`side_stream.rs`). So two words in host memory order the
+//! NCCL runs on a separate stream beside the stream of the launches, and the CPU waits for neither stream. A CUDA event could order
+//! the two streams, but cubecl exposes its streams only on its own thread (`side_stream.rs`). So two words in host memory order the
 //! streams:
 //!
 //! 1. A kernel after the pack writes the first word. NCCL's stream waits for this word (`cuStreamWaitValue64`) before the sum.

@@ -26,8 +26,8 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Makes this rank's window with slots of `slot_bytes` bytes, shared with no other rank. With NCCL, kernels pack tensors into the
-    /// slot and NCCL sums the slot.
+    /// Makes this rank's window with slots of `slot_bytes` bytes, shared with no other rank. With NCCL, kernels pack tensors into
+    /// the slot and NCCL sums the slot.
     ///
     /// # Errors
     /// The driver's error, as [`System`](crate::ErrorKind::System).
@@ -109,7 +109,7 @@ impl Windows {
     }
 
     /// Returns the words that end or order the kernels' waits. [`word`] has their indices.
-    pub(super) fn abort(&self) -> Arc<HostWords> {
+    pub(super) fn host_words(&self) -> Arc<HostWords> {
         self.host_words.clone()
     }
 

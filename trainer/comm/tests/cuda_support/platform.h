@@ -17,8 +17,18 @@ DEVICE_INLINE u64 nanoseconds() { return std::chrono::steady_clock::now().time_s
 
 DEVICE_INLINE u32 float_to_bits(float value) { u32 bits; std::memcpy(&bits, &value, 4); return bits; }
 DEVICE_INLINE float bits_to_float(u32 bits) { float value; std::memcpy(&value, &bits, 4); return value; }
-DEVICE_INLINE float half_to_float(u32 bits) { _Float16 half; unsigned short b = bits; std::memcpy(&half, &b, 2); return (float)half; }
-DEVICE_INLINE u32 float_to_half(float value) { const _Float16 half = (_Float16)value; unsigned short b; std::memcpy(&b, &half, 2); return b; }
+DEVICE_INLINE float half_to_float(u32 bits) {
+    _Float16 half;
+    unsigned short b = bits;
+    std::memcpy(&half, &b, 2);
+    return (float)half;
+}
+DEVICE_INLINE u32 float_to_half(float value) {
+    const _Float16 half = (_Float16)value;
+    unsigned short b;
+    std::memcpy(&b, &half, 2);
+    return b;
+}
 
 DEVICE_INLINE Pack load_pack(const Pack* at) {
     if (((u64)at & 15) != 0) std::abort();  // as the device would

@@ -62,7 +62,7 @@ impl NodeEnd {
         self.outcome == Some(Outcome::Done)
     }
 
-    /// Returns whether no worker of this node failed.
+    /// Returns whether the workers of this node ran, and none of them failed.
     fn has_ended_well(self) -> bool {
         matches!(self.outcome, Some(Outcome::Done | Outcome::Stopped(_)))
     }

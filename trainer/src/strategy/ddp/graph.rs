@@ -29,8 +29,8 @@ pub(super) fn step_graph(plan: &RunPlan, device: &Device, reduction: Option<&Dev
     let reason = match reduction {
         None => Some("gradients are summed on the host".to_owned()),
         Some(reduction) if !reduction.collectives.lock().runs_on_side_stream() => Some(
-            "gradients are summed by NCCL, or the sums wait for the host; only the custom all-reduce kernels (one machine, one GPU per \
-             rank) can be part of a graph"
+            "gradients are summed by NCCL, or the sums wait for the host; only the custom all-reduce kernels (one machine, one GPU \
+             per rank) can be part of a graph"
                 .to_owned(),
         ),
         Some(_) if matches!(policy, BatchNormPolicy::Broadcast | BatchNormPolicy::Reduce) => Some(format!(

@@ -118,7 +118,8 @@ impl Drop for JobGuard {
         queue.pending.retain(|job| *job != self.0);
         if thread::panicking() {
             queue.running -= 1;
-            // Without a thread, the waiting jobs would never end. cubecl compiles their kernels, and reports the error.
+            // No thread is left for the waiting jobs, and [`wait`] would never return for them. cubecl compiles their kernels
+            // instead, and reports an error.
             if queue.running == 0 {
                 queue.waiting.clear();
                 queue.pending.clear();

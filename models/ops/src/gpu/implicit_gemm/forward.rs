@@ -35,9 +35,9 @@ pub(in crate::gpu) struct Fused<'a> {
     pub(in crate::gpu) statistics: Option<&'a StatisticsOfBatch>,
 }
 
-/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`to_kernel_order`](super::to_kernel_order). If a batch norm follows, also
-/// computes the moments of the result. They are kept for this batch norm ([`SideResults`]) or, if the batch norm is fused, become
-/// its statistics, which are returned.
+/// Convolves `[B, in, H, W]` with `[out, in / groups, kh, kw]`, [`to_kernel_order`](super::to_kernel_order). If a batch norm
+/// follows, also computes the moments of the result. They are kept for this batch norm ([`SideResults`]) or, if the batch norm is
+/// fused, become its statistics, which are returned.
 pub(in crate::gpu) fn forward(
     images: &Rows,
     weight: &CubeTensor,

@@ -17,7 +17,7 @@
 struct LaunchParams {
     u64 windows[MAX_WORLD];  // addresses of all ranks' windows, as this process sees them
     u64 faults;              // on the host: one word per peer
-    u64 host_words;          // on the host: not zero once the job has ended; behind it the words of `order`
+    u64 host_words;          // words on the host: the first is not zero once the job has ended, the others are those of `order`
     u64 limit_ns;            // longest wait
     u64 first;               // first element of this launch, of the bucket or of each rank's part
     u64 elements_per_rank;   // elements of one rank's part, if the caller's array has parts (reduce-scatter, all-gather)
@@ -302,7 +302,7 @@ DEVICE_INLINE void two_shot_body(float* out, const LaunchParams& params, Shared&
     }
 }
 
-// Every rank gets its part of the sum. A part is `each` elements of the source, and `packs` packs of the slot.
+// Every rank gets its part of the sum. A part is `elements_per_rank` elements of the source, and `packs` packs of the slot.
 DEVICE_INLINE void reduce_scatter_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin_launch(params, shared)) return;
     if (params.phases & PHASE_PACK) {
@@ -321,7 +321,7 @@ DEVICE_INLINE void reduce_scatter_body(float* out, const LaunchParams& params, S
             });
 }
 
-// Every rank gets all ranks' `each` elements.
+// Every rank gets all ranks' `elements_per_rank` elements.
 DEVICE_INLINE void all_gather_body(float* out, const LaunchParams& params, Shared& shared) {
     if (!begin_launch(params, shared)) return;
     if (params.phases & PHASE_PACK) {
