@@ -317,7 +317,8 @@ fn a_padded_batch_repeats_its_last_image() {
 /// Checkpoints of older versions contain the checksum.
 #[test]
 fn the_checksum_of_an_evaluation_covers_the_classes_of_each_image() {
-    let checksum = |dataset: Dataset| Loader::new(Arc::new(dataset), config()).unwrap().eval_checksum();
+    let loader = |dataset: Dataset| Loader::new(Arc::new(dataset), config()).unwrap();
+    let checksum = |dataset: Dataset| loader(dataset).eval_checksum();
     let one_class_each = Arc::unwrap_or_clone(dataset(20));
     assert_eq!(checksum(one_class_each.clone()), 0x2604_14ee);
     let with_sets = |sets: [&[u16]; 2]| {
@@ -326,6 +327,15 @@ fn the_checksum_of_an_evaluation_covers_the_classes_of_each_image() {
     };
     let sums = [with_sets([&[1, 2], &[3]]), with_sets([&[1], &[2, 3]]), with_sets([&[1], &[]])];
     assert!(sums[0] != sums[1] && sums[0] != sums[2] && sums[1] != sums[2], "{sums:?}");
+
+    let without_classes = Dataset { labels: vec![0; 20], ..one_class_each.clone() };
+    let with_classes = Dataset {
+        label_sets: Some(vec![vec![1u16]; 20].iter().map(Vec::as_slice).collect()),
+        ..without_classes.clone()
+    };
+    let of_older_versions = loader(with_classes).eval_checksum_without_label_sets();
+    assert_eq!(of_older_versions, Some(checksum(without_classes)));
+    assert_eq!(loader(one_class_each).eval_checksum_without_label_sets(), None);
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl FileError {
 
     /// Returns the error of a system call. `doing` completes "cannot …": `write`, `create`, `read`.
     pub fn io(path: impl AsRef<Path>, doing: &str, error: &io::Error) -> Self {
-        let reads = ["read", "open"].iter().any(|read| doing.starts_with(read));
+        let reads = doing.starts_with("read") || doing == "open the run folder";
         let hint = match error.kind() {
             _ if comm::limits::is_limit(error) => comm::limits::HINT,
             _ if Refused::of(error).is_some() => {
@@ -163,7 +163,7 @@ pub fn create(path: &Path) -> Result<File, FileError> {
 /// Names `path` when it is a symbolic link, or cannot be written.
 pub fn append(path: &Path) -> Result<File, FileError> {
     let open = || Folder::of_file(path)?.append(name(path));
-    open().map_err(|error| FileError::io(path, "open", &error))
+    open().map_err(|error| FileError::io(path, "open for writing", &error))
 }
 
 fn name(path: &Path) -> &OsStr {

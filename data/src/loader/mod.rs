@@ -185,6 +185,15 @@ impl Loader {
     ///
     /// Checkpoints contain the checksum. So it is the same whether images are decoded in each epoch or in memory.
     pub fn eval_checksum(&self) -> u32 {
+        self.checksum(self.shared.dataset.label_sets.as_ref())
+    }
+
+    /// Returns the checksum that older versions computed for a multi-label data set, without its labels. `None` for other data sets.
+    pub fn eval_checksum_without_label_sets(&self) -> Option<u32> {
+        self.shared.dataset.label_sets.as_ref().map(|_| self.checksum(None))
+    }
+
+    fn checksum(&self, label_sets: Option<&LabelSets>) -> u32 {
         const IMAGES: usize = 16;
         let (dataset, config) = (&self.shared.dataset, &self.shared.config);
         let ImageShape { channels, height, width } = dataset.shape;
@@ -192,7 +201,7 @@ impl Loader {
         let normalisation = config.mean.iter().chain(&config.std).flat_map(|value| value.to_le_bytes());
         let labels = dataset.labels.iter().flat_map(|label| label.to_le_bytes());
         // The length of a set separates it from the next one.
-        let sets = dataset.label_sets.iter().flat_map(LabelSets::iter);
+        let sets = label_sets.into_iter().flat_map(LabelSets::iter);
         let sets = sets.flat_map(|set| {
             let len = (set.len() as u64).to_le_bytes();
             len.into_iter().chain(set.iter().flat_map(|class| class.to_le_bytes()))

@@ -87,7 +87,7 @@ pub(super) trait KeyVisitor {
 pub(super) trait KeyValue: Clone {
     /// The type in words: integer, two numbers.
     const TYPE: &'static str;
-    /// The value whose meaning is [`Key::unset`], as it is written in the TOML. `None`: hints do not show the value.
+    /// The value whose meaning is [`Key::unset_meaning`], as it is written in the TOML. `None`: hints do not show the value.
     const UNSET_VALUE: Option<&'static str> = None;
     /// Whether an empty array of this type is written too.
     const WRITES_EMPTY: bool = false;

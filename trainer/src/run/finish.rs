@@ -114,11 +114,12 @@ pub(super) fn finish(
     }
 }
 
-/// Returns the number of steps of an earlier session's `summary.json`; `None` if there is none, or if it cannot be read.
+/// Returns the number of steps of an earlier session's `summary.json`. Returns `None` if there is none, if it cannot be read, or if
+/// that session was interrupted: then this session may have evaluated more.
 fn steps_of_result(path: &Path) -> Option<u64> {
     let (file, _) = data::open_regular(path).ok()?;
     let result: serde_json::Value = serde_json::from_reader(std::io::BufReader::new(file)).ok()?;
-    result["steps"].as_u64()
+    result["steps"].as_u64().filter(|_| result["interrupted"].is_null())
 }
 
 #[cfg(test)]

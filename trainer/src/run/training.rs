@@ -130,6 +130,7 @@ impl Training<'_> {
             by: plan.best_by(),
             eval_images: loaders.eval.dataset_len() as u64,
             eval_crc: loaders.eval.eval_checksum(),
+            old_eval_crc: loaders.eval.eval_checksum_without_label_sets(),
         };
         if let Some(warning) = checkpoints.restore_links(&loaded.path, &mut loaded.progress, policy)? {
             console::eprint(format_args!("warning: {warning}"));

@@ -6,7 +6,8 @@ use super::*;
 use crate::config::BestBy;
 use crate::snapshot::{EvalRecord, Evaluated};
 
-const POLICY: BestPolicy = BestPolicy { keep: true, by: BestBy::Accuracy, eval_images: 100, eval_crc: 7 };
+const POLICY: BestPolicy =
+    BestPolicy { keep: true, by: BestBy::Accuracy, eval_images: 100, eval_crc: 7, old_eval_crc: None };
 
 /// A folder with one checkpoint per epoch, each saved after an evaluation with this accuracy. The best one is linked.
 fn run(accuracies: &[f64]) -> (tempfile::TempDir, CheckpointFolder, RunProgress) {
@@ -152,6 +153,8 @@ fn an_evaluation_with_another_checksum_does_not_count() {
     state.best = state.last;
     store.save("epoch-2", snapshot(2.0), &state, LinkUpdate::LastAndBest).unwrap();
     let newest = folder.path().join("epoch-2");
+    let of_older_version = BestPolicy { old_eval_crc: Some(3), ..POLICY };
+    assert_eq!(store.restore_links(&newest, &mut state.clone(), of_older_version).unwrap(), None);
     let warning = store.restore_links(&newest, &mut state, POLICY).unwrap().unwrap();
     assert!(warning.starts_with("evaluations have other images now, or another image size"), "{warning}");
     assert!(warning.contains("the best of the checkpoints is that of epoch 1"), "{warning}");

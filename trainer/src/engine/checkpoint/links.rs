@@ -24,12 +24,14 @@ pub struct BestPolicy {
     pub eval_images: u64,
     /// Their checksum, see [`RunProgress::eval_crc`].
     pub eval_crc: u32,
+    /// The checksum of the same images in checkpoints of older versions, if it differs.
+    pub old_eval_crc: Option<u32>,
 }
 
 impl BestPolicy {
     /// Returns whether `eval_crc` is the checksum of evaluations on other images, or with another image size or normalisation.
     fn is_of_other_images(&self, eval_crc: Option<u32>) -> bool {
-        eval_crc.is_some_and(|crc| crc != self.eval_crc)
+        eval_crc.is_some_and(|crc| crc != self.eval_crc && Some(crc) != self.old_eval_crc)
     }
 }
 
