@@ -7,25 +7,22 @@ pub fn width(text: &str) -> usize {
     text.width()
 }
 
+/// Returns the longest prefix of `text` with at most `columns`.
+pub fn prefix(text: &str, columns: usize) -> &str {
+    let mut used = 0;
+    let end = text.char_indices().find(|(_, c)| {
+        used += c.width().unwrap_or(0);
+        used > columns
+    });
+    &text[..end.map_or(text.len(), |(at, _)| at)]
+}
+
 /// Truncates `text` to at most `columns`, with `…` in place of the omitted part.
 pub fn truncated(text: &str, columns: usize) -> String {
     if width(text) <= columns {
         return text.to_owned();
     }
-    let mut kept = String::new();
-    let mut used = 0;
-    for c in text.chars() {
-        let wide = c.width().unwrap_or(0);
-        if used + wide + 1 > columns {
-            break;
-        }
-        used += wide;
-        kept.push(c);
-    }
-    if columns > 0 {
-        kept.push('…');
-    }
-    kept
+    columns.checked_sub(1).map_or_else(String::new, |columns| format!("{}…", prefix(text, columns)))
 }
 
 /// Escapes line ends and tabs, so that a name stays in its line of a table.

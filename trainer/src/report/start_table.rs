@@ -1,6 +1,6 @@
 //! The table at the start of a run: all resolved settings, in sections.
 
-use crate::text::{align_left, width};
+use crate::text::{align_left, prefix, width};
 
 /// Maximum width of a line in any table, in columns.
 pub const MAX_LINE_WIDTH: usize = 100;
@@ -89,7 +89,9 @@ fn folded(text: &str, room: usize) -> Vec<String> {
             }
             // Paths and lists without blanks: split them, so that all characters are shown.
             while width(&word) > room {
-                let rest = word.split_off(prefix_of_width(&word, room).len());
+                // A line has at least one character, or the loop would not end.
+                let first = word.chars().next().map_or(0, char::len_utf8);
+                let rest = word.split_off(prefix(&word, room).len().max(first));
                 lines.push(std::mem::replace(&mut word, rest));
             }
             line += &word;
@@ -97,13 +99,6 @@ fn folded(text: &str, room: usize) -> Vec<String> {
         lines.push(line);
     }
     if lines.is_empty() { vec![String::new()] } else { lines }
-}
-
-/// Returns the longest prefix of `text` with at most `room` columns, and at least one character.
-fn prefix_of_width(text: &str, room: usize) -> &str {
-    let ends = text.char_indices().map(|(start, c)| start + c.len_utf8());
-    let fitting = ends.clone().take_while(|end| width(&text[..*end]) <= room).last();
-    &text[..fitting.or(ends.clone().next()).unwrap_or(0)]
 }
 
 #[cfg(test)]

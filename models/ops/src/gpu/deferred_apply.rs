@@ -100,7 +100,7 @@ pub(super) fn launch_apply(
     let [batch, height, width, channels] = x.dims();
     let out = (!pooled || keeps).then(|| x.empty_like());
     let means = pooled.then(|| x.empty_features(batch, channels, DType::F32));
-    // `x` stands in for tensors that are absent. The kernel does not use these arguments.
+    // The kernel needs an argument for each tensor. It does not use the argument of an absent tensor, so pass `x`.
     let (second, third, fourth) = (residual.unwrap_or(x), out.as_ref().unwrap_or(x), means.as_ref().unwrap_or(x));
     let statistics = norm.statistics();
     let residual_statistics = of_residual.map_or(statistics, Deferred::statistics);

@@ -229,7 +229,8 @@ impl GradientPass<'_> {
     pub(super) fn launch(self) -> (NormGradientResult, Option<NormGradientResult>) {
         let Self { x, norm, residual, dy, pooled, out, masked } = self;
         let (gradient, of_residual) = (NormGradientResult::empty(x), residual.map(|_| NormGradientResult::empty(x)));
-        // `x` and `gradient` stand in for tensors that are absent. The kernel does not use these arguments.
+        // The kernel needs an argument for each tensor. It does not use the argument of an absent tensor, so pass `x` or
+        // `gradient`.
         let (second, third) = (out.unwrap_or(x), masked.unwrap_or(x));
         let (residual, residual_norm) = residual.unwrap_or((x, norm));
         let (statistics, residual_statistics) = (norm.statistics(), residual_norm.statistics());
